@@ -1,0 +1,1 @@
+"""Benchmarks and the models that they run; reports only, nothing here asserts a time."""

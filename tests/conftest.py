@@ -1,0 +1,97 @@
+"""Shared by all tests: `--all`, and a Model around a runner written in NumPy, for what needs no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from tilewright.api import Model
+from tilewright.ir import dtypes
+from tilewright.ir.loops import Call, Kernel, LoopProgram
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: runs only with --all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@dataclass
+class StubRunner:
+    """Gives x + y and remembers the arrays it was handed."""
+
+    received: list[list[np.ndarray]] = field(default_factory=list)
+
+    def run(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        self.received.append(list(inputs))
+        np.add(inputs[0], inputs[1], out=outputs[0])
+
+    def profile(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> list[int]:
+        self.run(inputs, outputs)
+        return [3000, 1000 * len(self.received)]
+
+
+TWO_CALLS = LoopProgram(
+    kernels=(Kernel("load", (), ()), Kernel("add", (), ())),
+    calls=(Call("load", ()), Call("add", ())),
+    tensors=(),
+)
+
+
+@dataclass
+class StubArtifact:
+    runner: StubRunner | None = field(default_factory=StubRunner)
+    inputs: tuple[tuple[str, dtypes.DType, tuple[int, ...]], ...] = (
+        ("image", dtypes.float32, (2, 3)),
+        ("mask", dtypes.float32, (2, 3)),
+    )
+    outputs: tuple[tuple[str, dtypes.DType, tuple[int, ...]], ...] = (("sum", dtypes.float32, (2, 3)),)
+    loops: LoopProgram = TWO_CALLS
+
+
+@pytest.fixture
+def stub_artifact() -> StubArtifact:
+    return StubArtifact()
+
+
+@pytest.fixture
+def stub_model(stub_artifact: StubArtifact) -> Model:
+    """(image: float32[2, 3], mask: float32[2, 3]) -> (sum)."""
+    return Model(stub_artifact)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def add_model() -> Callable[..., ModelProto]:
+    """An ONNX model of one node, x and y to z; the operator can be chosen."""
+
+    def make(op: str = "Add", shape: tuple[Any, ...] = (2, 3)) -> ModelProto:
+        ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+        result = helper.make_tensor_value_info("z", TensorProto.FLOAT, shape)
+        graph = helper.make_graph([helper.make_node(op, ["x", "y"], ["z"], name="the_sum")], "add", ports, [result])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    return make
+
+
+@pytest.fixture
+def add_file(tmp_path: Path, add_model: Callable[..., ModelProto]) -> Path:
+    path = tmp_path / "add.onnx"
+    path.write_bytes(add_model().SerializeToString())
+    return path

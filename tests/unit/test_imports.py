@@ -1,0 +1,124 @@
+"""Holds the direction of imports between the rooms of the house, and a few rules that are easily broken unseen."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "tilewright"
+
+# Room -> rooms it may import. `errors` may be imported by all; a room may always import itself.
+BELOW_COMPILER = {
+    "ir", "target", "ops", "frontend", "transform", "schedule", "lower", "intrinsics", "render", "runtime",
+}  # fmt: skip
+COMPILER_AND_BELOW = {"compiler", "options", *BELOW_COMPILER}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "ir": set(),
+    "target": set(),
+    "ops": {"ir"},
+    "frontend": {"ops", "ir"},
+    "transform": {"ir", "target"},
+    "schedule": {"ir", "target"},
+    "lower": {"ir", "target", "schedule", "intrinsics"},
+    "intrinsics": {"ir"},
+    "render": {"ir", "target", "intrinsics"},
+    "runtime": set(),
+    "options": {"runtime"},
+    "compiler": {"options", *BELOW_COMPILER},
+    "tune": COMPILER_AND_BELOW,
+    "report": COMPILER_AND_BELOW,
+    "api": {"report", "tune", *COMPILER_AND_BELOW},
+    "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
+    "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
+    "": {"api", "options"},  # tilewright/__init__.py
+    "__main__": {"cli"},
+}
+# Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.
+PLAN_MODULES = tuple(f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams"))
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """The first part below the package: `tilewright.ir.expr` is in `ir`, the package itself in ``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def room_of_file(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else "" if relative.stem == "__init__" else relative.stem
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Imports inside functions count too: a lazy import is as much of a dependency."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            assert node.module is not None
+            if node.module == "tilewright":
+                # `from tilewright import x` may name a room or a name of the package
+                yield from (f"tilewright.{a.name}" if is_module(a.name) else "tilewright" for a in node.names)
+            else:
+                yield node.module
+
+
+def is_module(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+
+
+def relative_name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def test_imports_go_one_way(path: Path) -> None:
+    room = room_of_file(path)
+    assert room in MAY_IMPORT, f"say in this test what {room} may import"
+    ours = [m for m in imported_modules(ast.parse(path.read_text())) if m.split(".")[0] == "tilewright"]
+    for module in ours:
+        other = room_of(module)
+        assert other in MAY_IMPORT[room] | {room, "errors"}, f"{room} may not import {module}"
+        if room == "lower" and other == "schedule":
+            assert module in PLAN_MODULES, f"lower may import a Plan, not {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def test_only_options_reads_the_environment(path: Path) -> None:
+    if path.name == "options.py" and path.parent == PACKAGE:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
+        assert not reads, f"line {getattr(node, 'lineno', 0)} reads the environment"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def test_no_reference_implementation_is_used(path: Path) -> None:
+    modules = list(imported_modules(ast.parse(path.read_text())))
+    assert not [m for m in modules if m.startswith("onnx.reference")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def test_every_file_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module begins with a docstring"
+
+
+def test_the_rule_is_one_way() -> None:
+    """No two rooms may import each other, not even through others."""
+    done: set[str] = set()
+
+    def visit(room: str, path: tuple[str, ...]) -> None:
+        assert room not in path, f"imports in a circle: {' -> '.join((*path, room))}"
+        if room not in done:
+            for other in sorted(MAY_IMPORT[room]):
+                visit(other, (*path, room))
+            done.add(room)
+
+    for room in MAY_IMPORT:
+        visit(room, ())

@@ -1,0 +1,314 @@
+"""What a user holds: `compile` turns a model into a `Model`, which is called like a function on arrays."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
+from tilewright.options import Options
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tilewright.compiler import Artifact
+
+Array = np.ndarray[Any, Any]
+Shapes = Mapping[str, int | Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a model."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One kernel call of a run: its place in the order of calls, and the median time over the repeats."""
+
+    position: int
+    kernel: str
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Time per kernel call; prints as a table, the slowest first."""
+
+    calls: tuple[KernelTime, ...]
+    repeat: int
+
+    @property
+    def total_nanoseconds(self) -> int:
+        return sum(call.nanoseconds for call in self.calls)
+
+    def to_json(self) -> dict[str, Any]:
+        calls = [{"position": c.position, "kernel": c.kernel, "us": c.nanoseconds / 1e3} for c in self.calls]
+        return {"repeat": self.repeat, "total_us": self.total_nanoseconds / 1e3, "calls": calls}
+
+    def __str__(self) -> str:
+        width = max((len(call.kernel) for call in self.calls), default=6)
+        total = max(self.total_nanoseconds, 1)
+        lines = [f"{'call':>5}  {'kernel':<{width}}  {'us':>10}  {'share':>6}"]
+        for call in sorted(self.calls, key=lambda c: (-c.nanoseconds, c.position)):
+            share = 100.0 * call.nanoseconds / total
+            lines.append(f"{call.position:>5}  {call.kernel:<{width}}  {call.nanoseconds / 1e3:>10.1f}  {share:>5.1f}%")
+        lines.append(f"{'':>5}  {'all':<{width}}  {self.total_nanoseconds / 1e3:>10.1f}  100.0%")
+        return "\n".join(lines)
+
+
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    *,
+    shapes: Shapes | None = None,
+    target: str | None = None,
+    threads: int | None = None,
+    precision: str | None = None,
+    schedule: str | None = None,
+    fallback: str | None = None,
+    options: Options | None = None,
+) -> Model:
+    """Compile an ONNX model, given as a path, as bytes or as a ModelProto, for a machine.
+
+    `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number.
+    The other arguments are the fields of the same name of `Options`; one that is given overrules `options`.
+    """
+    if _is_torch_module(model):
+        raise UnsupportedError(
+            "a torch.nn.Module cannot be compiled directly yet; export it with torch.onnx.export(module, inputs, "
+            '"model.onnx") and compile that file'
+        )
+    given: dict[str, Any] = {
+        "target": target,
+        "threads": threads,
+        "precision": precision,
+        "schedule": schedule,
+        "fallback": fallback,
+    }
+    if options is not None and not isinstance(options, Options):
+        raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
+    chosen = Options.from_environment(**given) if options is None else options.override(**given)
+    fixed_shapes = checked_shapes(shapes)
+    source = checked_path(model) if isinstance(model, str | os.PathLike) else model
+
+    from tilewright.compiler import build
+    from tilewright.frontend.onnx import load
+    from tilewright.target import machine
+
+    if chosen.progress is not None:
+        chosen.progress("reading the model")
+    graph = load(source, fixed_shapes)
+    return Model(build(graph, machine(chosen.target, chosen.threads), chosen))
+
+
+class Model:
+    """A compiled model. Calls from several threads at once are safe: a call keeps nothing in this object."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._inputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.inputs)
+        self._outputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.outputs)
+        # Plain tuples for the call path: a field of a dataclass costs as much as the comparison it serves.
+        self._expected = tuple((port.name, port.dtype, port.shape) for port in self._inputs)
+        self._names = tuple(port.name for port in self._inputs)
+        self._name_set = frozenset(self._names)
+        self._results = tuple((port.shape, port.dtype) for port in self._outputs)
+        self._runner = artifact.runner
+
+    @property
+    def artifact(self) -> Artifact:
+        """Everything the compiler made on the way: program, plan, loops, sources."""
+        return self._artifact
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self._outputs
+
+    def __call__(self, /, *args: Any, **named: Any) -> list[Array]:
+        """Run the model on arrays given in order, by name, or as one dict; the outputs come in order.
+
+        An array is a NumPy array, or anything with DLPack or `__array__`, of exactly the input's type and shape.
+        """
+        if named or len(args) != len(self._expected):
+            return self._run(self._bind(args, named))
+        if len(args) == 1 and type(args[0]) is not np.ndarray:
+            return self._run(self._bind(args, named))  # perhaps the dict of a model with one input
+        return self._run(args)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model on arrays by name; the outputs come by name too."""
+        results = self._run(self._bind((inputs,), {}))
+        return {port.name: result for port, result in zip(self._outputs, results, strict=True)}
+
+    def explain(self) -> str:
+        """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
+        from tilewright.report.explain import explain_text
+
+        return explain_text(self._artifact)
+
+    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
+        """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""
+        if not isinstance(repeat, int) or repeat < 1:
+            raise OptionError(f"repeat cannot be {repeat!r}: it is a whole number, 1 or more")
+        arrays = self._bind(args, named) if args or named else list(self.random_inputs().values())
+        ready = self._ready(arrays)
+        outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
+        names = [call.kernel for call in self._artifact.loops.calls]
+        runner = self._checked_runner()
+        runner.run(ready, outputs)
+        runs = [list(runner.profile(ready, outputs)) for _ in range(repeat)]
+        if any(len(run) != len(names) for run in runs):
+            raise InternalError(f"a profile of {len(runs[0])} times for {len(names)} kernel calls")
+        times = [int(median(column)) for column in zip(*runs, strict=True)]
+        calls = (KernelTime(i, name, time) for i, (name, time) in enumerate(zip(names, times, strict=True)))
+        return Profile(tuple(calls), repeat)
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs to try the model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
+        rng = np.random.default_rng(seed)
+        arrays: dict[str, Array] = {}
+        for port in self._inputs:
+            is_whole = port.dtype.kind in "iub"
+            values = rng.integers(0, 2, port.shape) if is_whole else rng.standard_normal(port.shape)
+            arrays[port.name] = np.asarray(values).astype(port.dtype)
+        return arrays
+
+    def __repr__(self) -> str:
+        takes = ", ".join(str(port) for port in self._inputs)
+        gives = ", ".join(str(port) for port in self._outputs)
+        return f"<tilewright.Model ({takes}) -> ({gives})>"
+
+    def _run(self, arrays: Sequence[Any]) -> list[Array]:
+        ready = self._ready(arrays)
+        outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
+        runner = self._runner if self._runner is not None else self._checked_runner()
+        runner.run(ready, outputs)
+        return outputs
+
+    def _ready(self, arrays: Sequence[Any]) -> list[Array]:
+        """The arrays as the kernels read them; the ones that are right already pass untouched."""
+        ready: list[Array] = []
+        for array, (name, dtype, shape) in zip(arrays, self._expected, strict=True):
+            if type(array) is np.ndarray and array.dtype is dtype and array.shape == shape:
+                flags = array.flags
+                if flags.c_contiguous and flags.aligned:
+                    ready.append(array)
+                    continue
+            ready.append(convert(array, name, dtype, shape))
+        return ready
+
+    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The values in the order of the inputs, whichever way they were given."""
+        if len(args) == 1 and not named and isinstance(args[0], Mapping):
+            return self._bind((), args[0])
+        names = self._names
+        if not args and named.keys() == self._name_set:
+            return [named[name] for name in names]
+        if len(args) > len(names):
+            raise InputError(f"the model takes {count_inputs(names)}, but {len(args)} were given")
+        values = dict(zip(names, args, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                raise InputError(f"there is no input {name!r}; {suggest(name, names)}")
+            if name in values:
+                raise InputError(f"input {name!r} is given twice: once in order and once by name")
+            values[name] = value
+        for name in names:
+            if name not in values:
+                raise InputError(f"input {name!r} is missing; the model takes {count_inputs(names)}")
+        return [values[name] for name in names]
+
+    def _checked_runner(self) -> Any:
+        if self._runner is None:
+            raise OptionError("compilation was stopped before there was code to run; leave out stop_after to run it")
+        return self._runner
+
+
+def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """`value` as a contiguous array, or an error that says what the input expects. Values are never converted."""
+    array = as_array(value, name)
+    if array.dtype.newbyteorder("=") != dtype:
+        raise InputError(
+            f"input {name!r} must be {dtype.name}, not {array.dtype.name}; convert it with .astype({dtype.name!r})"
+        )
+    if array.shape != shape:
+        raise InputError(f"input {name!r} must have shape {shape}, not {array.shape}")
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype=dtype, order="C", copy=True)
+
+
+def as_array(value: Any, name: str) -> Array:
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        raise InputError(f"input {name!r} must be a NumPy array or have DLPack, not a {type(value).__name__}")
+    # A CPU tensor of a type that DLPack cannot hand to NumPy may still know how to become an array.
+    routes = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
+    routes += [np.asarray] if hasattr(value, "__array__") else []
+    reason = ""
+    for route in routes:
+        try:
+            return route(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+    raise InputError(f"input {name!r}, a {type(value).__name__}, cannot be read as an array: {reason}")
+
+
+def count_inputs(names: Sequence[str]) -> str:
+    if not names:
+        return "no inputs"
+    return f"{len(names)} input{'s' if len(names) > 1 else ''} ({', '.join(names)})"
+
+
+def suggest(name: object, names: Sequence[str]) -> str:
+    """The nearest of `names`, or all of them."""
+    nearest = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
+    return f"did you mean {nearest[0]!r}?" if nearest else f"the model takes {count_inputs(names)}"
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    found = Path(path)
+    if found.is_dir():
+        raise ModelError(f"'{found}' is a folder; give the path of an ONNX file")
+    if not found.exists():
+        raise ModelError(f"model file '{found}' does not exist")
+    return found
+
+
+def checked_shapes(shapes: Shapes | None) -> dict[str, int | tuple[int, ...]]:
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        raise OptionError(f"shapes must be a dict from a name to a shape, not a {type(shapes).__name__}")
+    checked: dict[str, int | tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        extents = [shape] if isinstance(shape, int) else shape
+        is_sequence = isinstance(extents, Sequence) and not isinstance(extents, str)
+        if not is_sequence or any(not isinstance(extent, int) or extent < 0 for extent in extents):
+            raise OptionError(f"the shape of {name!r} must be a number or a tuple of them, not {shape!r}")
+        checked[name] = shape if isinstance(shape, int) else tuple(shape)
+    return checked
+
+
+def _is_torch_module(model: object) -> bool:
+    # By name, so that torch is not imported to find out.
+    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(model).__mro__)

@@ -1,0 +1,137 @@
+"""The CPU half of the pipeline: Loops to C, C to a shared object, and the object loaded with its weights."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ToolError
+from tilewright.ir.compute import Program
+from tilewright.ir.loops import Kernel, LoopProgram, Memory, Store, statements
+from tilewright.ir.tensor import Layout, elements
+from tilewright.lower.memory import ALIGNMENT, arena, scratch
+from tilewright.lower.unroll import unroll
+from tilewright.options import Options
+from tilewright.render.c import render_kernel
+from tilewright.runtime import (
+    BufferRef,
+    Cache,
+    CacheError,
+    CompileError,
+    CpuModel,
+    ModelImage,
+    Stage,
+    ToolchainError,
+    default_flags,
+    find_compiler,
+    this_machine,
+)
+from tilewright.runtime import build as build_image
+from tilewright.schedule.plan import Plan
+from tilewright.target import Target
+
+lower_kernel = None  # the CPU lowering is the default
+_CACHE_BYTES = 4 << 30
+
+
+def render(loops: LoopProgram, target: Target) -> dict[str, str]:
+    """C source of every distinct kernel."""
+    return {k.name: render_kernel(unroll(k), scratch(k)[0]) for k in loops.kernels}
+
+
+def load(
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options
+) -> CpuModel:
+    """Compile what the cache does not hold, link, map the weights and start the workers."""
+    machine = this_machine()
+    try:
+        compiler = find_compiler(options.compiler)
+        cache = Cache(options.cache_dir, _CACHE_BYTES)
+        image = model_image(sources, loops, program, plan)
+        built = build_image(image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1)
+    except (ToolchainError, CompileError, CacheError) as error:
+        raise ToolError(str(error)) from error
+    return CpuModel(built, options.threads or os.cpu_count() or 1)
+
+
+def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan) -> ModelImage:
+    offsets, arena_bytes = arena(loops)
+    weight_offsets, weights = pack_weights(loops, program, plan)
+    rows = {t.name: t for t in loops.tensors}
+    kernels = {k.name: k for k in loops.kernels}
+    tiles = {name: _tiles(k) for name, k in kernels.items()}
+    scratch_bytes = {name: scratch(k)[1] for name, k in kernels.items()}
+    written = {name: _written(k) for name, k in kernels.items()}
+    stages = []
+    hazards = Hazards()
+    steps = max((c.step for c in loops.calls), default=0) + 1
+    for call in loops.calls:
+        refs = []
+        touches: list[tuple[str, int, int, bool]] = []
+        for position, name in enumerate(call.arguments):
+            row = rows[name]
+            ref = _reference(row.role, row.position, offsets.get(name, 0), weight_offsets.get(name, 0))
+            refs.append(ref)
+            if row.role != "constant":
+                start = ref.value if ref.space == "arena" else row.position << 48
+                touches.append((ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel]))
+        stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
+                            barrier_before=hazards.step(touches), first_extent=call.step))  # fmt: skip
+    inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
+    outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
+    return ModelImage(
+        sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
+        tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
+    )  # fmt: skip
+
+
+class Hazards:
+    """Tells which stages must wait: those that touch what a stage since the last barrier wrote, or write what one read."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int, bool]] = []
+
+    def step(self, touches: list[tuple[str, int, int, bool]]) -> bool:
+        clash = any(
+            s[0] == t[0] and s[1] < t[2] and t[1] < s[2] and (s[3] or t[3]) for t in touches for s in self.seen
+        )
+        self.seen = list(touches) if clash else [*self.seen, *touches]
+        return clash
+
+
+def _reference(role: str, position: int, arena_offset: int, weight_offset: int) -> BufferRef:
+    if role in ("input", "output"):
+        return BufferRef(role, position)  # type: ignore[arg-type]
+    return BufferRef("weight", weight_offset) if role == "constant" else BufferRef("arena", arena_offset)
+
+
+def _tiles(kernel: Kernel) -> int:
+    grid: Any = kernel.body[0]
+    return int(grid.axis.extent)
+
+
+def _written(kernel: Kernel) -> set[int]:
+    stored = {s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.GLOBAL}
+    return {i for i, p in enumerate(kernel.params) if p in stored}
+
+
+def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict[str, int], bytes]:
+    """All constants in the layouts the kernels read, one after the other."""
+    layouts = dict(plan.layouts)
+    used = {t.name for t in loops.tensors if t.role == "constant"}
+    offsets: dict[str, int] = {}
+    pieces: list[bytes] = []
+    size = 0
+    for tensor, array in program.constants.items():
+        if tensor.name not in used:
+            continue
+        layout = layouts.get(tensor.name) or Layout.natural(tensor.rank)
+        packed = layout.pack(np.asarray(array).reshape(tuple(int(e) for e in tensor.shape)))
+        data = packed.tobytes()
+        data += bytes(-len(data) % ALIGNMENT)
+        offsets[tensor.name] = size
+        pieces.append(data)
+        size += len(data)
+    return offsets, b"".join(pieces)

@@ -1,0 +1,1 @@
+"""The `tilewright` command: one file a subcommand."""

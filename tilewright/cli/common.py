@@ -1,0 +1,153 @@
+"""What several subcommands share: options for compiling, reading and writing arrays, and JSON on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tilewright.api import Array, Model, Port, compile
+from tilewright.cli.progress import working
+from tilewright.errors import InputError, OptionError
+from tilewright.options import FALLBACKS, SCHEDULES, TARGETS, Options
+
+PIPE_WIDTH = 240
+
+
+def add_command(commands: Any, name: str, summary: str, description: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.onnx", type=Path, help="the ONNX file")
+    parser.add_argument(
+        "--shape",
+        metavar="NAME=1x3x224x224",
+        type=parse_shape,
+        action="append",
+        default=[],
+        help="the shape of an input whose shape the model leaves open; may be repeated",
+    )
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("compiling")
+    group.add_argument("--target", choices=TARGETS, help="the machine to compile for (default: cpu)")
+    group.add_argument("--threads", metavar="N", type=int, help="worker threads on the CPU (default: every core)")
+    group.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        help="connected: keep tiles of neighbouring operators on chip (default); none: a kernel an operator",
+    )
+    group.add_argument(
+        "--fallback",
+        choices=FALLBACKS,
+        help="an operator without native code: error refuses it (default), host runs it in Python",
+    )
+    group.add_argument("--precision", metavar="TYPE", help="the type to compute in (default: as the model says)")
+    stages = parser.add_argument_group("looking inside")
+    stages.add_argument("--dump", metavar="DIR", type=Path, help="write every form of the model to DIR as text")
+    stages.add_argument("--stop-after", metavar="STAGE", help="stop after this stage (the names are those of --dump)")
+    stages.add_argument(
+        "--override",
+        metavar="STAGE=FILE",
+        type=parse_override,
+        action="append",
+        default=[],
+        help="take FILE, an edited dump, as the result of STAGE; may be repeated",
+    )
+    stages.add_argument("--verify", action="store_true", help="check every stage against the interpreter (slow)")
+
+
+def compile_model(arguments: argparse.Namespace) -> Model:
+    """Compile as the command line says, showing progress."""
+    with working(f"compiling {arguments.model.name}") as tell:
+        options = Options.from_environment(
+            target=arguments.target,
+            threads=arguments.threads,
+            precision=arguments.precision,
+            schedule=arguments.schedule,
+            fallback=arguments.fallback,
+            dump=arguments.dump,
+            stop_after=arguments.stop_after,
+            overrides=tuple(arguments.override),
+            verify=arguments.verify,
+            progress=tell,
+        )
+        return compile(arguments.model, shapes=dict(arguments.shape), options=options)
+
+
+def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`NAME=1x3x224x224`; an ONNX name may itself hold an equals sign. `NAME=` is a scalar."""
+    name, separator, extents = text.rpartition("=")
+    parts = extents.split("x") if extents else []
+    if not separator or not name or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=1x3x224x224")
+    return name, tuple(int(part) for part in parts)
+
+
+def parse_override(text: str) -> tuple[str, Path]:
+    stage, separator, file = text.partition("=")
+    if not separator or not stage or not file:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form STAGE=FILE")
+    return stage, Path(file)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name."""
+    if not path.exists():
+        raise InputError(f"there is no file {path}; write one with numpy.savez({str(path)!r}, NAME=array)")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputError(f"{path} holds one array without a name; write it with numpy.savez, not numpy.save")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as an .npz file: {error}") from error
+
+
+def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port]) -> dict[str, Array]:
+    """Arrays of types that the .npz format does not know (bfloat16) come back as raw bytes: give them their type."""
+    expected = {port.name: port.dtype for port in ports}
+    restored = dict(arrays)
+    for name, array in arrays.items():
+        dtype = expected.get(name)
+        if dtype is not None and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+            restored[name] = array.view(dtype)
+    return restored
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """An .npz file under exactly this path. numpy.savez adds a suffix and cannot take an array named 'file'."""
+    try:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error.strerror}") from error
+
+
+def output_console() -> Console:
+    """For tables on stdout. Into a pipe they are as wide as they need, where a terminal would fold them."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
+def print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")

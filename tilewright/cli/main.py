@@ -1,0 +1,71 @@
+"""The `tilewright` command: parses, calls the subcommand, and turns every error a user can act on into one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import tilewright
+from tilewright.cli import bench, cache, devices, explain, run
+from tilewright.errors import TilewrightError
+
+DESCRIPTION = """\
+Tilewright compiles deep-learning models (ONNX files) to native code for this machine,
+scheduled so that data moves as little as possible."""
+
+EPILOG = """\
+examples:
+  tilewright run model.onnx                     compile, run on random inputs, show the outputs
+  tilewright bench model.onnx                   time it beside the other runtimes installed here
+  tilewright explain model.onnx                 which kernels it became, and why
+  tilewright run --help                         everything about one command
+
+environment:
+  TILEWRIGHT_CACHE     where compiled kernels are kept (default: ~/.cache/tilewright)
+  TILEWRIGHT_CC        the C compiler to use (default: the first of cc, gcc, clang, ziglang)
+  TILEWRIGHT_THREADS   the number of worker threads (default: every core)
+"""
+
+COMMANDS = (run, bench, explain, devices, cache)
+
+USER_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = make_parser().parse_args(arguments)
+    try:
+        status: int = parsed.command(parsed)
+        sys.stdout.flush()
+        return status
+    except TilewrightError as error:
+        print(f"tilewright: error: {one_line(str(error))}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("tilewright: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone, which is no error; the exit must not try to flush to it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tilewright",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tilewright {tilewright.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.add_parser(commands)
+    return parser
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split("\n")).strip()

@@ -1,0 +1,31 @@
+"""Errors a user can act on. Anything else that escapes is a bug of ours."""
+
+from __future__ import annotations
+
+
+class TilewrightError(Exception):
+    """Base of every error that tells the user what to do; its text is one line."""
+
+
+class ModelError(TilewrightError):
+    """The model file is missing, damaged or contradicts itself."""
+
+
+class UnsupportedError(TilewrightError):
+    """The model is fine, but uses something Tilewright does not compile yet; the text names the node."""
+
+
+class InputError(TilewrightError):
+    """A call with a wrong name, shape or element type."""
+
+
+class OptionError(TilewrightError):
+    """An option of the API or the command line that cannot be."""
+
+
+class ToolError(TilewrightError):
+    """A compiler, library or device that is needed is not there, or failed."""
+
+
+class InternalError(Exception):
+    """A form broke its own grammar: a bug of Tilewright, never of the user."""

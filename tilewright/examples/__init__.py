@@ -1,0 +1,1 @@
+"""Models built here with `onnx` alone, for demonstrations and tests."""

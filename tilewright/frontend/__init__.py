@@ -1,0 +1,1 @@
+"""Frontends: model files and modules of other frameworks become a Graph."""

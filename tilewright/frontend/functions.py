@@ -1,0 +1,139 @@
+"""Operators that Tilewright lacks but ONNX defines by simpler ones, written out as those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx.shape_inference
+
+from tilewright import ops
+
+_STANDARD = ("", "ai.onnx")
+_DEPTH = 8  # definitions that use other such operators; ONNX nests no deeper than three
+
+
+def expand(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with such operators replaced by their definitions; the model itself when it has none."""
+    version = next((i.version for i in model.opset_import if i.domain in _STANDARD), 1)
+    for _ in range(_DEPTH):
+        if not any(_definition(n, version) for n in model.graph.node):
+            break
+        model = _expanded(model, version)
+    return model
+
+
+def _definition(node: onnx.NodeProto, version: int) -> onnx.defs.OpSchema | None:
+    """The schema that defines an operator we lack, or None."""
+    if node.domain not in _STANDARD or node.op_type == "If" or ops.find(node.op_type, "", version) is not None:
+        return None
+    if version > onnx.defs.onnx_opset_version() or not onnx.defs.has(node.op_type):
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, version)
+    except onnx.defs.SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
+def _expanded(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    types = _types(model)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    for count, node in enumerate(model.graph.node):
+        schema = _definition(node, version)
+        function = None if schema is None else _function(schema, node, version, types)
+        if schema is None or function is None:
+            result.graph.node.append(node)
+        else:
+            result.graph.node.extend(_body(schema, function, node, f"{node.op_type}_{count}"))
+    return result
+
+
+def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Element types by name: definitions may depend on them."""
+    known = {
+        t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in model.graph.initializer
+    }
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        known.setdefault(value.name, value.type)
+    return known
+
+
+def _function(
+    schema: onnx.defs.OpSchema, node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
+) -> onnx.FunctionProto | None:
+    function = onnx.FunctionProto()
+    if schema.has_function:
+        fitting = [v for v in schema.function_opset_versions if v <= version]
+        function.ParseFromString(schema.get_function_with_opset_version(max(fitting)))
+        return function
+    fitting = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+    if not fitting or any(name and name not in types for name in node.input):
+        return None
+    given = [types[name].SerializeToString() if name else b"" for name in node.input]
+    body = schema.get_context_dependent_function_with_opset_version(max(fitting), node.SerializeToString(), given)
+    function.ParseFromString(body)
+    return function if function.node else None
+
+
+def _body(
+    schema: onnx.defs.OpSchema, function: onnx.FunctionProto, call: onnx.NodeProto, prefix: str
+) -> list[onnx.NodeProto]:
+    """The definition's nodes with the caller's names and attributes."""
+    names = {"": ""}
+    for formals, actuals in ((function.input, call.input), (function.output, call.output)):
+        for place, formal in enumerate(formals):
+            actual = actuals[place] if place < len(actuals) else ""
+            names[formal] = actual or (f"{prefix}_{formal}" if formals is function.output else "")
+    attributes = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+    attributes |= {a.name: a for a in function.attribute_proto}
+    attributes |= {a.name: a for a in call.attribute}
+    return [_renamed(n, names, attributes, prefix) for n in function.node]
+
+
+def _renamed(
+    node: onnx.NodeProto, names: dict[str, str], attributes: Mapping[str, onnx.AttributeProto], prefix: str
+) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = f"{prefix}_{node.name or node.output[0]}"
+    for side in (copy.input, copy.output):
+        renamed = [names.setdefault(name, f"{prefix}_{name}") for name in side]
+        del side[:]
+        side.extend(renamed)
+    del copy.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name not in attributes:
+                continue
+            given = onnx.AttributeProto()
+            given.CopyFrom(attributes[attribute.ref_attr_name])
+            given.name = attribute.name
+            copy.attribute.append(given)
+        elif attribute.type == onnx.AttributeProto.GRAPH:
+            inner = onnx.AttributeProto()
+            inner.CopyFrom(attribute)
+            _rename_graph(inner.g, dict(names), attributes, prefix)
+            copy.attribute.append(inner)
+        else:
+            copy.attribute.append(attribute)
+    return copy
+
+
+def _rename_graph(
+    graph: onnx.GraphProto, names: dict[str, str], attributes: Mapping[str, onnx.AttributeProto], prefix: str
+) -> None:
+    for value in graph.input:
+        names[value.name] = f"{prefix}_{value.name}"
+        value.name = names[value.name]
+    for tensor in graph.initializer:
+        names[tensor.name] = f"{prefix}_{tensor.name}"
+        tensor.name = names[tensor.name]
+    nodes = [_renamed(n, names, attributes, prefix) for n in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in graph.output:
+        value.name = names.get(value.name, f"{prefix}_{value.name}")

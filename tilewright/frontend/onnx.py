@@ -1,0 +1,299 @@
+"""ONNX models to Graphs: the file checked, functions inlined, dynamic dimensions bound, constants read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import numpy_helper
+
+from tilewright.errors import ModelError, OptionError, UnsupportedError
+from tilewright.frontend.functions import expand
+from tilewright.ir import dtypes
+from tilewright.ir.dtypes import DType
+from tilewright.ir.graph import Graph, Node, Value
+
+Shapes = Mapping[str, int | Sequence[int]]
+Source = str | Path | bytes | onnx.ModelProto
+_STANDARD = ("", "ai.onnx")
+_LEGACY_NO_IMPORTS = 3  # the first IR version whose models name the operator sets they use
+
+
+def load(source: Source, shapes: Shapes | None = None) -> Graph:
+    """The Graph of a model given as a path, the bytes of a file or a ModelProto.
+
+    `shapes` binds dynamic dimensions: an input's name to its full shape, or a dimension's name to a number.
+    """
+    model = _inlined(_checked(_parsed(source)))
+    versions = {("" if i.domain in _STANDARD else i.domain): i.version for i in model.opset_import}
+    if not versions and model.ir_version < _LEGACY_NO_IMPORTS:
+        versions = {"": 1}
+    constants = _initializers(model.graph)
+    inputs = _inputs(model.graph, constants, shapes or {})
+    values = {**_declared(model.graph), **{v.name: v for v in inputs}}
+    graph = Graph(
+        name=model.graph.name,
+        inputs=inputs,
+        outputs=tuple(o.name for o in model.graph.output),
+        nodes=tuple(_node(n, versions) for n in model.graph.node),
+        constants=constants,
+        values=values,
+    )
+    _check_names(graph, frozenset())
+    return graph
+
+
+# reading
+
+
+def _parsed(source: Source) -> onnx.ModelProto:
+    if isinstance(source, onnx.ModelProto):
+        return source
+    if isinstance(source, bytes):
+        return _decoded("the given bytes", source)
+    path = Path(source)
+    if path.is_dir():
+        raise ModelError(f"'{path}' is a folder; give the path of an ONNX file")
+    if not path.exists():
+        raise ModelError(f"model file '{path}' does not exist")
+    model = _decoded(f"'{path}'", path.read_bytes())
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"'{path}': external data could not be read: {_line(error)}") from error
+    return model
+
+
+def _decoded(label: str, data: bytes) -> onnx.ModelProto:
+    try:
+        model = onnx.load_model_from_string(data)
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(f"{label} is not an ONNX model, or is damaged: {_line(error)}") from error
+    if not model.HasField("graph") or not model.ir_version:
+        raise ModelError(f"{label} is not an ONNX model: it holds no graph")
+    return model
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Each node against ONNX's own schema; the whole-model check would copy all weights."""
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = {i.domain: i.version for i in model.opset_import} or {"": 1}
+    if not model.graph.output:
+        raise ModelError("the model has no outputs")
+    newest = onnx.defs.onnx_opset_version()
+    for node in model.graph.node:
+        version = context.opset_imports.get(node.domain, context.opset_imports.get("", 1))
+        known = node.domain in _STANDARD and version <= newest and onnx.defs.has(node.op_type)
+        if not known or any(a.g.node or a.graphs for a in node.attribute):
+            continue
+        if any(a.t.ByteSize() > 1 << 20 for a in node.attribute):
+            continue
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            raise ModelError(f"{_label(node)} is invalid: {_line(error)}") from error
+    return model
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} node '{node.name or (node.output[0] if node.output else '')}'"
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Functions of the model itself, and ONNX operators defined by others that we lack, as plain nodes."""
+    return expand(onnx.inliner.inline_local_functions(model) if model.functions else model)
+
+
+# contents
+
+
+def _initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise UnsupportedError(f"initializer '{name}' is sparse, which is not supported; store it densely")
+    return {t.name: _array(t, f"initializer '{t.name}'") for t in graph.initializer}
+
+
+def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+    if dtypes.by_onnx(tensor.data_type) is None:
+        raise UnsupportedError(f"{label} has element type {_type_name(tensor.data_type)}, which is not supported")
+    try:
+        array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, OSError) as error:
+        raise ModelError(f"{label} cannot be read: {_line(error)}") from error
+    return array
+
+
+def _type_name(number: int) -> str:
+    try:
+        return onnx.TensorProto.DataType.Name(number).lower()
+    except ValueError:
+        return f"number {number}"
+
+
+def _node(proto: onnx.NodeProto, versions: Mapping[str, int]) -> Node:
+    domain = "" if proto.domain in _STANDARD else proto.domain
+    label = _label(proto)
+    return Node(
+        op=proto.op_type,
+        name=proto.name,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        attributes={a.name: _attribute(a, label, versions) for a in proto.attribute},
+        domain=domain,
+        version=versions.get(domain, 1),
+    )
+
+
+def _attribute(attribute: onnx.AttributeProto, label: str, versions: Mapping[str, int]) -> Any:
+    kind = attribute.type
+    if kind == onnx.AttributeProto.TENSOR:
+        return _array(attribute.t, f"{label}: attribute '{attribute.name}'")
+    if kind == onnx.AttributeProto.GRAPH:
+        return _branch(attribute.g, versions)
+    if kind == onnx.AttributeProto.STRING:
+        return attribute.s.decode("utf-8", "replace")
+    if kind == onnx.AttributeProto.STRINGS:
+        return [s.decode("utf-8", "replace") for s in attribute.strings]
+    if kind in (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS):
+        value = onnx.helper.get_attribute_value(attribute)
+        return list(value) if kind in (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS) else value
+    raise UnsupportedError(f"{label}: attribute '{attribute.name}' is of a kind that is not supported")
+
+
+def _branch(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Graph:
+    inputs = []
+    for proto in graph.input:
+        dtype = dtypes.by_onnx(proto.type.tensor_type.elem_type)
+        inputs.append(Value(proto.name, dtype or dtypes.float32, tuple(_fixed(proto) or ())))
+    return Graph(
+        graph.name, tuple(inputs), tuple(o.name for o in graph.output), tuple(_node(n, versions) for n in graph.node),
+        _initializers(graph),
+    )  # fmt: skip
+
+
+def _declared(graph: onnx.GraphProto) -> dict[str, Value]:
+    """Tensors whose type and shape the file states in full."""
+    found = {}
+    for proto in (*graph.value_info, *graph.output):
+        dtype, shape = dtypes.by_onnx(proto.type.tensor_type.elem_type), _fixed(proto)
+        if dtype is not None and shape is not None:
+            found[proto.name] = Value(proto.name, dtype, tuple(shape))
+    return found
+
+
+def _fixed(proto: onnx.ValueInfoProto) -> list[int] | None:
+    if not proto.type.tensor_type.HasField("shape"):
+        return None
+    found = proto.type.tensor_type.shape.dim
+    return [d.dim_value for d in found] if all(d.HasField("dim_value") for d in found) else None
+
+
+# inputs and their dimensions
+
+
+def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes: Shapes) -> tuple[Value, ...]:
+    protos = [p for p in graph.input if p.name not in constants]
+    sizes = {name: int(size) for name, size in shapes.items() if isinstance(size, int | np.integer)}
+    full = {name: [int(n) for n in shape] for name, shape in shapes.items() if name not in sizes}  # type: ignore[union-attr]
+    _check_shapes(protos, full, sizes)
+    # a full shape also binds the names of its dimensions, for inputs that share them
+    for proto in protos:
+        if proto.name in full:
+            _bind_names(proto, full[proto.name], sizes)
+    return tuple(Value(p.name, _element_type(p), _shape(p, full.get(p.name), sizes)) for p in protos)
+
+
+def _check_shapes(protos: list[onnx.ValueInfoProto], full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> None:
+    names = {p.name for p in protos}
+    dimensions = {d.dim_param for p in protos for d in p.type.tensor_type.shape.dim if d.dim_param}
+    for key in full:
+        if key not in names:
+            raise OptionError(f"shapes: the model has no input '{key}'; it has {_listed(names)}")
+    for key, size in sizes.items():
+        if key not in dimensions:
+            raise OptionError(f"shapes: the model has no dimension '{key}'; it has {_listed(dimensions)}")
+        if size < 0:
+            raise OptionError(f"shapes: dimension '{key}' cannot be {size}")
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(f"'{n}'" for n in sorted(names)) or "none"
+
+
+def _bind_names(proto: onnx.ValueInfoProto, shape: list[int], sizes: dict[str, int]) -> None:
+    declared = proto.type.tensor_type.shape.dim
+    if proto.type.tensor_type.HasField("shape") and len(declared) != len(shape):
+        raise OptionError(f"shapes: input '{proto.name}' has {len(declared)} dimensions, not {len(shape)}: {shape}")
+    for dimension, size in zip(declared, shape, strict=False):
+        if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
+            raise OptionError(f"shapes: input '{proto.name}' has a fixed dimension of {dimension.dim_value}, not {size}")
+        if dimension.dim_param and sizes.setdefault(dimension.dim_param, size) != size:
+            raise OptionError(f"shapes: dimension '{dimension.dim_param}' is {sizes[dimension.dim_param]} and {size} at once")
+
+
+def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    if given is not None:
+        return tuple(given)
+    if not proto.type.tensor_type.HasField("shape"):
+        raise ModelError(f"input '{proto.name}' has no shape; pass shapes={{'{proto.name}': [...]}}")
+    result: list[int] = []
+    for place, dimension in enumerate(proto.type.tensor_type.shape.dim):
+        if dimension.dim_param in sizes and dimension.dim_param:
+            result.append(sizes[dimension.dim_param])
+        elif dimension.HasField("dim_value") and dimension.dim_value >= 0:
+            result.append(dimension.dim_value)
+        else:
+            label = f"'{dimension.dim_param}'" if dimension.dim_param else f"number {place}"
+            by_name = f" or shapes={{'{dimension.dim_param}': ...}}" if dimension.dim_param else ""
+            raise ModelError(
+                f"input '{proto.name}' has a dynamic dimension {label}; "
+                f"pass shapes={{'{proto.name}': {_template(proto)}}}{by_name}"
+            )
+    return tuple(result)
+
+
+def _template(proto: onnx.ValueInfoProto) -> str:
+    """The shape to pass, with dots for what the user has to fill in."""
+    parts = [str(d.dim_value) if d.HasField("dim_value") else "..." for d in proto.type.tensor_type.shape.dim]
+    return f"[{', '.join(parts)}]"
+
+
+def _element_type(proto: onnx.ValueInfoProto) -> DType:
+    if not proto.type.HasField("tensor_type"):
+        raise UnsupportedError(f"input '{proto.name}' is a {proto.type.WhichOneof('value')}; only tensors are supported")
+    dtype = dtypes.by_onnx(proto.type.tensor_type.elem_type)
+    if dtype is None:
+        kind = _type_name(proto.type.tensor_type.elem_type)
+        raise UnsupportedError(f"input '{proto.name}' has element type {kind}, which is not supported")
+    return dtype
+
+
+def _check_names(graph: Graph, outer: frozenset[str]) -> None:
+    """Every name is made once and before it is used."""
+    made = set(outer) | set(graph.constants) | {v.name for v in graph.inputs}
+    for node in graph.nodes:
+        for name in node.inputs:
+            if name and name not in made:
+                raise ModelError(f"{node.describe()}: its input '{name}' is not defined before it")
+        for branch in node.attributes.values():
+            if isinstance(branch, Graph):
+                _check_names(branch, frozenset(made))
+        for name in node.outputs:
+            if name and name in made and name not in outer:
+                raise ModelError(f"{node.describe()}: its output '{name}' is defined twice")
+            made.add(name)
+    for name in graph.outputs:
+        if name not in made:
+            raise ModelError(f"output '{name}' is not defined by any node, input or initializer")

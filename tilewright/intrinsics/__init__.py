@@ -1,0 +1,1 @@
+"""Instructions a kernel may name: text per dialect, meaning, operand memories, execution scope."""

@@ -1,0 +1,103 @@
+"""The GPU's instructions: warp shuffles, vector copies, asynchronous copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from tilewright.intrinsics.table import Intrinsic, OperandRule
+from tilewright.ir.expr import Axis, Expr, add, load, var
+from tilewright.ir.instruct import INSTRUCTIONS, WARP, InstructionContext, Meaning
+from tilewright.ir.loops import For, ForKind, Instruction, Memory, Operand, Stmt, Store
+
+_REGISTER = frozenset({Memory.REGISTER})
+_ANY = frozenset({Memory.GLOBAL, Memory.SHARED, Memory.REGISTER})
+
+
+def _moved(operand: Operand, by: Expr) -> tuple[Expr, ...]:
+    return (*operand.origin[:-1], add(operand.origin[-1], by))
+
+
+def _copy_loop(span: int, instruction: Instruction) -> tuple[Stmt, ...]:
+    to, source = instruction.operands
+    axis = Axis("lane", span)
+    value = load(source.buffer, _moved(source, var(axis)))
+    return (For(axis, ForKind.SERIAL, (Store(to.buffer, _moved(to, var(axis)), value),)),)
+
+
+def _copy_meaning(span: int, context: InstructionContext) -> None:
+    # All read before any is written: the packet moves as one.
+    values = [context.read(1, (k,)) for k in range(span)]
+    for k, value in enumerate(values):
+        context.write(0, value, (k,))
+
+
+def _shuffle_from(context: InstructionContext) -> None:
+    own = np.arange(context.threads)
+    partner = own // WARP * WARP + int(context.scalars[0])
+    context.write(0, context.from_threads(context.read(1), partner))
+
+
+def _nothing(context: InstructionContext) -> None:
+    """Orders asynchronous copies, which the interpreter makes at once."""
+
+
+def _shuffle(name: str, meaning: Meaning) -> Intrinsic:
+    return Intrinsic(
+        name=name,
+        scope="warp",
+        operands=(OperandRule(_REGISTER, written=True), OperandRule(_REGISTER)),
+        scalars=1,
+        text={"cuda": f"{{element0}} = tw::{name}<{{type1}}>({{element1}}, {{scalar0}});"},
+        meaning=meaning,
+    )
+
+
+def _copy(span: int) -> Intrinsic:
+    return Intrinsic(
+        name=f"copy{span}",
+        scope="thread",
+        operands=(OperandRule(_ANY, span, written=True), OperandRule(_ANY, span)),
+        scalars=0,
+        text={"cuda": f"tw::copy<{span}>({{place0}}, {{place1}});"},
+        meaning=partial(_copy_meaning, span),
+        expand=partial(_copy_loop, span),
+        packet_bytes=(2, 4, 8, 16),
+    )
+
+
+def _copy_async(span: int) -> Intrinsic:
+    return Intrinsic(
+        name=f"copy_async{span}",
+        scope="thread",
+        operands=(
+            OperandRule(frozenset({Memory.SHARED}), span, written=True),
+            OperandRule(frozenset({Memory.GLOBAL}), span),
+        ),
+        scalars=0,
+        text={"cuda": f"tw::copy_async<{span}>({{place0}}, {{place1}});"},
+        meaning=partial(_copy_meaning, span),
+        expand=partial(_copy_loop, span),
+        asynchronous="issue",
+        packet_bytes=(4, 8, 16),
+    )
+
+
+def _order(name: str, scalars: int, text: str) -> Intrinsic:
+    return Intrinsic(name, "thread", (), scalars, {"cuda": text}, _nothing, asynchronous=name)
+
+
+_ROWS = (
+    _shuffle("shuffle_xor", INSTRUCTIONS["shuffle_xor"]),
+    _shuffle("shuffle_down", INSTRUCTIONS["shuffle_down"]),
+    _shuffle("shuffle", _shuffle_from),  # every lane reads the lane that the immediate names
+    *(_copy(span) for span in (2, 4, 8, 16)),
+    *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
+    _order("commit", 0, "tw::commit();"),
+    _order("wait", 1, "tw::wait<{scalar0}>();"),
+)
+
+GPU: Mapping[str, Intrinsic] = {row.name: row for row in _ROWS}
+MEANINGS: Mapping[str, Meaning] = {row.name: row.meaning for row in _ROWS}

@@ -1,0 +1,59 @@
+"""What an instruction is: its text per dialect, its meaning, where its operands may lie, who executes it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tilewright.errors import InternalError
+from tilewright.ir.instruct import Meaning
+from tilewright.ir.loops import Instruction, Memory, Operand, Stmt
+
+
+@dataclass(frozen=True)
+class OperandRule:
+    """An operand: the memories it may lie in, and how many neighbours of the last axis it spans."""
+
+    memories: frozenset[Memory]
+    span: int = 1
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """One instruction.
+
+    `text` is a template: {element0} is the operand as a value, {place0} its address, {type0} its element type,
+    {scalar0} an immediate. `meaning` is what the interpreter of Loops does, for all lanes in lock-step. `expand` gives
+    the same as a loop nest, for instructions that each thread runs by itself.
+    """
+
+    name: str
+    scope: str  # "thread", "warp", "warpgroup"
+    operands: tuple[OperandRule, ...]
+    scalars: int
+    text: Mapping[str, str]
+    meaning: Meaning
+    expand: Callable[[Instruction], tuple[Stmt, ...]] | None = None
+    asynchronous: str | None = None  # how it takes part in asynchronous copies: "issue", "commit", "wait"
+    packet_bytes: tuple[int, ...] = field(default=())  # sizes the hardware moves at once, where it matters
+
+
+def check(intrinsic: Intrinsic, instruction: Instruction) -> None:
+    """An instruction that breaks its row is a bug of the lowering."""
+    given, rules = instruction.operands, intrinsic.operands
+    if len(given) != len(rules) or len(instruction.scalars) != intrinsic.scalars:
+        raise InternalError(f"{intrinsic.name} takes {len(rules)} operands and {intrinsic.scalars} scalars")
+    for operand, rule in zip(given, rules, strict=True):
+        _check_operand(intrinsic, operand, rule)
+
+
+def _check_operand(intrinsic: Intrinsic, operand: Operand, rule: OperandRule) -> None:
+    buffer = operand.buffer
+    if buffer.memory not in rule.memories:
+        raise InternalError(f"{intrinsic.name}: {buffer.name} lies in {buffer.memory.value} memory")
+    if len(operand.origin) != len(buffer.shape):
+        raise InternalError(f"{intrinsic.name}: {buffer.name} has {len(buffer.shape)} axes")
+    size = buffer.dtype.bytes * rule.span
+    if intrinsic.packet_bytes and size not in intrinsic.packet_bytes:
+        raise InternalError(f"{intrinsic.name}: {rule.span} x {buffer.dtype.name} is no packet the hardware moves")

@@ -1,0 +1,76 @@
+"""Element types: one row a type, with its NumPy meaning, its ONNX number and the name each renderer spells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    name: str
+    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool
+    bits: int
+    numpy: np.dtype
+    onnx: int
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in "iu"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+float32 = DType("float32", "f", 32, np.dtype(np.float32), 1)
+uint8 = DType("uint8", "u", 8, np.dtype(np.uint8), 2)
+int8 = DType("int8", "i", 8, np.dtype(np.int8), 3)
+uint16 = DType("uint16", "u", 16, np.dtype(np.uint16), 4)
+int16 = DType("int16", "i", 16, np.dtype(np.int16), 5)
+int32 = DType("int32", "i", 32, np.dtype(np.int32), 6)
+int64 = DType("int64", "i", 64, np.dtype(np.int64), 7)
+bool_ = DType("bool", "b", 8, np.dtype(np.bool_), 9)
+float16 = DType("float16", "f", 16, np.dtype(np.float16), 10)
+float64 = DType("float64", "f", 64, np.dtype(np.float64), 11)
+uint32 = DType("uint32", "u", 32, np.dtype(np.uint32), 12)
+uint64 = DType("uint64", "u", 64, np.dtype(np.uint64), 13)
+bfloat16 = DType("bfloat16", "f", 16, np.dtype(ml_dtypes.bfloat16), 16)
+
+ALL: tuple[DType, ...] = (
+    float32, uint8, int8, uint16, int16, int32, int64, bool_, float16, float64, uint32, uint64, bfloat16,
+)  # fmt: skip
+index = int64
+
+_BY_NAME = {d.name: d for d in ALL}
+_BY_NUMPY = {d.numpy: d for d in ALL}
+_BY_ONNX = {d.onnx: d for d in ALL}
+
+
+def by_name(name: str) -> DType:
+    return _BY_NAME[name]
+
+
+def by_numpy(dtype: object) -> DType | None:
+    """The element type of a NumPy dtype, or None where Tilewright has no such type."""
+    return _BY_NUMPY.get(np.dtype(dtype))  # type: ignore[call-overload]
+
+
+def by_onnx(number: int) -> DType | None:
+    return _BY_ONNX.get(number)
+
+
+def accumulator(dtype: DType) -> DType:
+    """The type sums of `dtype` are kept in: at least float32, so that a long reduction stays accurate."""
+    if dtype in (float16, bfloat16):
+        return float32
+    return dtype

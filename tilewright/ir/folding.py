@@ -1,0 +1,61 @@
+"""When a compute may be evaluated while compiling, and its evaluation: shared by the builder and the Program pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.bounds import static
+from tilewright.ir.compute import Compute, Host, Map, Reduce, Region, Scan, Scatter, Sort, reads
+from tilewright.ir.expr import Axis
+from tilewright.ir.interpret import evaluate_computes
+from tilewright.ir.tensor import Tensor
+
+GROWTH = 4  # a result may be this many times larger than what it is made of...
+ALWAYS = 1 << 20  # ...or up to this many bytes in any case
+WORK = 1 << 27  # scalar steps the interpreter may spend on one compute
+
+
+def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
+    """Whether a compute reads constants alone and its result is worth keeping in place of its inputs."""
+    if isinstance(compute, Host | Region):
+        return False
+    sources = reads(compute)
+    if any(t not in constants for t in sources):
+        return False
+    sizes = [_static_bytes(t) for t in compute.outputs]
+    work = _work(compute)
+    if work is None or work > WORK or any(s is None for s in sizes):
+        return False
+    result = sum(s for s in sizes if s is not None)
+    given = sum(constants[t].nbytes for t in sources)
+    return result <= ALWAYS or result <= GROWTH * given
+
+
+def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    """The values of a foldable compute's outputs."""
+    values = evaluate_computes((compute,), {t: constants[t] for t in reads(compute)})
+    return {t: np.ascontiguousarray(values[t]).astype(t.dtype.numpy, copy=False) for t in compute.outputs}
+
+
+def _static_bytes(tensor: Tensor) -> int | None:
+    sizes = [static(s) for s in tensor.shape]
+    return None if None in sizes else prod(sizes) * tensor.dtype.bytes  # type: ignore[arg-type]
+
+
+def _work(compute: Compute) -> int | None:
+    """Iterations of a compute, or None where an extent is not known."""
+    if isinstance(compute, Scan):
+        steps, inner = static(compute.axis.extent), [_work(c) for c in compute.body]
+        if steps is None or None in inner:
+            return None
+        return steps * sum(inner)  # type: ignore[arg-type]
+    axes: tuple[Axis, ...] = ()
+    if isinstance(compute, Map | Scatter | Sort):
+        axes = compute.axes
+    elif isinstance(compute, Reduce):
+        axes = (*compute.axes, *compute.reduce_axes)
+    extents = [static(a.extent) for a in axes]
+    return None if None in extents else prod(extents)  # type: ignore[arg-type]

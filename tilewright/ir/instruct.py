@@ -1,0 +1,105 @@
+"""How the interpreter of Loops runs instructions: a table from name to meaning, with warp shuffles as first entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.ir.loops import ForKind, Instruction, Operand
+
+if TYPE_CHECKING:
+    from tilewright.ir.interpret_loops import LoopMachine
+
+WARP = 32
+
+Value = Any  # an array over the lanes, or a Python number where all lanes agree (indices mostly do)
+Mask = np.ndarray | None  # which lanes are active; None is all
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """A loop in lock-step. A new loop becomes the first dimension, so outer values broadcast as they are."""
+
+    kind: ForKind
+    count: int
+    position: int  # how many lock-step loops are around
+
+    def index(self) -> np.ndarray:
+        return np.arange(self.count).reshape(self.count, *(1,) * self.position)
+
+
+class InstructionContext:
+    """What an instruction's meaning may touch: operands by offsets from their origin, scalars, lanes."""
+
+    def __init__(self, machine: LoopMachine, instruction: Instruction, mask: Mask) -> None:
+        self._machine = machine
+        self._mask = mask
+        self._operands = instruction.operands
+        self._origins = [[machine.value(i, mask) for i in o.origin] for o in instruction.operands]
+        self.name = instruction.name
+        self.scalars = [machine.value(s, mask) for s in instruction.scalars]
+
+    @property
+    def mask(self) -> Mask:
+        return self._mask
+
+    def operand(self, number: int) -> Operand:
+        return self._operands[number]
+
+    def read(self, number: int, offsets: Sequence[Value] = ()) -> np.ndarray:
+        buffer = self._operands[number].buffer
+        return np.asarray(self._machine.load(buffer, self._places(number, offsets), self._mask))
+
+    def write(self, number: int, value: Value, offsets: Sequence[Value] = ()) -> None:
+        self._machine.store(self._operands[number].buffer, self._places(number, offsets), value, self._mask)
+
+    def _places(self, number: int, offsets: Sequence[Value]) -> list[Value]:
+        origin = self._origins[number]
+        shift = (*(0,) * (len(origin) - len(offsets)), *offsets)
+        return [o + s for o, s in zip(origin, shift, strict=True)]
+
+    @property
+    def threads(self) -> int:
+        return prod(lane.count for lane in self._machine.lanes if lane.kind is ForKind.THREAD)
+
+    def from_threads(self, value: np.ndarray, partner: np.ndarray) -> np.ndarray:
+        """For each thread of a block what thread `partner[thread]` holds; the innermost loop counts fastest."""
+        partner_mask = True if self._mask is None else self._permuted(self._mask, partner)
+        if self._mask is not None and np.any(self._mask & ~np.asarray(partner_mask)):
+            raise self._machine.fault(f"{self.name} reads from a thread that does not take part")
+        return self._permuted(value, partner)
+
+    def _permuted(self, value: np.ndarray, partner: np.ndarray) -> np.ndarray:
+        lanes = self._machine.lanes
+        full = np.broadcast_to(value, [lane.count for lane in reversed(lanes)])
+        # lane p is array dimension len(lanes) - 1 - p; outer thread loops first, so the innermost is fastest
+        places = [len(lanes) - 1 - lane.position for lane in lanes if lane.kind is ForKind.THREAD]
+        front = np.moveaxis(full, places, range(len(places)))
+        flat = front.reshape(len(partner), -1)[partner]
+        return np.moveaxis(flat.reshape(front.shape), range(len(places)), places)
+
+
+Meaning = Callable[[InstructionContext], None]
+
+
+def _shuffle(context: InstructionContext, partner: np.ndarray, width: int) -> None:
+    own = np.arange(context.threads)
+    inside = (partner // width == own // width) & (partner < context.threads)
+    context.write(0, context.from_threads(context.read(1), np.where(inside, partner, own)))
+
+
+def _shuffle_xor(context: InstructionContext) -> None:
+    mask, width = (*context.scalars, WARP)[:2]
+    _shuffle(context, np.arange(context.threads) ^ int(mask), int(width))
+
+
+def _shuffle_down(context: InstructionContext) -> None:
+    offset, width = (*context.scalars, WARP)[:2]
+    _shuffle(context, np.arange(context.threads) + int(offset), int(width))
+
+
+INSTRUCTIONS: Mapping[str, Meaning] = {"shuffle_xor": _shuffle_xor, "shuffle_down": _shuffle_down}

@@ -1,0 +1,249 @@
+"""Simplification of expressions: constants folded, index arithmetic kept as sums of terms, division by intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir import dtypes
+from tilewright.ir.bounds import bounds
+from tilewright.ir.expr import Const, Expr, Op, const, is_op, op, rewrite, select
+
+
+@dataclass(frozen=True)
+class Linear:
+    """sum(coefficient * term) + constant over integers; terms are expressions that are not sums."""
+
+    terms: dict[Expr, int]
+    constant: int
+
+    def scaled(self, factor: int) -> Linear:
+        if factor == 0:
+            return Linear({}, 0)
+        return Linear({t: c * factor for t, c in self.terms.items()}, self.constant * factor)
+
+    def plus(self, other: Linear) -> Linear:
+        terms = dict(self.terms)
+        for term, coefficient in other.terms.items():
+            total = terms.get(term, 0) + coefficient
+            if total:
+                terms[term] = total
+            else:
+                terms.pop(term, None)
+        return Linear(terms, self.constant + other.constant)
+
+    def expr(self) -> Expr:
+        result: Expr | None = None
+        # positive terms first: a difference then reads a - b instead of -b + a
+        for term, coefficient in sorted(self.terms.items(), key=lambda item: item[1] < 0):
+            piece = term if abs(coefficient) == 1 else op("mul", term, abs(coefficient))
+            if result is None:
+                result = piece if coefficient > 0 else op("mul", term, coefficient)
+            else:
+                result = op("add" if coefficient > 0 else "sub", result, piece)
+        if result is None:
+            return const(self.constant)
+        if self.constant:
+            result = op("add" if self.constant > 0 else "sub", result, abs(self.constant))
+        return result
+
+
+def linear(node: Expr) -> Linear:
+    """An index expression as a sum of terms. Iterative would gain nothing: index sums are shallow."""
+    if isinstance(node, Const):
+        return Linear({}, int(node.value))
+    if isinstance(node, Op) and node.dtype is dtypes.index:
+        name = node.op.name
+        if name == "add":
+            return linear(node.args[0]).plus(linear(node.args[1]))
+        if name == "sub":
+            return linear(node.args[0]).plus(linear(node.args[1]).scaled(-1))
+        if name == "neg":
+            return linear(node.args[0]).scaled(-1)
+        if name == "mul":
+            a, b = linear(node.args[0]), linear(node.args[1])
+            if not a.terms:
+                return b.scaled(a.constant)
+            if not b.terms:
+                return a.scaled(b.constant)
+    return Linear({node: 1}, 0)
+
+
+def simplify(root: Expr) -> Expr:
+    """An expression of the same value, smaller where the rules know how."""
+    return rewrite(root, _rule)
+
+
+def difference(a: Expr, b: Expr) -> int | None:
+    """a - b when it is a constant."""
+    gap = linear(simplify(a)).plus(linear(simplify(b)).scaled(-1))
+    return None if gap.terms else gap.constant
+
+
+def _rule(node: Expr) -> Expr | None:
+    if not isinstance(node, Op):
+        return None
+    if all(isinstance(a, Const) for a in node.args):
+        return _fold(node)
+    name = node.op.name
+    if name == "select":
+        return _select(node)
+    if name in ("and", "or"):
+        return _logic(node)
+    if name == "not" and is_op(node.args[0], "not"):
+        return node.args[0].args[0]
+    if node.dtype is dtypes.index:
+        if name in ("add", "sub", "mul", "neg"):
+            return _same_or(node, linear(node).expr())
+        if name == "floordiv":
+            return _divide(node)
+        if name == "mod":
+            return _modulo(node)
+        if name in ("min", "max"):
+            return _extreme(node)
+    if name in ("lt", "le", "eq", "ne") and node.args[0].dtype is dtypes.index:
+        return _compare(node)
+    if node.dtype.is_float and name in ("add", "sub", "mul", "div"):
+        return _float_identity(node)
+    return None
+
+
+def _same_or(node: Expr, new: Expr) -> Expr | None:
+    return None if new is node else new
+
+
+def _fold(node: Op) -> Expr | None:
+    values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
+    if node.op.name in ("floordiv", "mod") and values[1] == 0:
+        return None
+    with np.errstate(all="ignore"):
+        result = node.op.numpy(*values)
+        return const(np.asarray(result).astype(node.dtype.numpy).item(), node.dtype)
+
+
+def _select(node: Op) -> Expr | None:
+    condition, then, otherwise = node.args
+    if isinstance(condition, Const):
+        return then if condition.value else otherwise
+    if then is otherwise:
+        return then
+    # select(c, select(c, a, b), d) → select(c, a, d)
+    if is_op(then, "select") and then.args[0] is condition:
+        return select(condition, then.args[1], otherwise)
+    return None
+
+
+def _logic(node: Op) -> Expr | None:
+    a, b = node.args
+    absorbing = node.op.name == "or"
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Const):
+            return one if bool(one.value) == absorbing else other
+    return a if a is b else None
+
+
+def _divide(node: Op) -> Expr | None:
+    a, divisor = node.args
+    if not isinstance(divisor, Const) or divisor.value <= 0:
+        return None
+    d = int(divisor.value)
+    if d == 1:
+        return a
+    low, high = bounds(a)
+    if not math.isinf(low) and not math.isinf(high) and low // d == high // d:
+        return const(int(low // d))
+    whole, rest = _split_multiples(linear(a), d)
+    if whole.terms or whole.constant:
+        inner = rest.expr()
+        return simplify(whole.expr() + simplify(inner // d)) if rest.terms else whole.expr()
+    # (g·x + r) // d with 0 <= r < g and g | d  ->  x // (d/g)
+    reduced = _drop_small(rest, d)
+    if reduced is not None:
+        return simplify(reduced[0].expr() // (d // reduced[1]))
+    # (x // a) // b -> x // (a·b)
+    if is_op(a, "floordiv") and isinstance(a.args[1], Const) and a.args[1].value > 0:
+        return simplify(a.args[0] // int(a.args[1].value * d))
+    return None
+
+
+def _modulo(node: Op) -> Expr | None:
+    a, divisor = node.args
+    if not isinstance(divisor, Const) or divisor.value <= 0:
+        return None
+    d = int(divisor.value)
+    if d == 1:
+        return const(0)
+    low, high = bounds(a)
+    if not math.isinf(low) and not math.isinf(high) and low // d == high // d:
+        return simplify(a - int(low // d) * d)
+    whole, rest = _split_multiples(linear(a), d)
+    if whole.terms or whole.constant:
+        return simplify(rest.expr() % d)
+    reduced = _drop_small(rest, d)
+    if reduced is not None:
+        quotient, g, remainder = reduced
+        return simplify(simplify(quotient.expr() % (d // g)) * g + remainder.expr())
+    return None
+
+
+def _split_multiples(value: Linear, d: int) -> tuple[Linear, Linear]:
+    """value = d · whole + rest, every coefficient of rest in [0, d) except where a term must stay."""
+    whole = {t: c // d for t, c in value.terms.items() if c % d == 0}
+    rest = {t: c for t, c in value.terms.items() if c % d != 0}
+    return Linear(whole, value.constant // d), Linear(rest, value.constant % d)
+
+
+def _drop_small(value: Linear, d: int) -> tuple[Linear, int, Linear] | None:
+    """value = g · quotient + remainder with g | d, g > 1 and 0 <= remainder < g, for the largest such g."""
+    for g in sorted({math.gcd(c, d) for c in value.terms.values()}, reverse=True):
+        if g == 1:
+            continue
+        big = {t: c // g for t, c in value.terms.items() if c % g == 0}
+        small = Linear({t: c for t, c in value.terms.items() if c % g}, value.constant % g)
+        low, high = bounds(small.expr())
+        if big and low >= 0 and high < g:
+            return Linear(big, value.constant // g), g, small
+    return None
+
+
+def _extreme(node: Op) -> Expr | None:
+    a, b = node.args
+    low, high = bounds(simplify_difference(a, b))
+    smaller = node.op.name == "min"
+    if high <= 0:
+        return a if smaller else b
+    if low >= 0:
+        return b if smaller else a
+    return None
+
+
+def simplify_difference(a: Expr, b: Expr) -> Expr:
+    return linear(a).plus(linear(b).scaled(-1)).expr()
+
+
+def _compare(node: Op) -> Expr | None:
+    low, high = bounds(simplify_difference(node.args[0], node.args[1]))
+    name = node.op.name
+    truth: bool | None = None
+    if name == "lt":
+        truth = True if high < 0 else False if low >= 0 else None
+    elif name == "le":
+        truth = True if high <= 0 else False if low > 0 else None
+    elif low == high == 0:
+        truth = name == "eq"
+    elif low > 0 or high < 0:
+        truth = name == "ne"
+    return None if truth is None else const(truth, dtypes.bool_)
+
+
+def _float_identity(node: Op) -> Expr | None:
+    """Exact identities alone: x·1 and x/1 (x + 0 would turn -0.0 into 0.0)."""
+    a, b = node.args
+    name = node.op.name
+    if isinstance(b, Const) and b.value == 1 and name in ("mul", "div"):
+        return a
+    if isinstance(a, Const) and a.value == 1 and name == "mul":
+        return b
+    return None

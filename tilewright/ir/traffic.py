@@ -1,0 +1,177 @@
+"""Bytes that Loops load and store, counted from the loop extents: the proof that connecting tiles moves less data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, loads
+from tilewright.ir.loops import (
+    Alloc,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Kernel,
+    LoopProgram,
+    Memory,
+    Stmt,
+    Store,
+    statements,
+    stmt_exprs,
+)
+from tilewright.ir.values import evaluate_exprs
+
+EXACT = 1 << 20  # iterations looked at one by one; beyond, a loop is sampled at SAMPLES points
+SAMPLES = 64
+
+
+@dataclass
+class Traffic:
+    """Bytes loaded and stored: by memory, by buffer (a kernel) or tensor (a program), and by role of tensor."""
+
+    loaded: dict[str, float] = field(default_factory=dict)
+    stored: dict[str, float] = field(default_factory=dict)
+    loaded_by: dict[Memory, float] = field(default_factory=dict)
+    stored_by: dict[Memory, float] = field(default_factory=dict)
+    by_role: dict[str, float] = field(default_factory=dict)  # both ways together; programs alone
+
+    def total(self, memory: Memory) -> float:
+        return self.loaded_by.get(memory, 0) + self.stored_by.get(memory, 0)
+
+    @property
+    def intermediate(self) -> float:
+        """Bytes moved to and from temporaries in global memory."""
+        return self.by_role.get("temporary", 0)
+
+
+def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None = None) -> Traffic:
+    """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it.
+
+    Conditions that depend on loaded data count as taken; loads under a select count always. Operands of
+    instructions are not counted: they move registers.
+    """
+    if isinstance(loops, Kernel):
+        return _Counter(loops, symbols or {}).result
+    total = Traffic()
+    roles = {s.name: s.role for s in loops.tensors}
+    counted = {k.name: _Counter(k, symbols or {}).result for k in loops.kernels}
+    for call in loops.calls:
+        one, kernel = counted[call.kernel], loops.kernel(call.kernel)
+        for source, target in ((one.loaded_by, total.loaded_by), (one.stored_by, total.stored_by)):
+            for memory, amount in source.items():
+                target[memory] = target.get(memory, 0) + amount
+        for param, argument in zip(kernel.params, call.arguments, strict=True):
+            for amounts, result in ((one.loaded, total.loaded), (one.stored, total.stored)):
+                moved = amounts.get(param.name, 0)
+                result[argument] = result.get(argument, 0) + moved
+                role = roles.get(argument, "temporary")
+                total.by_role[role] = total.by_role.get(role, 0) + moved
+    return total
+
+
+class _Counter:
+    """Walks a kernel with a weight: how often a statement runs, an array over the axes that inner extents use."""
+
+    def __init__(self, kernel: Kernel, symbols: Mapping[str, int]) -> None:
+        self.result = Traffic()
+        self._kernel = kernel
+        self._symbols = symbols
+        self._env: dict[Axis, Any] = {} if kernel.step is None else {kernel.step: np.asarray(0)}
+        self._vectors: list[tuple[Axis, float]] = []
+        self._depth = 0
+        self._run(kernel.body, np.asarray(1.0))
+
+    def _run(self, body: Iterable[Stmt], weight: np.ndarray) -> None:
+        for stmt in body:
+            if isinstance(stmt, For):
+                self._for(stmt, weight)
+                continue
+            for node in loads(*stmt_exprs(stmt)):
+                self._count(self.result.loaded, self.result.loaded_by, node.source, node.args, weight)
+            if isinstance(stmt, Alloc):
+                self._run(stmt.body, weight)
+            elif isinstance(stmt, If):
+                taken = self._value(stmt.condition)
+                self._run(stmt.then, weight if taken is None else weight * taken)
+                self._run(stmt.otherwise, weight if taken is None else weight * np.logical_not(taken))
+            elif isinstance(stmt, Store):
+                self._count(self.result.stored, self.result.stored_by, stmt.buffer, stmt.indices, weight)
+
+    def _for(self, loop: For, weight: np.ndarray) -> None:
+        extent = self._extent(loop.axis.extent)
+        vector = loop.kind is ForKind.VECTOR
+        if vector:
+            self._vectors.append((loop.axis, float(np.mean(extent))))
+        if _shapes_inside(loop):
+            self._depth += 1
+            size = int(np.max(extent, initial=0))
+            points = np.arange(size)
+            share = 1.0
+            if size and weight.size * size > EXACT and size > SAMPLES:
+                points = np.linspace(0, size - 1, SAMPLES).astype(np.int64)
+                share = size / SAMPLES
+            self._env[loop.axis] = points.reshape(-1, *(1,) * (self._depth - 1))
+            self._run(loop.body, weight * (self._env[loop.axis] < extent) * share)
+            self._depth -= 1
+            del self._env[loop.axis]
+        else:
+            self._run(loop.body, weight * extent)
+        if vector:
+            self._vectors.pop()
+
+    def _count(
+        self,
+        by_name: dict[str, float],
+        by_memory: dict[Memory, float],
+        buffer: Buffer,
+        indices: tuple[Expr, ...],
+        weight: np.ndarray,
+    ) -> None:
+        amount = float(weight.sum()) * buffer.dtype.bytes
+        used = set(axes_of(*indices))
+        for axis, lanes in self._vectors:
+            if axis not in used and lanes:
+                amount /= lanes
+        by_name[buffer.name] = by_name.get(buffer.name, 0) + amount
+        by_memory[buffer.memory] = by_memory.get(buffer.memory, 0) + amount
+
+    def _extent(self, extent: Extent) -> Any:
+        if isinstance(extent, int):
+            return np.asarray(extent)
+        value = self._value(extent)
+        if value is None:
+            raise InternalError(f"kernel {self._kernel.name}: extent {extent!r} depends on loaded data")
+        return np.maximum(value, 0)
+
+    def _value(self, root: Expr) -> np.ndarray | None:
+        """The expression over the axes bound to arrays, None where it depends on data."""
+        if loads(root):
+            return None
+
+        def leaf(node: Expr) -> np.ndarray:
+            if isinstance(node, Var) and node.axis in self._env:
+                return self._env[node.axis]
+            if isinstance(node, Symbol) and node.name in self._symbols:
+                return np.asarray(self._symbols[node.name])
+            name = node.axis.name if isinstance(node, Var) else getattr(node, "name", type(node).__name__)
+            raise InternalError(f"kernel {self._kernel.name}: {name} has no value")
+
+        def read(node: Load, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+            raise InternalError(f"kernel {self._kernel.name}: an extent reads {node.source.name}")
+
+        return evaluate_exprs((root,), leaf, read)[0]
+
+
+def _shapes_inside(loop: For) -> bool:
+    """Does an extent or a condition inside depend on this loop's axis?"""
+    for stmt in statements(loop.body):
+        if isinstance(stmt, For | If):
+            roots = stmt_exprs(stmt)
+            if loop.axis in axes_of(*roots):
+                return True
+    return False

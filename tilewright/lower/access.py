@@ -1,0 +1,55 @@
+"""Where each tensor of a kernel is stored, and how its logical indices become positions in that storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.ir.expr import Expr, Load, as_expr, load, rewrite
+from tilewright.ir.loops import Buffer, Memory, Store
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Layout, Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """`buffer` holds the tensor in `layout`, starting at logical index `lows`, below the leading `prefix` indices."""
+
+    buffer: Buffer
+    layout: Layout
+    lows: tuple[Expr, ...] = ()
+    prefix: tuple[Expr, ...] = ()
+
+    def indices(self, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        if self.lows:
+            logical = tuple(i - low for i, low in zip(logical, self.lows, strict=True))
+        return (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))
+
+
+@dataclass
+class Access:
+    """The places of all tensors a kernel touches. A tensor may be written to several places, read from one."""
+
+    read: dict[Tensor, Place] = field(default_factory=dict)
+    write: dict[Tensor, list[Place]] = field(default_factory=dict)
+
+    def put(self, tensor: Tensor, place: Place) -> None:
+        self.read[tensor] = place
+        self.write.setdefault(tensor, []).append(place)
+
+    def lower(self, value: Expr) -> Expr:
+        """The expression with every tensor read turned into a buffer read."""
+
+        def rule(node: Expr) -> Expr | None:
+            if isinstance(node, Load) and isinstance(node.source, Tensor):
+                place = self.read[node.source]
+                return load(place.buffer, place.indices(node.indices))
+            return None
+
+        return rewrite(value, rule)
+
+    def stores(self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr) -> tuple[Store, ...]:
+        return tuple(Store(p.buffer, tuple(as_expr(i) for i in p.indices(logical)), value) for p in self.write[tensor])
+
+
+def global_place(tensor: Tensor, layout: Layout, name: str) -> Place:
+    return Place(Buffer(name, layout.storage_shape(tensor.shape), tensor.dtype, Memory.GLOBAL), layout)

@@ -1,0 +1,71 @@
+"""Cuts a range into blocks of a fixed size plus what is left over, with static block sizes wherever they are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir.bounds import static
+from tilewright.ir.expr import Expr, const
+from tilewright.ir.simplify import linear, simplify
+from tilewright.schedule.propagate import Range
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`trips` blocks of `size` elements from `base` (relative to the range); `lanes` of them share a vector."""
+
+    base: Expr
+    trips: Expr
+    size: int
+    lanes: int
+
+
+def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
+    """Blocks that cover the range exactly; a vector axis ends in whole vectors, then single elements."""
+    count = extent.count
+    known = static(count)
+    if known is not None:
+        return _static_pieces(known, block, lanes)
+    full = simplify(count // block)
+    result = [Piece(const(0), full, block, lanes)]
+    base = simplify(full * block)
+    tail = simplify(count % block)
+    last = _last_remainder(extent, block)
+    if last == 0:
+        return result
+    if last is not None:
+        vectors = last // lanes * lanes
+        present = simplify(tail // last)  # 1 on the last tile, else 0
+        if vectors:
+            result.append(Piece(base, present, vectors, lanes))
+        if last - vectors:
+            result.append(Piece(simplify(base + vectors), present, last - vectors, 1))
+        return result
+    if lanes > 1:
+        result.append(Piece(base, simplify(tail // lanes), lanes, lanes))
+        base = simplify(base + (tail // lanes) * lanes)
+    result.append(Piece(base, simplify(tail % lanes) if lanes > 1 else tail, 1, 1))
+    return result
+
+
+def _static_pieces(count: int, block: int, lanes: int) -> list[Piece]:
+    result = []
+    full, rest = divmod(count, block)
+    vectors = rest // lanes * lanes
+    if full:
+        result.append(Piece(const(0), const(full), block, lanes))
+    if vectors:
+        result.append(Piece(const(full * block), const(1), vectors, lanes))
+    if rest - vectors:
+        result.append(Piece(const(full * block + vectors), const(1), rest - vectors, 1))
+    return result
+
+
+def _last_remainder(extent: Range, block: int) -> int | None:
+    """What the last tile leaves over, when all other tiles are whole multiples of the block."""
+    size = int(extent.size)
+    low = linear(extent.low)
+    on_grid = low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())
+    if not on_grid or size % block:
+        return None
+    return (extent.extent % size) % block

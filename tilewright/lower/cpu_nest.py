@@ -1,0 +1,423 @@
+"""Lowers one nest to CPU loops: blocks of a register tile, reduction loops around it, vector lanes inside.
+
+A block keeps its accumulators in registers from the first element to the epilogue. Conditions that only say
+"outside the padding" become branches around whole blocks instead of selects in the innermost loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from tilewright.ir import dtypes
+from tilewright.ir.bounds import static
+from tilewright.ir.compute import Monoid
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    all_of,
+    axes_of,
+    const,
+    is_op,
+    load,
+    loads,
+    mul,
+    replace_nodes,
+    substitute,
+    var,
+)
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
+from tilewright.ir.simplify import linear, simplify, simplify_difference
+from tilewright.lower.access import Access
+from tilewright.lower.blocks import Piece, pieces
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.propagate import Box, Range, extent_of, whole
+
+
+@dataclass
+class Names:
+    """Gives unique buffer names within a kernel."""
+
+    used: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, stem: str) -> str:
+        count = self.used.get(stem, 0)
+        self.used[stem] = count + 1
+        return stem if count == 0 else f"{stem}_{count}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One register block: the value of every axis, the unrolled axes inside and the lane axis if it is vectorised."""
+
+    env: dict[Axis, Expr]
+    unrolled: tuple[Axis, ...]
+    lane: Axis | None
+
+    def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
+        body: tuple[Stmt, ...] = inner
+        if self.lane is not None:
+            body = (For(self.lane, ForKind.VECTOR, body),)
+        for axis in reversed(self.unrolled):
+            body = (For(axis, ForKind.UNROLL, body),)
+        return body
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        return (*(var(a) for a in self.unrolled), *((var(self.lane),) if self.lane is not None else ()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(extent_of(a.extent) for a in (*self.unrolled, *((self.lane,) if self.lane is not None else ())))
+
+
+class CpuNest:
+    """The lowering of one nest under one plan."""
+
+    def __init__(
+        self, nest: Nest, plan: NestPlan, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names
+    ) -> None:
+        self.nest = nest
+        self.plan = plan
+        self.ranges = dict(zip(nest.axes, box, strict=True))
+        self.ranges.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
+        self.access = access
+        self.names = names
+        self.vector = nest.named(plan.vector) if plan.vector else None
+        self.register = {nest.named(a): n for a, n in plan.register}
+        order = [nest.named(a) for a in plan.order]
+        self.outer = [a for a in order if a in nest.axes]
+        self.reduction = [a for a in order if a in nest.reduce_axes]
+        self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
+
+    def statements(self) -> tuple[Stmt, ...]:
+        return self._output_loops(0, {}, [])
+
+    def _output_loops(self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
+        if depth == len(self.outer):
+            return self._block(env, blocked)
+        axis = self.outer[depth]
+        extent = self.ranges[axis]
+        if axis not in self.register:
+            count = extent.count
+            if static(count) == 1:
+                return self._output_loops(depth + 1, {**env, axis: extent.low}, blocked)
+            loop = Axis(axis.name, _extent(count))
+            inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
+            return (For(loop, ForKind.SERIAL, inner),)
+        result: list[Stmt] = []
+        lanes = self.plan.lanes if axis is self.vector else 1
+        for piece in pieces(extent, self.register[axis], lanes):
+            trips = static(piece.trips)
+            if trips == 0:
+                continue
+            if trips == 1:
+                start = simplify(extent.low + piece.base)
+                result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
+                continue
+            loop = Axis(f"{axis.name}_block", _extent(piece.trips))
+            start = simplify(extent.low + piece.base + var(loop) * piece.size)
+            inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
+            result.append(For(loop, ForKind.SERIAL, inner))
+        return tuple(result)
+
+    def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
+        values = dict(env)
+        unrolled: list[Axis] = []
+        lane: Axis | None = None
+        for axis, piece, start in blocked:
+            offset: Expr = const(0)
+            steps = piece.size // piece.lanes
+            if steps > 1:
+                unrolled.append(Axis(f"{axis.name}_u", steps))
+                offset = var(unrolled[-1]) * piece.lanes
+            if piece.lanes > 1:
+                lane = Axis(f"{axis.name}_lane", piece.lanes)
+                offset = offset + var(lane)
+            values[axis] = simplify(start + offset)
+        block = Block(values, tuple(unrolled), lane)
+        if self.nest.monoid is None:
+            return self._stores(block, {})
+        if self.vector in self.nest.reduce_axes:
+            return self._reduce_lanes(block, self.nest.monoid)
+        return self._reduce(block, self.nest.monoid)
+
+    # --- epilogue
+
+    def _stores(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+        body: list[Stmt] = []
+        for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
+            final = self.access.lower(substitute(replace_nodes(value, results), block.env))
+            logical = tuple(block.env[a] for a in self.nest.axes)
+            body.extend(self.access.stores(tensor, logical, simplify(final)))
+        return block.around(*body)
+
+    def _results(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the epilogue reads in place of the accumulated tensors."""
+        now = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        here = [var(a) for a in self.nest.axes]
+        return {load(t, here): replace_nodes(f, now) for t, f in zip(self.nest.accumulated, monoid.final, strict=True)}
+
+    def _initial(self, monoid: Monoid, env: dict[Axis, Expr]) -> tuple[Expr, ...]:
+        if not self.nest.initial:
+            return monoid.identity
+        return tuple(simplify(self.access.lower(substitute(v, env))) for v in self.nest.initial)
+
+    def _states(self, monoid: Monoid, shape: tuple[int, ...], stem: str) -> list[Buffer]:
+        return [Buffer(self.names.fresh(stem), shape, s.dtype, Memory.REGISTER) for s in monoid.left]
+
+    def _update(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...], right: Sequence[Expr]) -> tuple[Stmt, ...]:
+        """states[index] = combine(states[index], right), all components at once."""
+        now = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        now.update(dict(zip(monoid.right, right, strict=True)))
+        merged = [replace_nodes(c, now) for c in monoid.combine]
+        if len(states) == 1:
+            return (Store(states[0], index, merged[0]),)
+        lane = index[-1:] if states[0].shape and index and not isinstance(index[-1], Const) else ()
+        width = states[0].shape[-1:] if lane else ()
+        fresh = [Buffer(self.names.fresh("next"), width, s.dtype, Memory.REGISTER) for s in states]
+        body: tuple[Stmt, ...] = (
+            *(Store(b, lane, m) for b, m in zip(fresh, merged, strict=True)),
+            *(Store(s, index, load(b, lane)) for s, b in zip(states, fresh, strict=True)),
+        )
+        for buffer in fresh:
+            body = (Alloc(buffer, body),)
+        return body
+
+    # --- reduction with the vector along an output axis
+
+    def _reduce(self, block: Block, monoid: Monoid) -> tuple[Stmt, ...]:
+        states = self._states(monoid, block.shape, "acc")
+        conditions, elements = self._guards(monoid, block)
+        body: list[Stmt] = []
+        starts = self._initial(monoid, block.env)
+        body.extend(block.around(*(Store(s, block.index, v) for s, v in zip(states, starts, strict=True))))
+        body.extend(self._reduce_loops(0, block, states, monoid, elements, conditions))
+        body.extend(self._stores(block, self._results(monoid, states, block.index)))
+        return _alloc(states, body)
+
+    def _guards(self, monoid: Monoid, block: Block) -> tuple[list[Expr], list[Expr]]:
+        """Conditions under which an element counts, taken out of the element where skipping it changes nothing."""
+        if monoid.operator is None:
+            return [], list(self.nest.elements)
+        conditions, element = _strip(self.nest.elements[0], monoid.identity[0], monoid.operator == "add")
+        kept: list[Expr] = []
+        lane_axis = self.vector if block.lane is not None else None
+        inside: list[Expr] = []
+        for condition in conditions:
+            (inside if lane_axis in axes_of(condition) or loads(condition) else kept).append(condition)
+        if inside:
+            from tilewright.ir.expr import select
+
+            element = select(all_of(inside), element, monoid.identity[0])
+        return kept, [element]
+
+    def _reduce_loops(
+        self, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], conditions: Sequence[Expr]
+    ) -> tuple[Stmt, ...]:
+        """Loops from `depth` inwards. `conditions` are those not yet checked."""
+        bound = set(block.env)
+        ready = [c for c in conditions if all(a in bound for a in axes_of(c) if a in self.ranges)]
+        rest = [c for c in conditions if c not in ready]
+        plain = [c for c in ready if not self._varies(c, block)]
+        varied = [c for c in ready if self._varies(c, block)]
+        if varied and not rest:
+            return self._two_ways(depth, block, states, monoid, elements, plain, varied)
+        later = [*rest, *varied]
+        if depth == len(self.reduction):
+            right = [self.access.lower(substitute(e, block.env)) for e in elements]
+            inner = block.around(*self._update(monoid, states, block.index, right))
+        else:
+            axis = self.reduction[depth]
+            inner = self._loop(axis, depth, block, states, monoid, elements, later, axis in self.unrolled_reduction)
+        return _guarded(plain, block.env, inner)
+
+    def _loop(
+        self, axis: Axis, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid,
+        elements: Sequence[Expr], conditions: Sequence[Expr], unroll: bool,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        extent = self.ranges[axis]
+        if static(extent.count) == 1:
+            here = Block({**block.env, axis: extent.low}, block.unrolled, block.lane)
+            return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
+        loop = Axis(axis.name, _extent(extent.count))
+        here = Block({**block.env, axis: simplify(extent.low + var(loop))}, block.unrolled, block.lane)
+        inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
+        return (For(loop, ForKind.UNROLL if unroll else ForKind.SERIAL, inner),)
+
+    def _varies(self, condition: Expr, block: Block) -> bool:
+        """Whether a condition differs inside the unrolled block."""
+        return any(a in block.unrolled for a in axes_of(substitute(condition, block.env)))
+
+    def _two_ways(
+        self, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr],
+        plain: Sequence[Expr], varied: Sequence[Expr],
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """Where the whole block is inside, no check remains; else each unrolled position checks for itself."""
+        lowered = [simplify(substitute(c, block.env)) for c in varied]
+        everywhere = all_of(simplify(_worst(c, block.unrolled)) for c in lowered)
+        fast = self._reduce_loops(depth, block, states, monoid, elements, [])
+        guards = [a for a in block.unrolled if any(a in axes_of(c) for c in lowered)]
+        others = tuple(a for a in block.unrolled if a not in guards)
+        single = Block(block.env, others, block.lane)
+        slow = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
+        slow = (If(all_of(lowered), slow),)
+        for axis in reversed(guards):
+            slow = (For(axis, ForKind.UNROLL, slow),)
+        return _guarded(plain, block.env, (If(everywhere, fast, slow),))
+
+    # --- reduction with the vector along a reduction axis
+
+    def _reduce_lanes(self, block: Block, monoid: Monoid) -> tuple[Stmt, ...]:
+        axis = self.vector
+        assert axis is not None
+        extent = self.ranges[axis]
+        lanes = self.plan.lanes
+        chains = max(1, self.register.get(axis, lanes) // lanes)
+        count = extent.count
+        lane = Axis(f"{axis.name}_lane", lanes)
+        chain = Axis(f"{axis.name}_u", chains)
+        unrolled = (*block.unrolled, chain) if chains > 1 else block.unrolled
+        wide = Block(block.env, unrolled, lane)
+        states = self._states(monoid, wide.shape, "acc")
+        totals = self._states(monoid, block.shape, "total")
+        body: list[Stmt] = list(wide.around(*(Store(s, wide.index, v) for s, v in zip(states, monoid.identity, strict=True))))
+        step = lanes * chains
+        others = [a for a in self.reduction if a is not axis]
+        full = simplify(count // step)
+        loop = Axis(axis.name, _extent(full))
+        offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
+        body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
+                                     [loop], states, monoid))  # fmt: skip
+        # the lanes of all chains fold into one total, which starts from the initial value
+        starts = self._initial(monoid, block.env)
+        body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
+        fold_lane = Axis(f"{axis.name}_fold", lanes)
+        fold_chain = Axis(f"{axis.name}_chain", chains)
+        position = (*block.index, *((var(fold_chain),) if chains > 1 else ()), var(fold_lane))
+        fold: tuple[Stmt, ...] = self._update(monoid, totals, block.index, [load(s, position) for s in states])
+        fold = (For(fold_lane, ForKind.UNROLL, fold),)
+        if chains > 1:
+            fold = (For(fold_chain, ForKind.UNROLL, fold),)
+        body.extend(block.around(*fold))
+        rest = simplify(count - full * step)
+        if static(rest) != 0:
+            tail = Axis(f"{axis.name}_tail", _extent(rest))
+            env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
+            body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
+        body.extend(self._stores(block, self._results(monoid, totals, block.index)))
+        return _alloc([*states, *totals], body)
+
+    def _lane_loops(
+        self, others: Sequence[Axis], block: Block, inner_loops: Sequence[Axis], states: Sequence[Buffer], monoid: Monoid
+    ) -> tuple[Stmt, ...]:
+        env = dict(block.env)
+        loops: list[Axis] = []
+        for axis in others:
+            loop = Axis(axis.name, _extent(self.ranges[axis].count))
+            env[axis] = simplify(self.ranges[axis].low + var(loop))
+            loops.append(loop)
+        right = [self.access.lower(substitute(e, env)) for e in self.nest.elements]
+        body = block.around(*self._update(monoid, states, block.index, right))
+        for loop in reversed([*loops, *inner_loops]):
+            if static(loop.extent) == 0:
+                return ()
+            body = (For(loop, ForKind.SERIAL, body),)
+        return body
+
+
+class _SingleUnroll:
+    """The checked way through a block: loops inside one unrolled position, accumulators indexed as in the block."""
+
+    def __init__(self, nest: CpuNest, block: Block, index: tuple[Expr, ...]) -> None:
+        self.nest = nest
+        self.block = block
+        self.index = index
+
+    def loops(self, depth: int, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]) -> tuple[Stmt, ...]:
+        env = dict(self.block.env)
+        around: list[Axis] = []
+        for axis in self.nest.reduction[depth:]:
+            extent = self.nest.ranges[axis]
+            loop = Axis(axis.name, _extent(extent.count))
+            env[axis] = simplify(extent.low + var(loop))
+            around.append(loop)
+        right = [self.nest.access.lower(substitute(e, env)) for e in elements]
+        body = self.block.around(*self.nest._update(monoid, states, self.index, right))
+        for loop in reversed(around):
+            body = (For(loop, ForKind.SERIAL, body),)
+        return body
+
+
+def _extent(count: Expr) -> int | Expr:
+    known = static(count)
+    return count if known is None else known
+
+
+def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    result: tuple[Stmt, ...] = tuple(body)
+    for buffer in reversed(buffers):
+        result = (Alloc(buffer, result),)
+    return result
+
+
+def _guarded(conditions: Sequence[Expr], env: dict[Axis, Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    check = simplify(all_of(substitute(c, env) for c in conditions))
+    if isinstance(check, Const) and check.value:
+        return body
+    return (If(check, body),)
+
+
+def _worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
+    """A condition that implies the given one for every value of the unrolled axes."""
+    if is_op(condition, "and"):
+        return all_of(_worst(a, unrolled) for a in condition.args)
+    inside = [a for a in unrolled if a in axes_of(condition)]
+    if is_op(condition, "le") or is_op(condition, "lt"):
+        slack = linear(simplify_difference(condition.args[1], condition.args[0]))
+        ends: dict[Axis, int] = {}
+        for axis in inside:
+            coefficient = slack.terms.get(var(axis))
+            if coefficient is None:
+                break
+            ends[axis] = 0 if coefficient > 0 else extent_of(axis.extent) - 1
+        else:
+            return substitute(condition, ends)
+    return all_of(
+        substitute(condition, dict(zip(inside, point, strict=True)))
+        for point in product(*(range(extent_of(a.extent)) for a in inside))
+    )
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    if is_op(condition, "and"):
+        return [c for a in condition.args for c in _conjuncts(a)]
+    return [condition]
+
+
+def _strip(element: Expr, identity: Expr, additive: bool) -> tuple[list[Expr], Expr]:
+    """element = select(conditions, rest, identity), conditions as a list; through products for sums."""
+    if is_op(element, "select"):
+        condition, then, otherwise = element.args
+        if isinstance(otherwise, Const) and isinstance(identity, Const) and otherwise.value == identity.value:
+            inner, rest = _strip(then, identity, additive)
+            return [*_conjuncts(condition), *inner], rest
+    if additive and is_op(element, "mul"):
+        left, a = _strip(element.args[0], identity, additive)
+        right, b = _strip(element.args[1], identity, additive)
+        if left or right:
+            return [*left, *right], mul(a, b)
+    if is_op(element, "cast") and element.dtype.is_float and isinstance(identity, Const) and identity.value == 0:
+        inner, rest = _strip(element.args[0], const(0, element.args[0].dtype), additive)
+        if inner:
+            from tilewright.ir.expr import cast
+
+            return inner, cast(rest, element.dtype)
+    return [], element
+
+
+__all__ = ["CpuNest", "Names", "Load", "dtypes"]

@@ -1,0 +1,149 @@
+"""Lowers one kernel of a Plan: the grid of tiles, a place for every tensor, then its nests in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.compute import Compute, Map, Reduce, Scan
+from tilewright.ir.expr import Axis, Expr, const, var
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.access import Access, Place, global_place
+from tilewright.lower.cpu_nest import CpuNest, Names
+from tilewright.schedule.nest import Nest, build_nest
+from tilewright.schedule.plan import KernelPlan
+from tilewright.schedule.propagate import Box, Range, extent_of, propagate
+from tilewright.schedule.streams import Phases, stream_phases
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A kernel and the tensors its parameters stand for; a write of `prefix` goes below a leading step index."""
+
+    kernel: Kernel
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScanView:
+    """How a kernel inside a Scan sees it: the step, and outputs that keep every step."""
+
+    step: Axis
+    stacked: Mapping[Tensor, Tensor]  # body tensor -> output with the step as first axis
+
+
+def plan_nests(plan: KernelPlan, computes: Mapping[str, Compute]) -> list[Nest]:
+    """The nests a kernel plan names."""
+    maps = {}
+    for edge in plan.edges:
+        if edge.mode == "recompute":
+            compute = computes[edge.tensor]
+            assert isinstance(compute, Map)
+            maps[compute.output] = compute
+    nests = []
+    for part in plan.nests:
+        epilogue = [computes[name] for name in part.epilogue]
+        nests.append(build_nest(computes[part.core], epilogue, maps))  # type: ignore[arg-type]
+    return nests
+
+
+def grid(root: Nest, plan: KernelPlan, tile: Axis) -> Box:
+    """The box of the root that the flat tile index stands for; the last axis moves fastest."""
+    sizes = dict(plan.tile)
+    position: Expr = var(tile)
+    ranges: list[Range] = []
+    for number, axis in reversed(list(enumerate(root.axes))):
+        extent = extent_of(axis.extent)
+        size = min(sizes.get(f"o{number}", extent), extent)
+        count = -(-extent // size)
+        if count == 1:
+            ranges.append(Range(const(0), extent, extent))
+            continue
+        ranges.append(Range(simplify((position % count) * size), size, extent))
+        position = simplify(position // count)
+    return tuple(reversed(ranges))
+
+
+def tile_count(root: Nest, plan: KernelPlan) -> int:
+    sizes = dict(plan.tile)
+    return prod(-(-extent_of(a.extent) // min(sizes.get(f"o{i}", 1 << 62), extent_of(a.extent))) for i, a in enumerate(root.axes))
+
+
+def lower_cpu_kernel(
+    plan: KernelPlan, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None = None
+) -> Binding:
+    """One CPU kernel: a parallel loop over tiles around the nests of a tile."""
+    tile = Axis("tile", tile_count(nests[-1], plan))
+    box = grid(nests[-1], plan, tile)
+    phases = stream_phases(plan, nests, box)
+    access = Access()
+    params: list[Buffer] = []
+    arguments: list[str] = []
+    scratch: list[Buffer] = []
+    _bind_reads(phases, access, params, arguments, layout)
+    _bind_writes(plan, phases, access, params, arguments, scratch, layout, scan)
+    names = Names()
+    body: list[Stmt] = []
+    for part in phases.before:
+        body.extend(_nest(part, phases, access, names))
+    if phases.loop is not None:
+        inner = [s for part in phases.inside for s in _nest(part, phases, access, names)]
+        body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
+    for part in phases.after:
+        body.extend(_nest(part, phases, access, names))
+    wrapped: tuple[Stmt, ...] = tuple(body)
+    for buffer in reversed(scratch):
+        wrapped = (Alloc(buffer, wrapped),)
+    wrapped = (For(tile, ForKind.PARALLEL, wrapped),)
+    return Binding(Kernel(plan.name, tuple(params), wrapped, (), scan.step if scan else None), tuple(arguments))
+
+
+def _nest(nest: Nest, phases: Phases, access: Access, names: Names) -> tuple[Stmt, ...]:
+    return CpuNest(nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names).statements()
+
+
+def _bind_reads(
+    phases: Phases, access: Access, params: list[Buffer], arguments: list[str], layout: Callable[[Tensor], Layout]
+) -> None:
+    inside = {t for n in phases.nests for t in n.stores}
+    for nest in phases.nests:
+        for tensor in nest.reads():
+            if tensor in inside or tensor in access.read:
+                continue
+            place = global_place(tensor, layout(tensor), f"p{len(params)}")
+            access.read[tensor] = place
+            params.append(place.buffer)
+            arguments.append(tensor.name)
+
+
+def _bind_writes(
+    plan: KernelPlan, phases: Phases, access: Access, params: list[Buffer], arguments: list[str],
+    scratch: list[Buffer], layout: Callable[[Tensor], Layout], scan: ScanView | None,
+) -> None:  # fmt: skip
+    for nest in phases.nests:
+        for tensor in nest.stores:
+            if tensor in access.read:
+                continue
+            if phases.plans[nest].level != "DRAM":
+                box = phases.boxes[nest]
+                shape = tuple(min(int(r.size), r.extent) for r in box)
+                buffer = Buffer(f"s{len(scratch)}", shape, tensor.dtype, Memory.SCRATCH)
+                scratch.append(buffer)
+                access.put(tensor, Place(buffer, Layout.natural(len(shape)), tuple(r.low for r in box)))
+                continue
+            place = global_place(tensor, layout(tensor), f"p{len(params)}")
+            stacked = scan.stacked.get(tensor) if scan else None
+            access.put(tensor, place)
+            params.append(place.buffer)
+            arguments.append(tensor.name)
+            if stacked is not None and scan is not None:
+                out = global_place(stacked, layout(stacked), f"p{len(params)}")
+                access.write[tensor].append(Place(out.buffer, Layout.natural(tensor.rank), (), (var(scan.step),)))
+                params.append(out.buffer)
+                arguments.append(stacked.name)
+
+
+__all__ = ["Binding", "Reduce", "Scan", "ScanView", "lower_cpu_kernel", "plan_nests", "propagate", "tile_count"]

@@ -1,0 +1,118 @@
+"""Memory by liveness: offsets of temporaries in one arena, and of a kernel's scratch buffers in a worker's scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from tilewright.ir.loops import Alloc, Buffer, For, If, Kernel, LoopProgram, Memory, Stmt
+from tilewright.ir.tensor import elements
+
+ALIGNMENT = 64  # a cache line, and the widest vector
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Something of `bytes` that is needed from `first` to `last`, both included."""
+
+    key: Hashable
+    bytes: int
+    first: int
+    last: int
+
+
+def place(lifetimes: Iterable[Lifetime]) -> tuple[dict[Hashable, int], int]:
+    """Offsets so that no two things alive at once overlap (largest first, tightest gap), and the total."""
+    offsets: dict[Hashable, int] = {}
+    placed: list[tuple[Lifetime, int]] = []
+    total = 0
+    for item in sorted(lifetimes, key=lambda i: (-i.bytes, i.first, str(i.key))):
+        size = _aligned(item.bytes)
+        busy = sorted((o, o + _aligned(p.bytes)) for p, o in placed if p.first <= item.last and item.first <= p.last)
+        best: tuple[int, int] | None = None
+        end = 0
+        for start, stop in busy:
+            if start - end >= size and (best is None or start - end < best[0]):
+                best = (start - end, end)
+            end = max(end, stop)
+        offset = end if best is None else best[1]
+        offsets[item.key] = offset
+        placed.append((item, offset))
+        total = max(total, offset + size)
+    return offsets, total
+
+
+def _aligned(size: int) -> int:
+    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
+
+
+def arena(loops: LoopProgram) -> tuple[dict[str, int], int]:
+    """Arena offsets of all temporaries of a model."""
+    sizes = {t.name: elements(t.shape) * t.dtype.bytes for t in loops.tensors if t.role == "temporary"}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, call in enumerate(loops.calls):
+        for name in call.arguments:
+            if name in sizes:
+                first.setdefault(name, number)
+                last[name] = number
+    offsets, total = place(Lifetime(n, sizes[n], first[n], last[n]) for n in sizes if n in first)
+    return offsets, total  # type: ignore[return-value]
+
+
+def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffer, int], int]:
+    """Offsets of a kernel's scratch buffers; an Alloc is alive from its first to its last use in the statements."""
+    allocated: list[Buffer] = []
+    uses: dict[Buffer, list[int]] = {}
+    clock = 0
+
+    def visit(body: tuple[Stmt, ...], outer: int | None) -> None:
+        nonlocal clock
+        for stmt in body:
+            if isinstance(stmt, Alloc):
+                if stmt.buffer.memory is memory:
+                    allocated.append(stmt.buffer)
+                visit(stmt.body, outer)
+                continue
+            if isinstance(stmt, For) and outer is None and _only_wraps(stmt):
+                visit(stmt.body, None)
+                continue
+            # one tick a statement at the outermost sequence: inside a loop, everything lives through the whole loop
+            moment = clock if outer is None else outer
+            for buffer in _touched(stmt):
+                uses.setdefault(buffer, []).append(moment)
+            if isinstance(stmt, For):
+                visit(stmt.body, moment)
+            elif isinstance(stmt, If):
+                visit((*stmt.then, *stmt.otherwise), moment)
+            if outer is None:
+                clock += 1
+
+    visit(kernel.body, None)
+    lifetimes = []
+    for buffer in allocated:
+        moments = uses.get(buffer, [0])
+        lifetimes.append(Lifetime(buffer, elements(buffer.shape) * buffer.dtype.bytes, min(moments), max(moments)))
+    offsets, total = place(lifetimes)
+    return offsets, total  # type: ignore[return-value]
+
+
+def _only_wraps(stmt: For) -> bool:
+    """The grid loop around everything: not a loop that keeps buffers alive."""
+    from tilewright.ir.loops import ForKind
+
+    return stmt.kind in (ForKind.PARALLEL, ForKind.BLOCK, ForKind.THREAD)
+
+
+def _touched(stmt: Stmt) -> set[Buffer]:
+    from tilewright.ir.expr import loads
+    from tilewright.ir.loops import Instruction, Store, statements, stmt_exprs
+
+    found: set[Buffer] = set()
+    for inner in statements((stmt,)):
+        found.update(n.source for n in loads(*stmt_exprs(inner)))
+        if isinstance(inner, Store):
+            found.add(inner.buffer)
+        elif isinstance(inner, Instruction):
+            found.update(o.buffer for o in inner.operands)
+    return found

@@ -1,0 +1,165 @@
+"""Plan to Loops for a whole model: every kernel lowered once, equal ones shared, Scans written out as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+
+from tilewright.errors import InternalError
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
+from tilewright.ir.expr import Axis, substitute, var
+from tilewright.ir.loops import Call, Kernel, LoopProgram, Storage
+from tilewright.ir.tensor import Layout, Tensor, elements
+from tilewright.lower.kernel import Binding, ScanView, lower_cpu_kernel, plan_nests
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import KernelPlan, Plan
+from tilewright.schedule.signature import signature
+from tilewright.target import Target
+
+LowerKernel = Callable[[KernelPlan, list[Nest], Callable[[Tensor], Layout], ScanView | None, Target], Binding]
+
+
+@dataclass
+class _State:
+    program: Program
+    plan: Plan
+    target: Target
+    layouts: dict[Tensor, Layout]
+    computes: dict[str, Compute]
+    kernels: dict[Hashable, Kernel]
+    calls: list[Call]
+
+    def layout(self, tensor: Tensor) -> Layout:
+        return self.layouts.get(tensor) or Layout.natural(tensor.rank)
+
+
+def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: LowerKernel | None = None) -> LoopProgram:
+    computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
+    tensors = {t.name: t for t in _all_tensors(program)}
+    layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
+    state = _State(program, plan, target, layouts, computes, {}, [])
+    lower = lower_kernel or _lower_cpu
+    position = 0
+    temporaries: dict[str, Tensor] = {}
+    while position < len(plan.kernels):
+        first = plan.kernels[position]
+        if first.scan is None:
+            _call(state, first, None, lower)
+            position += 1
+            continue
+        same = [k for k in plan.kernels[position:] if k.scan == first.scan]
+        temporaries.update(_lower_scan(state, first.scan, same, lower))
+        position += len(same)
+    storage = _storage(state, temporaries)
+    return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
+
+
+def _lower_cpu(plan: KernelPlan, nests: list[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target) -> Binding:
+    return lower_cpu_kernel(plan, nests, layout, scan)
+
+
+def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
+    """The kernel for these nests, lowered once for equal nests and equal plans."""
+    levels = {t: p.level for n, p in zip(nests, plan.nests, strict=True) for t in n.stores}
+    key = (
+        signature(nests, lambda t: (state.layout(t), levels.get(t), scan is not None and t in scan.stacked)),
+        tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
+        plan.tile, plan.block_threads, _stream_key(plan),
+    )  # fmt: skip
+    binding = lower(replace(plan, name="kernel"), nests, state.layout, scan, state.target)
+    if key not in state.kernels:
+        state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
+    return Binding(state.kernels[key], binding.arguments)
+
+
+def _stream_key(plan: KernelPlan) -> Hashable:
+    if plan.stream is None:
+        return None
+    position = [n.tensor for n in plan.nests].index(plan.stream.tensor)
+    return (position, plan.stream.axis, plan.stream.block)
+
+
+def replace_name(kernel: Kernel, name: str) -> Kernel:
+    return Kernel(name, kernel.params, kernel.body, kernel.symbols, kernel.step)
+
+
+def _call(state: _State, plan: KernelPlan, scan: ScanView | None, lower: LowerKernel) -> None:
+    binding = _bind(state, plan, plan_nests(plan, state.computes), scan, lower)
+    state.calls.append(Call(binding.kernel.name, binding.arguments))
+
+
+def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerKernel) -> dict[str, Tensor]:
+    """Steps of a Scan: each reads the carried state from one buffer and writes it to another, in turn."""
+    scan = state.computes[name]
+    if not isinstance(scan, Scan):
+        raise InternalError(f"{name} is not a Scan")
+    steps = scan.axis.extent
+    if not isinstance(steps, int):
+        raise InternalError(f"scan {name} has a symbolic number of steps")
+    step = Axis("step", steps)
+    view = ScanView(step, dict(scan.stacked))
+    bindings = []
+    for plan in plans:
+        nests = [_at_step(n, scan.axis, step) for n in plan_nests(plan, state.computes)]
+        bindings.append(_bind(state, plan, nests, view, lower))
+    temporaries: dict[str, Tensor] = {}
+    buffers: list[tuple[str, str]] = []
+    for carry in scan.carry:
+        pair = (f"{carry.name}@0", f"{carry.name}@1")
+        for item in pair:
+            temporaries[item] = Tensor(item, carry.shape, carry.dtype)
+        buffers.append(pair)
+    for number in range(steps):
+        rename: dict[str, str] = {}
+        for i, (initial, carry, following) in enumerate(zip(scan.initial, scan.carry, scan.following, strict=True)):
+            rename[carry.name] = initial.name if number == 0 else buffers[i][(number - 1) % 2]
+            final = scan.finals[i]
+            rename[following.name] = final.name if final is not None and number == steps - 1 else buffers[i][number % 2]
+        index = steps - 1 - number if scan.reverse else number
+        for binding in bindings:
+            arguments = tuple(rename.get(a, a) for a in binding.arguments)
+            state.calls.append(Call(binding.kernel.name, arguments, index))
+    return temporaries
+
+
+def _at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
+    now = {axis: var(step)}
+    return replace(
+        nest, elements=tuple(substitute(e, now) for e in nest.elements), values=tuple(substitute(v, now) for v in nest.values)
+    )
+
+
+def _all_computes(program: Program) -> Iterable[Compute]:
+    for compute in program.computes:
+        yield compute
+        if isinstance(compute, Scan):
+            yield from compute.body
+
+
+def _all_tensors(program: Program) -> Iterable[Tensor]:
+    yield from program.inputs
+    yield from program.constants
+    for compute in _all_computes(program):
+        yield from compute.outputs
+        if isinstance(compute, Scan):
+            yield from compute.carry
+
+
+def _storage(state: _State, temporaries: dict[str, Tensor]) -> list[Storage]:
+    program = state.program
+    used = {a for call in state.calls for a in call.arguments}
+    by_name = {t.name: t for t in _all_tensors(program)} | temporaries
+    inputs = {t.name: i for i, t in enumerate(program.inputs)}
+    outputs = {t.name: i for i, t in enumerate(program.outputs)}
+    constants = {t.name for t in program.constants}
+    rows = []
+    for name in sorted(used | set(outputs) | set(inputs)):
+        tensor = by_name[name]
+        shape = state.layout(tensor).storage_shape(tensor.shape)
+        elements(shape)
+        role = "input" if name in inputs else "constant" if name in constants else "output" if name in outputs else "temporary"
+        rows.append(Storage(name, shape, tensor.dtype, role, inputs.get(name, outputs.get(name, 0))))  # type: ignore[arg-type]
+    return rows
+
+
+__all__ = ["Map", "Reduce", "lower_program"]

@@ -1,0 +1,249 @@
+"""The Builder: operators say what an element is, it makes axes, names and computes, and folds constants on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import ModelError, UnsupportedError
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
+from tilewright.ir.dtypes import DType
+from tilewright.ir.expr import Axis, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
+from tilewright.ir.folding import fold, foldable
+from tilewright.ir.graph import Node
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+
+Shape = tuple[int, ...]
+_SMALL = 64  # elements up to which equal constants are shared
+
+
+class Builder:
+    """Collects the computes and constants of a Program while its operators are lowered one by one."""
+
+    def __init__(self) -> None:
+        self.computes: list[Compute] = []
+        self.constants: dict[Tensor, np.ndarray] = {}
+        self._shared: dict[tuple[Any, ...], Tensor] = {}
+        self._names: set[str] = set()
+        self._node: Node | None = None
+        self._base = ""
+
+    # names and errors
+
+    def enter(self, node: Node) -> None:
+        """All that follows belongs to this node."""
+        self._node = node
+        self._base = next((o for o in node.outputs if o), node.name or node.op)
+
+    @property
+    def origin(self) -> str:
+        return self._node.describe() if self._node is not None else ""
+
+    def unique(self, text: str) -> str:
+        """An identifier made of `text` that no other tensor has."""
+        base = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "value"
+        base = f"v{base}" if base[0].isdigit() else base
+        name, count = base, 1
+        while name in self._names:
+            count += 1
+            name = f"{base}_{count}"
+        self._names.add(name)
+        return name
+
+    def unsupported(self, what: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.origin}: {what}")
+
+    def invalid(self, what: str) -> ModelError:
+        return ModelError(f"{self.origin}: {what}")
+
+    # tensors
+
+    def tensor(self, hint: str, shape: Sequence[int], dtype: DType) -> Tensor:
+        """A new tensor; the empty hint names it like the node's output."""
+        name = self._base if not hint else f"{self._base}_{hint}"
+        return Tensor(self.unique(name), tuple(int(s) for s in shape), dtype)
+
+    def constant(self, array: np.ndarray | np.generic, hint: str = "const", name: str | None = None) -> Tensor:
+        array = np.asarray(array)
+        dtype = dtypes.by_numpy(array.dtype)
+        if dtype is None:
+            raise self.unsupported(f"element type {array.dtype} of a constant is not supported")
+        key = (dtype.name, array.shape, array.tobytes()) if array.size <= _SMALL else None
+        if key is not None and key in self._shared:
+            return self._shared[key]
+        text = name if name is not None else f"{self._base}_{hint}"
+        tensor = Tensor(self.unique(text), tuple(array.shape), dtype)
+        self.constants[tensor] = np.ascontiguousarray(array).reshape(array.shape)
+        if key is not None:
+            self._shared[key] = tensor
+        return tensor
+
+    def value(self, tensor: Tensor | None) -> np.ndarray | None:
+        """The elements of a tensor that is known while compiling."""
+        return None if tensor is None else self.constants.get(tensor)
+
+    def known(self, tensor: Tensor, what: str) -> np.ndarray:
+        """The elements of an input that has to be known; `what` says what it is."""
+        found = self.value(tensor)
+        if found is None:
+            raise self.unsupported(
+                f"its input '{what}' is computed at run time, but shapes must be known when compiling; "
+                f"make it an initializer or bind it through shapes="
+            )
+        return found
+
+    def integers(self, tensor: Tensor, what: str) -> list[int]:
+        return [int(v) for v in self.known(tensor, what).ravel()]
+
+    # computes
+
+    def emit(self, compute: Compute) -> None:
+        """Append a compute, or evaluate it at once when all it reads is constant."""
+        if foldable(compute, self.constants):
+            self.constants.update(fold(compute, self.constants))
+        else:
+            self.computes.append(compute)
+
+    def map(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Tensor:
+        """A tensor whose element at the given axes is `element(*axes)`."""
+        compute = self.map_compute(hint, shape, element)
+        self.emit(compute)
+        return compute.output
+
+    def map_compute(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Map:
+        axes = _axes("i", shape)
+        value = simplify(element(*map(var, axes)))
+        return Map(self.tensor(hint, shape, value.dtype), axes, value, self.origin)
+
+    def reduce(
+        self,
+        hint: str,
+        shape: Sequence[int],
+        reduce_shape: Sequence[int],
+        element: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Expr],
+        operator: str,
+    ) -> Tensor:
+        """A plain reduction of `element(axes, reduce_axes)` over `reduce_shape`."""
+        compute = self.reduce_compute(hint, shape, reduce_shape, element, operator)
+        self.emit(compute)
+        return compute.outputs[0]
+
+    def reduce_compute(
+        self,
+        hint: str,
+        shape: Sequence[int],
+        reduce_shape: Sequence[int],
+        element: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Expr],
+        operator: str,
+    ) -> Reduce:
+        axes, reduce_axes = _axes("i", shape), _axes("r", reduce_shape)
+        value = simplify(element(tuple(map(var, axes)), tuple(map(var, reduce_axes))))
+        output = self.tensor(hint, shape, value.dtype)
+        return Reduce((output,), axes, reduce_axes, (value,), plain_monoid(operator, value.dtype), self.origin)
+
+    def reduce_tuple(
+        self,
+        hints: Sequence[str],
+        shape: Sequence[int],
+        reduce_shape: Sequence[int],
+        elements: Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]],
+        monoid: Monoid,
+    ) -> tuple[Tensor, ...]:
+        """A reduction over a tuple-valued monoid; one hint a result of its `final`."""
+        axes, reduce_axes = _axes("i", shape), _axes("r", reduce_shape)
+        values = tuple(simplify(e) for e in elements(tuple(map(var, axes)), tuple(map(var, reduce_axes))))
+        outputs = tuple(self.tensor(h, shape, f.dtype) for h, f in zip(hints, monoid.final, strict=True))
+        self.emit(Reduce(outputs, axes, reduce_axes, values, monoid, self.origin))
+        return outputs
+
+    def cast(self, hint: str, x: Tensor, dtype: DType) -> Tensor:
+        """`x` in another element type; itself when it has it already."""
+        if x.dtype is dtype:
+            return x
+        return self.map(hint, dims(x), lambda *i: cast(self.read(x, i), dtype))
+
+    # reading
+
+    def read(self, tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
+        """An element by broadcasting: indices align at the right, axes of extent 1 are read at 0.
+
+        A constant of one element is read as a literal.
+        """
+        value = self.constants.get(tensor)
+        if value is not None and value.size == 1:
+            return const(value.reshape(()).item(), tensor.dtype)
+        taken = tuple(indices)[len(indices) - tensor.rank :]
+        return load(tensor, tuple(0 if n == 1 else i for n, i in zip(tensor.shape, taken, strict=True)))
+
+    def wide(self, tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
+        """`read`, in the type that sums are kept in."""
+        return cast(self.read(tensor, indices), dtypes.accumulator(tensor.dtype))
+
+    def broadcast(self, *tensors: Tensor) -> Shape:
+        try:
+            return tuple(int(n) for n in np.broadcast_shapes(*(dims(t) for t in tensors)))
+        except ValueError:
+            shapes = ", ".join(str(list(t.shape)) for t in tensors)
+            raise self.invalid(f"shapes {shapes} do not broadcast") from None
+
+    def axis(self, axis: int, rank: int) -> int:
+        if not -rank <= axis < max(rank, 1):
+            raise self.invalid(f"axis {axis} is outside a tensor of {rank} axes")
+        return axis % rank if rank else 0
+
+
+def _axes(prefix: str, shape: Sequence[int]) -> tuple[Axis, ...]:
+    return tuple(Axis(f"{prefix}{n}", int(extent)) for n, extent in enumerate(shape))
+
+
+def dims(tensor: Tensor) -> Shape:
+    """The shape of a tensor as integers."""
+    return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
+
+
+def clamp(index: Expr, extent: int) -> Expr:
+    """An index brought into [0, extent)."""
+    return minimum(maximum(index, 0), max(extent - 1, 0))
+
+
+def wrapped(b: Builder, indices: Tensor, at: Sequence[ExprLike], extent: int) -> Expr:
+    """A data-dependent index: negative ones count from the end, and a wrong one must not leave the tensor."""
+    known = b.value(indices)
+    index = cast(b.read(indices, at), dtypes.index)
+    if known is not None and known.size and known.min() >= 0 and known.max() < extent:
+        return index
+    return clamp(select(op("lt", index, 0), index + extent, index), extent)
+
+
+def reindex(source: Sequence[int], target: Sequence[int], indices: Sequence[ExprLike]) -> list[Expr]:
+    """Indices into `source` that name the same element as `indices` into `target`, a reshape of it.
+
+    Axes are matched in the smallest groups of equal size, so that only real splits and merges need division.
+    """
+    result: list[Expr] = [const(0)] * len(source)
+    if prod(source) == 0:
+        return result
+    outer = [(n, as_expr(i)) for n, i in zip(target, indices, strict=True) if n != 1]
+    inner = [(n, place) for place, n in enumerate(source) if n != 1]
+    while inner:
+        left, right = [inner.pop(0)], [outer.pop(0)]
+        while prod(n for n, _ in left) != prod(n for n, _ in right):
+            if prod(n for n, _ in left) < prod(n for n, _ in right):
+                left.append(inner.pop(0))
+            else:
+                right.append(outer.pop(0))
+        flat: Expr = const(0)
+        for extent, index in right:
+            flat = flat * extent + index
+        below = prod(n for n, _ in left)
+        for extent, place in left:
+            whole = below
+            below //= extent
+            result[place] = simplify((flat % whole) // below)
+    return result

@@ -1,0 +1,129 @@
+"""Operators whose indices are data: gathers, scatters and one-hot encoding."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Scatter
+from tilewright.ir.expr import Axis, Expr, cast, eq, load, lt, op, select, var
+from tilewright.ir.graph import Node
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.ops.builder import Builder, dims, wrapped
+from tilewright.ops.registry import operator
+from tilewright.ops.shape import reshaped
+
+
+@operator("Gather")
+def gather(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    axis = b.axis(node.attributes.get("axis", 0), x.rank)
+    shape = (*dims(x)[:axis], *dims(indices), *dims(x)[axis + 1 :])
+
+    def element(*i: Expr) -> Expr:
+        index = wrapped(b, indices, i[axis : axis + indices.rank], dims(x)[axis])
+        return load(x, (*i[:axis], index, *i[axis + indices.rank :]))
+
+    return b.map("", shape, element)
+
+
+@operator("GatherElements", since=11)
+def gather_elements(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    axis = b.axis(node.attributes.get("axis", 0), x.rank)
+
+    def element(*i: Expr) -> Expr:
+        return load(x, (*i[:axis], wrapped(b, indices, i, dims(x)[axis]), *i[axis + 1 :]))
+
+    return b.map("", dims(indices), element)
+
+
+@operator("GatherND", since=11)
+def gather_nd(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
+    batch = int(node.attributes.get("batch_dims", 0))
+    depth = dims(indices)[-1]
+    outer = indices.rank - 1
+    shape = (*dims(indices)[:-1], *dims(x)[batch + depth :])
+
+    def element(*i: Expr) -> Expr:
+        picked = [wrapped(b, indices, (*i[:outer], k), dims(x)[batch + k]) for k in range(depth)]
+        return load(x, (*i[:batch], *picked, *i[outer:]))
+
+    return b.map("", shape, element)
+
+
+_COMBINERS = {"none": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+def _combiner(b: Builder, node: Node) -> str | None:
+    name = node.attributes.get("reduction", "none")
+    if name not in _COMBINERS:
+        raise b.unsupported(f"reduction '{name}' is not known; use none, add, mul, max or min")
+    return _COMBINERS[name]
+
+
+@operator("ScatterElements", "Scatter", since=9)
+def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    axis = b.axis(node.attributes.get("axis", 0), x.rank)
+    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(indices)))
+    i = tuple(map(var, axes))
+    places = (*i[:axis], wrapped(b, indices, i, dims(x)[axis]), *i[axis + 1 :])
+    return _scattered(b, node, x, axes, places, load(updates, i))
+
+
+@operator("ScatterND", since=11)
+def scatter_nd(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    depth, outer = dims(indices)[-1], indices.rank - 1
+    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(updates)))
+    i = tuple(map(var, axes))
+    picked = [wrapped(b, indices, (*i[:outer], k), dims(x)[k]) for k in range(depth)]
+    return _scattered(b, node, x, axes, (*picked, *i[outer:]), load(updates, i))
+
+
+def _scattered(
+    b: Builder, node: Node, x: Tensor, axes: tuple[Axis, ...], places: tuple[Expr, ...], value: Expr
+) -> Tensor:
+    output = b.tensor("", dims(x), x.dtype)
+    indices = tuple(simplify(p) for p in places)
+    b.emit(Scatter(output, x, axes, indices, value, _combiner(b, node), unique=False, origin=b.origin))
+    return output
+
+
+@operator("OneHot", since=9, constants=(1,))
+def one_hot(b: Builder, node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
+    count = int(b.known(depth, "depth").reshape(-1)[0])
+    axis = b.axis(node.attributes.get("axis", -1), indices.rank + 1)
+    shape = (*dims(indices)[:axis], count, *dims(indices)[axis:])
+
+    def element(*i: Expr) -> Expr:
+        index = cast(b.read(indices, (*i[:axis], *i[axis + 1 :])), dtypes.index)
+        hit = eq(select(lt(index, 0), index + count, index), i[axis])
+        return select(hit, load(values, (1,)), load(values, (0,)))
+
+    return b.map("", shape, element)
+
+
+@operator("ReverseSequence", since=10)
+def reverse_sequence(b: Builder, node: Node, x: Tensor, lengths: Tensor) -> Tensor:
+    batch, time = int(node.attributes.get("batch_axis", 1)), int(node.attributes.get("time_axis", 0))
+
+    def element(*i: Expr) -> Expr:
+        length = cast(b.read(lengths, (i[batch],)), dtypes.index)
+        mirrored = op("max", length - i[time] - 1, 0)
+        at = op("min", select(lt(i[time], length), mirrored, i[time]), dims(x)[time] - 1)
+        return load(x, (*i[:time], at, *i[time + 1 :]))
+
+    return b.map("", dims(x), element)
+
+
+@operator("Compress", since=9, constants=(1,))
+def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
+    kept = [n for n, keep in enumerate(b.known(condition, "condition").ravel()) if keep]
+    places = b.constant(np.asarray(kept, np.int64), "places")
+    if "axis" not in node.attributes:
+        flat = reshaped(b, "flat", x, (prod(dims(x)),))
+        return b.map("", (len(kept),), lambda i: load(flat, (b.read(places, (i,)),)))
+    axis = b.axis(node.attributes["axis"], x.rank)
+    shape = (*dims(x)[:axis], len(kept), *dims(x)[axis + 1 :])
+    return b.map("", shape, lambda *i: load(x, (*i[:axis], b.read(places, (i[axis],)), *i[axis + 1 :])))

@@ -1,0 +1,224 @@
+"""Reductions over axes, positions of extremes, running sums and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Monoid, Scan, Sort, neutral
+from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select, state, var
+from tilewright.ir.graph import Node
+from tilewright.ir.tensor import Tensor
+from tilewright.ops.builder import Builder, Shape, dims
+from tilewright.ops.elementwise import divide
+from tilewright.ops.registry import operator
+
+
+def reduced_shape(x: Tensor, axes: Sequence[int], keep: bool) -> Shape:
+    if keep:
+        return tuple(1 if a in axes else n for a, n in enumerate(dims(x)))
+    return tuple(n for a, n in enumerate(dims(x)) if a not in axes)
+
+
+def spread(x: Tensor, axes: Sequence[int], keep: bool, i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Indices into `x` from those of the result and of the reduced axes (in order of `axes`)."""
+    kept = iter(i)
+    result = []
+    for a in range(x.rank):
+        if a in axes:
+            if keep:
+                next(kept)
+            result.append(r[list(axes).index(a)])
+        else:
+            result.append(next(kept))
+    return tuple(result)
+
+
+def reduce_over(
+    b: Builder, hint: str, x: Tensor, axes: Sequence[int], keep: bool, operator: str, term: Callable[..., Expr]
+) -> Tensor:
+    """`term(value, *indices)` reduced over axes of `x`."""
+
+    def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        at = spread(x, axes, keep, i, r)
+        return term(load(x, at), *at)
+
+    return b.reduce(hint, reduced_shape(x, axes, keep), [dims(x)[a] for a in axes], element, operator)
+
+
+def _wide(x: Expr, *_: Expr) -> Expr:
+    return cast(x, dtypes.accumulator(x.dtype))
+
+
+def _square(x: Expr, *_: Expr) -> Expr:
+    return _wide(x) * _wide(x)
+
+
+def _size(x: Expr, *_: Expr) -> Expr:
+    return _wide(x) if x.dtype.kind == "u" else op("abs", _wide(x))
+
+
+def _keep_value(x: Expr, *_: Expr) -> Expr:
+    return x
+
+
+Finish = Callable[[Expr, int], Expr]
+_REDUCTIONS: dict[str, tuple[str, Callable[..., Expr], Finish | None]] = {
+    "ReduceSum": ("add", _wide, None),
+    "ReduceProd": ("mul", _wide, None),
+    "ReduceMax": ("max", _keep_value, None),
+    "ReduceMin": ("min", _keep_value, None),
+    "ReduceSumSquare": ("add", _square, None),
+    "ReduceL1": ("add", _size, None),
+    "ReduceL2": ("add", _square, lambda v, n: op("sqrt", v)),
+    "ReduceLogSum": ("add", _wide, lambda v, n: op("log", v)),
+    "ReduceMean": ("add", _wide, lambda v, n: v * (1.0 / max(n, 1)) if v.dtype.is_float else divide(v, const(n, v.dtype))),
+}
+
+
+def _axes(b: Builder, node: Node, x: Tensor, given: Tensor | None) -> list[int] | None:
+    """The axes to reduce, sorted; None where the node is a no-op."""
+    listed = node.attributes.get("axes") if given is None else b.integers(given, "axes")
+    if listed is None or len(listed) == 0:
+        return None if node.attributes.get("noop_with_empty_axes", 0) else list(range(x.rank))
+    return sorted({b.axis(int(a), x.rank) for a in listed})
+
+
+@operator(*_REDUCTIONS, constants=(1,))
+def reduction(b: Builder, node: Node, x: Tensor, given: Tensor | None = None) -> Tensor:
+    operator_name, term, finish = _REDUCTIONS[node.op]
+    axes = _axes(b, node, x, given)
+    keep = bool(node.attributes.get("keepdims", 1))
+    if axes is None:
+        count, plain = 1, term in (_wide, _keep_value)
+        if plain and finish is None:
+            return x
+        return b.map("", dims(x), lambda *i: _typed(b, term(b.read(x, i)), finish, count, x))
+    count = prod(dims(x)[a] for a in axes)
+    last = finish is None and (operator_name in ("max", "min") or dtypes.accumulator(x.dtype) is x.dtype)
+    total = reduce_over(b, "" if last else "total", x, axes, keep, operator_name, term)
+    if last:
+        return total
+    return b.map("", dims(total), lambda *i: _typed(b, b.read(total, i), finish, count, x))
+
+
+def _typed(b: Builder, value: Expr, finish: Finish | None, count: int, x: Tensor) -> Expr:
+    """The finishing function, which needs floats even where the tensor has integers."""
+    if finish is None:
+        return cast(value, x.dtype)
+    if not value.dtype.is_float and b.origin and finish is not _REDUCTIONS["ReduceMean"][2]:
+        value = cast(value, dtypes.float64)
+    return cast(finish(value, count), x.dtype)
+
+
+@operator("ReduceLogSumExp", constants=(1,))
+def reduce_log_sum_exp(b: Builder, node: Node, x: Tensor, given: Tensor | None = None) -> Tensor:
+    axes = _axes(b, node, x, given)
+    if axes is None:
+        return x
+    keep = bool(node.attributes.get("keepdims", 1))
+    wide = dtypes.accumulator(x.dtype) if x.dtype.is_float else dtypes.float64
+    top = reduce_over(b, "max", x, axes, True, "max", lambda v, *at: cast(v, wide))
+    # an empty or all-minus-infinity row has no maximum to subtract
+    shift = b.map("shift", dims(top), lambda *i: _finite(b.read(top, i)))
+    total = reduce_over(
+        b, "sum", x, axes, keep, "add", lambda v, *at: op("exp", cast(v, wide) - b.read(shift, at))
+    )
+
+    def element(*i: Expr) -> Expr:
+        at = i if keep else spread(x, axes, False, i, tuple(const(0) for _ in axes))
+        return cast(op("log", b.read(total, i)) + b.read(shift, at), x.dtype)
+
+    return b.map("", dims(total), element)
+
+
+def _finite(x: Expr) -> Expr:
+    return select(op("isinf", x), const(0, x.dtype), x)
+
+
+@operator("ArgMax", "ArgMin")
+def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
+    axis = b.axis(node.attributes.get("axis", 0), x.rank)
+    keep = bool(node.attributes.get("keepdims", 1))
+    last = bool(node.attributes.get("select_last_index", 0))
+    largest = node.op == "ArgMax"
+    av, bv = state("a0", x.dtype), state("b0", x.dtype)
+    ai, bi = state("a1", dtypes.int64), state("b1", dtypes.int64)
+    better = lt(av, bv) if largest else lt(bv, av)
+    tie = op("and", eq(av, bv), lt(ai, bi) if last else lt(bi, ai))
+    takes = op("or", better, tie)
+    # the neutral pair loses every tie, so that a row of infinities still gives a place in it
+    nowhere = const(-1 if last else np.iinfo(np.int64).max)
+    start = (neutral("max" if largest else "min", x.dtype), nowhere)
+    monoid = Monoid((av, ai), (bv, bi), start, (select(takes, bv, av), select(takes, bi, ai)), (ai,))
+
+    def elements(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return load(x, spread(x, [axis], keep, i, r)), r[0]
+
+    return b.reduce_tuple(("",), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
+
+
+@operator("CumSum", since=11, constants=(1,))
+def cum_sum(b: Builder, node: Node, x: Tensor, axis_input: Tensor) -> Tensor:
+    return _running(b, node, x, b.axis(b.integers(axis_input, "axis")[0], x.rank), "add")
+
+
+@operator("CumProd", since=26, constants=(1,))
+def cum_prod(b: Builder, node: Node, x: Tensor, axis_input: Tensor) -> Tensor:
+    return _running(b, node, x, b.axis(b.integers(axis_input, "axis")[0], x.rank), "mul")
+
+
+def _running(b: Builder, node: Node, x: Tensor, axis: int, operator: str) -> Tensor:
+    """A Scan along one axis; its stacked output has that axis first, a Map puts it back."""
+    rest = reduced_shape(x, [axis], False)
+    wide = dtypes.accumulator(x.dtype)
+    step = Axis("t", dims(x)[axis])
+    start = b.constant(np.full(rest, neutral(operator, wide).value, wide.numpy), "start")
+    carry = b.tensor("carry", rest, wide)
+    following = b.map_compute(
+        "next", rest,
+        lambda *i: op(operator, load(carry, i), cast(load(x, (*i[:axis], var(step), *i[axis:])), wide)),
+    )  # fmt: skip
+    body = [following]
+    kept = following.output
+    if node.attributes.get("exclusive", 0):
+        before = b.map_compute("before", rest, lambda *i: load(carry, i))
+        body.append(before)
+        kept = before.output
+    final_place = axis == 0 and wide is x.dtype
+    stacked = b.tensor("" if final_place else "steps", (dims(x)[axis], *rest), wide)
+    b.emit(
+        Scan(step, (start,), (carry,), tuple(body), (following.output,), (None,), ((kept, stacked),),
+             bool(node.attributes.get("reverse", 0)), b.origin)
+    )  # fmt: skip
+    if final_place:
+        return stacked
+    return b.map("", dims(x), lambda *i: cast(b.read(stacked, (i[axis], *i[:axis], *i[axis + 1 :])), x.dtype))
+
+
+@operator("TopK", since=1)
+def top_k_by_attribute(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    return _top_k(b, node, x, int(node.attributes["k"]))
+
+
+@operator("TopK", since=10, constants=(1,))
+def top_k(b: Builder, node: Node, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    return _top_k(b, node, x, b.integers(count, "K")[0])
+
+
+def _top_k(b: Builder, node: Node, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    axis = b.axis(node.attributes.get("axis", -1), x.rank)
+    if not 0 <= count <= dims(x)[axis]:
+        raise b.invalid(f"takes {count} of an axis of {dims(x)[axis]}")
+    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(x)))
+    value = load(x, [var(a) for a in axes])
+    shape = (*dims(x)[:axis], count, *dims(x)[axis + 1 :])
+    values, indices = b.tensor("", shape, x.dtype), b.tensor("indices", shape, dtypes.int64)
+    b.emit(
+        Sort((values, indices), axes, axes[axis], value, (value, var(axes[axis])),
+             bool(node.attributes.get("largest", 1)), b.origin)
+    )  # fmt: skip
+    return values, indices

@@ -1,0 +1,128 @@
+"""Everything that can be chosen about a compilation, as one frozen object; nothing else reads the environment."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import OptionError
+from tilewright.runtime.cache import default_root
+
+TARGETS = ("cpu", "cuda", "cuda-emulated")
+SCHEDULES = ("connected", "none")
+FALLBACKS = ("error", "host")
+PRECISIONS = ("float32",)
+PLANNED_PRECISIONS = ("bfloat16", "float16", "int8")
+
+Progress = Callable[[str], None]
+"""Called with the name of each stage as it begins."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose; every field has a default that suits most models.
+
+    target      the machine to compile for
+    threads     worker threads on the CPU; None: as many as this process may use
+    precision   the type floating-point work is done in; None: as the model says
+    schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
+    fallback    what happens to an operator that has no native code: "error" refuses it, "host" calls it in Python
+    dump        a directory that receives every form of the model as text
+    stop_after  the stage to stop after
+    overrides   (stage, file) pairs: the file, an edited dump, takes the place of that stage's result
+    verify      check every stage against the interpreter on random small inputs
+    cache_dir   where compiled kernels and packed weights are kept
+    compiler    the C compiler's command; None: the first found
+    seed        of everything random, such as the inputs that `verify` draws
+    progress    called with each stage's name as it begins
+    """
+
+    target: str = "cpu"
+    threads: int | None = None
+    precision: str | None = None
+    schedule: str = "connected"
+    fallback: str = "error"
+    dump: Path | None = None
+    stop_after: str | None = None
+    overrides: tuple[tuple[str, Path], ...] = ()
+    verify: bool = False
+    cache_dir: Path = field(default_factory=lambda: default_root({}))
+    compiler: str | None = None
+    seed: int = 0
+    progress: Progress | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("target", self.target, TARGETS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("fallback", self.fallback, FALLBACKS)
+        check_precision(self.precision)
+        if self.threads is not None:
+            check_whole_number("threads", self.threads, least=1)
+        check_whole_number("seed", self.seed, least=0)
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str] | None = None, **given: Any) -> Options:
+        """Options from TILEWRIGHT_CACHE, TILEWRIGHT_CC and TILEWRIGHT_THREADS, overruled by what is `given`.
+
+        A given None means "not given".
+        """
+        variables = os.environ if environ is None else environ
+        chosen: dict[str, Any] = {"cache_dir": default_root(variables)}
+        if compiler := variables.get("TILEWRIGHT_CC"):
+            chosen["compiler"] = compiler
+        if threads := variables.get("TILEWRIGHT_THREADS"):
+            chosen["threads"] = _threads_from_environment(threads)
+        return Options(**(chosen | _present(given)))
+
+    def override(self, **given: Any) -> Options:
+        """These options with every `given` value that is not None in place of its own."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Options(**(own | _present(given)))
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which a container or taskset may have made fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_choice(option: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value in allowed:
+        return
+    nearest = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    raise OptionError(f"{option} cannot be {value!r}: it is one of {', '.join(allowed)}{hint}")
+
+
+def check_precision(value: object) -> None:
+    if value is None or value in PRECISIONS:
+        return
+    allowed = f"it is one of {', '.join(PRECISIONS)}, or left out to follow the model"
+    if value in PLANNED_PRECISIONS:
+        raise OptionError(f"precision {value!r} is not supported yet: {allowed}")
+    raise OptionError(f"precision cannot be {value!r}: {allowed}")
+
+
+def check_whole_number(option: str, value: object, *, least: int) -> None:
+    # bool is an int in Python, and threads=True is a slip
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(f"{option} cannot be {value!r}: it is a whole number, {least} or more")
+
+
+def _present(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = [each.name for each in fields(Options)]
+    for name in given:
+        if name not in names:
+            raise OptionError(f"there is no option {name!r}; the options are {', '.join(names)}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _threads_from_environment(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise OptionError(f"TILEWRIGHT_THREADS cannot be {text!r}: it is a whole number, 1 or more")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Loops written down as source text; no decision is made here."""

@@ -1,0 +1,365 @@
+"""Loops to CUDA C++: one kernel function that touches memory only through the views of tilewright.cuh.
+
+The same text compiles for the device and, by a host compiler, for the emulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu import GPU
+from tilewright.intrinsics.table import check
+from tilewright.ir import dtypes
+from tilewright.ir.bounds import static, upper
+from tilewright.ir.dtypes import DType
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, as_expr, walk
+from tilewright.ir.loops import (
+    Alloc,
+    Barrier,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Instruction,
+    Kernel,
+    Memory,
+    Operand,
+    Scope,
+    Stmt,
+    Store,
+    statements,
+)
+from tilewright.ir.simplify import linear, simplify
+from tilewright.render.clike import (
+    COMMON_SPELLINGS,
+    PRIMARY,
+    Dialect,
+    Division,
+    ExprPrinter,
+    Function,
+    Names,
+    axis_is_narrow,
+)
+
+HEADER = "tilewright.cuh"
+MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
+
+CUDA = Dialect(
+    name="cuda",
+    types={
+        "float32": "float",
+        "float64": "double",
+        "float16": "tw::half",
+        "bfloat16": "tw::bfloat16",
+        "int8": "signed char",
+        "uint8": "unsigned char",
+        "int16": "short",
+        "uint16": "unsigned short",
+        "int32": "int",
+        "uint32": "unsigned",
+        "int64": "long long",
+        "uint64": "unsigned long long",
+        "bool": "bool",
+    },
+    spellings={
+        **COMMON_SPELLINGS,
+        "floordiv": Division("/", "tw::floordiv<{t}>"),
+        "mod": Division("%", "tw::modulo<{t}>"),
+        "fmod": Function(
+            "tw::remainder<{t}>", {name: "tw::fmod" for name in ("float32", "float64", "float16", "bfloat16")}
+        ),
+        "min": Function("tw::minimum<{t}>"),
+        "max": Function("tw::maximum<{t}>"),
+        "abs": Function(
+            "tw::absolute<{t}>", {name: "tw::absolute" for name in ("float32", "float64", "float16", "bfloat16")}
+        ),
+        "sign": Function("tw::sign<{t}>"),
+        **{
+            name: Function(f"tw::{name}")
+            for name in ("pow", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "floor",
+                         "ceil", "round", "trunc")
+        },
+        "isnan": Function("tw::is_nan<{t}>"),
+        "isinf": Function("tw::is_inf<{t}>"),
+    },
+    infinity="tw::infinity()",
+    nan="tw::nan()",
+    computes_as={"float16": dtypes.float32, "bfloat16": dtypes.float32},
+    narrow_index=True,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How many blocks (x, y, z; expressions where symbols decide) of how many threads."""
+
+    grid: tuple[Extent, Extent, Extent]
+    threads: int
+
+
+def launch_shape(kernel: Kernel) -> LaunchShape:
+    """The innermost block axis is x, so neighbours along it run at about the same time and share the L2."""
+    blocks = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
+    threads = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.THREAD]
+    if len(blocks) > 3 or len(threads) > 1:
+        raise InternalError(f"{kernel.name}: {len(blocks)} block axes and {len(threads)} thread axes")
+    count = static(threads[0].extent) if threads else 1
+    if count is None or not 1 <= count <= 1024:
+        raise InternalError(f"{kernel.name}: a block needs a fixed number of threads, 1 to 1024")
+    if any(upper(axis.extent) > MOST_BLOCKS_YZ for axis in blocks[:-1]):
+        raise InternalError(f"{kernel.name}: an outer block axis may exceed {MOST_BLOCKS_YZ} blocks")
+    x, y, z = (*(axis.extent for axis in reversed(blocks)), 1, 1, 1)[:3]
+    return LaunchShape((x, y, z), count)
+
+
+def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
+    """The parameters a kernel writes, in order."""
+    targets: set[Buffer] = set()
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Store):
+            targets.add(stmt.buffer)
+        elif isinstance(stmt, Instruction):
+            rules = GPU[stmt.name].operands
+            targets |= {o.buffer for o, r in zip(stmt.operands, rules, strict=True) if r.written}
+    return tuple(p for p in kernel.params if p in targets)
+
+
+def render_kernel(kernel: Kernel, shared_offsets: Mapping[str, int]) -> str:
+    """The kernel as CUDA C++; `shared_offsets` says where each shared buffer begins in the arena."""
+    return _Writer(kernel, shared_offsets).write()
+
+
+class _CudaPrinter(ExprPrinter):
+    def load(self, node: Load) -> str:
+        return self.element(node.source, node.indices)
+
+    def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        return f"{self.names.of(buffer, buffer.name)}({', '.join(self.text(i) for i in indices)})"
+
+    def place(self, operand: Operand) -> str:
+        name = self.names.of(operand.buffer, operand.buffer.name)
+        return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
+
+    def convert(self, dtype: DType, text: str, precedence: int) -> tuple[str, int]:
+        if dtype.name in CUDA.computes_as:
+            return f"{self.c_type(dtype)}({text})", PRIMARY
+        return super().convert(dtype, text, precedence)
+
+
+@dataclass
+class _Writer:
+    kernel: Kernel
+    shared_offsets: Mapping[str, int]
+    lines: list[str] = field(default_factory=list)
+    depth: int = 0
+    block_axes: dict[Axis, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = Names(_RESERVED)
+        self.printer = _CudaPrinter(CUDA, self.names)
+        axes = [s.axis for s in statements(self.kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
+        self.block_axes = dict(zip(reversed(axes), ("x", "y", "z"), strict=False))
+
+    def write(self) -> str:
+        kernel = self.kernel
+        shape = launch_shape(kernel)
+        written = set(written_params(kernel))
+        function = self.names.fresh(kernel.name)
+        if function != kernel.name:
+            raise InternalError(f"{kernel.name!r} is no name for a CUDA function")
+        params, views = [], []
+        for buffer in kernel.params:
+            name = self.names.of(buffer, buffer.name)
+            kind = ("" if buffer in written else "const ") + self.printer.c_type(buffer.dtype)
+            data = self.names.fresh(f"{name}_data")
+            params.append(f"{kind}* __restrict__ {data}")
+            views.append((buffer, kind, name, data))
+        for symbol in kernel.symbols:
+            params.append(f"long long {self.names.of(symbol, symbol.name)}")
+        if kernel.step is not None:
+            params.append(f"int {self.names.of(kernel.step, kernel.step.name)}")
+        grid = " x ".join(self._extent(e) for e in shape.grid)
+        self.line(f'#include "{HEADER}"')
+        self.line("")
+        self.line(f"// grid {grid}, {shape.threads} threads a block")
+        self.line(f'extern "C" __global__ void __launch_bounds__({shape.threads})')
+        self.line(f"{function}({', '.join(params)}) {{")
+        self.depth += 1
+        for buffer, kind, name, data in views:
+            self._global_view(buffer, kind, name, data)
+        self.body(kernel.body)
+        self.depth -= 1
+        self.line("}")
+        return "\n".join(self.lines) + "\n"
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text if text else "")
+
+    def body(self, stmts: tuple[Stmt, ...]) -> None:
+        for stmt in stmts:
+            self.stmt(stmt)
+
+    def block(self, head: str, stmts: tuple[Stmt, ...]) -> None:
+        self.line(head)
+        self.depth += 1
+        self.body(stmts)
+        self.depth -= 1
+
+    def stmt(self, stmt: Stmt) -> None:
+        if isinstance(stmt, For):
+            self._for(stmt)
+        elif isinstance(stmt, If):
+            (condition,) = self._let(stmt.condition)
+            self.block(f"if ({condition}) {{", stmt.then)
+            if stmt.otherwise:
+                self.block("} else {", stmt.otherwise)
+            self.line("}")
+        elif isinstance(stmt, Alloc):
+            self._alloc(stmt)
+        elif isinstance(stmt, Store):
+            self._store(stmt)
+        elif isinstance(stmt, Barrier):
+            self._barrier(stmt)
+        elif isinstance(stmt, Instruction):
+            self._instruction(stmt)
+
+    # ---- statements
+
+    def _for(self, loop: For) -> None:
+        axis = loop.axis
+        name = self.names.of(axis, axis.name)
+        kind = "int" if axis_is_narrow(axis) else "long long"
+        if loop.kind is ForKind.BLOCK:
+            self.line(f"const int {name} = tw::block_{self.block_axes[axis]}();")
+            self.body(loop.body)
+            return
+        if loop.kind is ForKind.THREAD:
+            self.line(f"const int {name} = tw::thread();")
+            self.body(loop.body)
+            return
+        if loop.kind is ForKind.PARALLEL:
+            raise InternalError(f"{self.kernel.name}: {axis.name} is a loop for CPU workers")
+        if loop.kind is ForKind.VECTOR and self._vector_copy(loop):
+            return
+        if loop.kind in (ForKind.UNROLL, ForKind.VECTOR):
+            self.line("#pragma unroll")
+        (end,) = self._let(as_expr(axis.extent))
+        self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)
+        self.line("}")
+
+    def _alloc(self, alloc: Alloc) -> None:
+        buffer = alloc.buffer
+        kind = self.printer.c_type(buffer.dtype)
+        extents = [static(e) for e in buffer.shape]
+        if any(e is None for e in extents) or buffer.memory not in (Memory.SHARED, Memory.REGISTER):
+            raise InternalError(f"{self.kernel.name}: {buffer!r} cannot be allocated on a GPU")
+        arguments = ", ".join([kind, *map(str, extents)])
+        name = self.names.of(buffer, buffer.name)
+        if buffer.memory is Memory.SHARED:
+            offset = self.shared_offsets[buffer.name]
+            self.line(f'const tw::Shared<{arguments}> {name}({offset}, "{buffer.name}");')
+        else:
+            self.line(f'tw::Regs<{arguments}> {name}("{buffer.name}");')
+        self.body(alloc.body)
+
+    def _store(self, store: Store) -> None:
+        texts = self._let(*store.indices, store.value, forget=False)
+        value = texts[-1]
+        if isinstance(store.value, Load) and store.value.dtype.name in CUDA.computes_as:
+            value = f"{self.printer.c_type(store.value.dtype)}({value})"
+        self.line(f"{self.printer.element(store.buffer, store.indices)} = {value};")
+        self.printer.forget()
+
+    def _barrier(self, barrier: Barrier) -> None:
+        if barrier.scope is Scope.GRID:
+            raise InternalError(f"{self.kernel.name}: a grid barrier needs a cooperative launch, which is not there yet")
+        self.line("tw::barrier();" if barrier.scope is Scope.BLOCK else "tw::warp_barrier();")
+
+    def _instruction(self, instruction: Instruction) -> None:
+        if instruction.name not in GPU:
+            raise InternalError(f"{self.kernel.name}: no GPU instruction {instruction.name}")
+        row = GPU[instruction.name]
+        check(row, instruction)
+        self.line(row.text["cuda"].format(**self._operand_texts(instruction)))
+
+    def _operand_texts(self, instruction: Instruction) -> dict[str, str]:
+        texts = {f"scalar{i}": self.printer.text(simplify(s)) for i, s in enumerate(instruction.scalars)}
+        for i, operand in enumerate(instruction.operands):
+            texts[f"element{i}"] = self.printer.element(operand.buffer, operand.origin)
+            texts[f"place{i}"] = self.printer.place(operand)
+            texts[f"type{i}"] = self.printer.c_type(operand.buffer.dtype)
+        return texts
+
+    def _vector_copy(self, loop: For) -> bool:
+        """A VECTOR loop that only moves neighbours, aligned on both sides, is one vector copy."""
+        span = static(loop.axis.extent)
+        if span is None or len(loop.body) != 1 or f"copy{span}" not in GPU:
+            return False
+        store = loop.body[0]
+        if not isinstance(store, Store) or not isinstance(store.value, Load):
+            return False
+        source = store.value
+        if store.buffer.dtype.bytes * span not in GPU[f"copy{span}"].packet_bytes:
+            return False
+        to = _aligned_origin(store.buffer, store.indices, loop.axis, span)
+        origin = _aligned_origin(source.source, source.indices, loop.axis, span)
+        if to is None or origin is None:
+            return False
+        self._instruction(Instruction(f"copy{span}", (Operand(store.buffer, to), Operand(source.source, origin))))
+        return True
+
+    # ---- pieces
+
+    def _let(self, *roots: Expr, forget: bool = True) -> list[str]:
+        lines, texts = self.printer.let(*roots)
+        for text in lines:
+            self.line(text)
+        if forget:
+            self.printer.forget()
+        return texts
+
+    def _extent(self, extent: Extent) -> str:
+        return str(extent) if isinstance(extent, int) else self.printer.text(extent)
+
+    def _global_view(self, buffer: Buffer, kind: str, name: str, data: str) -> None:
+        extents, given = [kind], []
+        for extent in buffer.shape:
+            known = static(extent)
+            extents.append("tw::any" if known is None else str(known))
+            if known is None:
+                given.append(self._extent(extent))
+        arguments = ", ".join([data, f'"{buffer.name}"', *given])
+        self.line(f"const tw::Global<{', '.join(extents)}> {name}({arguments});")
+
+
+def _aligned_origin(buffer: Buffer, indices: tuple[Expr, ...], axis: Axis, span: int) -> tuple[Expr, ...] | None:
+    """Where the axis starts, if it walks the last dimension by ones from a multiple of `span`."""
+    if not indices or any(_uses(i, axis) for i in indices[:-1]):
+        return None
+    if len(indices) > 1 and (static(buffer.shape[-1]) or 1) % span:
+        return None
+    last = linear(simplify(indices[-1]))
+    others = {t: c for t, c in last.terms.items() if not (isinstance(t, Var) and t.axis is axis)}
+    if len(others) != len(last.terms) - 1 or any(_uses(t, axis) for t in others):
+        return None
+    steps = [c for t, c in last.terms.items() if t not in others]
+    if steps != [1] or math.gcd(last.constant, *others.values()) % span:
+        return None
+    start = type(last)(others, last.constant).expr()
+    return (*indices[:-1], start)
+
+
+def _uses(root: Expr, axis: Axis) -> bool:
+    return any(isinstance(n, Var) and n.axis is axis for n in walk(root))
+
+
+_RESERVED = frozenset(
+    """tw tw_arena alignas alignof asm auto bool break case catch char class const constexpr continue default delete do
+    double else enum explicit export extern false float for friend goto if inline int long mutable namespace new
+    noexcept nullptr operator private protected public register return short signed sizeof static struct switch
+    template this throw true try typedef typeid typename union unsigned using virtual void volatile while threadIdx
+    blockIdx blockDim gridDim warpSize half float4 int4 any""".split()
+)

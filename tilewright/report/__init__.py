@@ -1,0 +1,1 @@
+"""Reports: what was compiled, why, and how fast it runs beside other runtimes."""

@@ -1,0 +1,240 @@
+"""The runtimes that models are timed in: one table entry each, and the worker process that runs one of them.
+
+A worker obeys JSON lines on stdin and answers with JSON lines on stdout; in between it waits in a read.
+"""
+
+import gc
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+Inputs = Mapping[str, np.ndarray]
+Call = Callable[[], Any]
+"""One inference with everything prepared; its result becomes arrays only outside of the timed region."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker loads. `variant` follows the colon in a runtime's spelling, such as tilewright:none."""
+
+    runtime: str
+    variant: str
+    model_path: str
+    inputs_path: str
+    output_names: tuple[str, ...]
+    threads: int
+    torch_spec: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> "Job":
+        return Job(**{**fields, "output_names": tuple(fields["output_names"])})
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A runtime: the module that must be importable, its distribution, and how a call is prepared."""
+
+    name: str
+    module: str
+    distribution: str
+    variants: tuple[str, ...]
+    prepare: Callable[[Job, Inputs], Call]
+    needs_torch_spec: bool = False
+
+    def is_installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    def version(self) -> str | None:
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+
+# Runtimes are imported by name inside their own worker: two thread pools in one process fight for the cores.
+
+
+def prepare_onnxruntime(job: Job, inputs: Inputs) -> Call:
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = job.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    session = onnxruntime.InferenceSession(job.model_path, options, providers=["CPUExecutionProvider"])
+    feeds = dict(inputs)
+    names = list(job.output_names)
+    return lambda: session.run(names, feeds)
+
+
+def prepare_openvino(job: Job, inputs: Inputs) -> Call:
+    openvino = importlib.import_module("openvino")
+    settings = {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        # On Arm, and on x86 with AMX, the default is a 16-bit type.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    compiled = openvino.Core().compile_model(job.model_path, "CPU", settings)
+    request = compiled.create_infer_request()
+    feeds = dict(inputs)
+
+    def call() -> list[Any]:
+        results = request.infer(feeds, share_inputs=True, share_outputs=True)
+        return [results[port] for port in compiled.outputs]
+
+    return call
+
+
+def prepare_torch(job: Job, inputs: Inputs) -> Call:
+    if job.torch_spec is None:
+        raise ValueError("torch needs a module: give one as a spec module:function")
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(job.threads)
+    module, own_inputs = call_spec(job.torch_spec)
+    arrays = inputs if own_inputs.keys() == inputs.keys() else own_inputs
+    tensors = [torch.from_numpy(np.asarray(arrays[name])) for name in own_inputs]
+    if job.variant == "frozen":
+        # Weights as constants, which inductor may then pack; it helps convolutions and can hurt tiny layers.
+        setattr(importlib.import_module("torch._inductor.config"), "freezing", True)  # noqa: B010
+    if job.variant != "eager":
+        module = torch.compile(module)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return module(*tensors)
+
+    return call
+
+
+def prepare_tilewright(job: Job, inputs: Inputs) -> Call:
+    tilewright = importlib.import_module("tilewright")
+    shapes = {name: array.shape for name, array in inputs.items()}
+    model = tilewright.compile(job.model_path, shapes=shapes, threads=job.threads, schedule=job.variant or None)
+    feeds = dict(inputs)
+    return lambda: model(**feeds)
+
+
+PEERS: tuple[Peer, ...] = (
+    Peer("tilewright", "tilewright", "tilewright", ("none",), prepare_tilewright),
+    Peer("onnxruntime", "onnxruntime", "onnxruntime", (), prepare_onnxruntime),
+    Peer("openvino", "openvino", "openvino", (), prepare_openvino),
+    Peer("torch", "torch", "torch", ("eager", "frozen"), prepare_torch, needs_torch_spec=True),
+)
+
+
+def find_peer(spelling: str) -> tuple[Peer, str]:
+    """The table entry and the variant of a spelling such as `onnxruntime` or `tilewright:none`."""
+    name, _, variant = spelling.partition(":")
+    for peer in PEERS:
+        if peer.name != name:
+            continue
+        if variant and variant not in peer.variants:
+            known = ", ".join(f"{name}:{each}" for each in peer.variants) or "no variants"
+            raise ValueError(f"unknown runtime {spelling!r}: {name} has {known}")
+        return peer, variant
+    raise ValueError(f"unknown runtime {spelling!r}; there are {', '.join(peer.name for peer in PEERS)}")
+
+
+def call_spec(spec: str) -> tuple[Any, Mapping[str, np.ndarray]]:
+    """Call `module:function`, with any further parts as string arguments: `bench.zoo:build:mmoe:full`."""
+    module_name, _, rest = spec.partition(":")
+    function_name, *arguments = rest.split(":")
+    if not function_name:
+        raise ValueError(f"torch spec {spec!r} is not of the form module:function")
+    module, inputs = getattr(importlib.import_module(module_name), function_name)(*arguments)
+    return module, inputs
+
+
+def as_arrays(result: Any, output_names: Sequence[str]) -> dict[str, np.ndarray]:
+    """A runtime's result, be it an array, a sequence or a mapping, as arrays by output name."""
+    if isinstance(result, Mapping):
+        return {name: np.asarray(result[name]) for name in output_names}
+    results = list(result) if isinstance(result, list | tuple) else [result]
+    return {name: np.asarray(array) for name, array in zip(output_names, results, strict=True)}
+
+
+def measure(call: Call, seconds: float, iterations: int | None) -> list[float]:
+    """Seconds of each call, after a short warm-up that brings caches, clocks and thread pools back."""
+    clock = time.perf_counter
+    warm_until = clock() + 0.1 * seconds
+    call()
+    while clock() < warm_until:
+        call()
+    times: list[float] = []
+    limit = iterations if iterations is not None else sys.maxsize
+    gc.collect()
+    gc.disable()
+    until = clock() + seconds
+    while len(times) < limit:
+        start = clock()
+        call()
+        end = clock()
+        times.append(end - start)
+        if end >= until:
+            break
+    gc.enable()
+    return times
+
+
+def serve() -> None:
+    """The worker's main loop: load, measure, outputs; ends at the end of stdin."""
+    # Libraries print to stdout as they like; replies keep a descriptor of their own.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        traceback.print_exception(kind, error, trace)
+        first_line = (str(error).strip() or kind.__name__).splitlines()[0]
+        send(replies, {"error": f"{kind.__name__}: {first_line}"})
+
+    sys.excepthook = report_failure
+
+    job: Job | None = None
+    call: Call | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        command = message["command"]
+        if command == "load":
+            start = time.perf_counter()
+            job = Job.from_json(message["job"])
+            peer, _ = find_peer(job.runtime)
+            with np.load(job.inputs_path) as archive:
+                inputs = {name: archive[name] for name in archive.files}
+            call = peer.prepare(job, inputs)
+            call()
+            cold_start_s = time.perf_counter() - start
+            version = getattr(sys.modules[peer.module], "__version__", None)
+            send(replies, {"cold_start_s": cold_start_s, "version": version})
+            continue
+        if job is None or call is None:
+            raise ValueError(f"{command} before load")
+        if command == "measure":
+            busy_before = time.process_time()
+            times = measure(call, message["seconds"], message["iterations"])
+            send(replies, {"times": times, "cpu_s": time.process_time() - busy_before})
+        elif command == "outputs":
+            np.savez(message["path"], **as_arrays(call(), job.output_names))  # type: ignore[arg-type]
+            send(replies, {"path": message["path"]})
+        else:
+            raise ValueError(f"unknown command {command!r}")
+
+
+def send(channel: IO[str], message: Mapping[str, Any]) -> None:
+    channel.write(json.dumps(message) + "\n")
+    channel.flush()

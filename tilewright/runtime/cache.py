@@ -1,0 +1,190 @@
+"""A content-addressed cache of files on disk, shared by any number of processes. An entry is a file and a checksum
+beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Content = bytes | bytearray | memoryview | Callable[[Path], None]
+
+DEFAULT_LIMIT_BYTES = 8 << 30
+_KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
+_SUM_SUFFIX = ".sum"
+_TEMPORARY_PREFIX = "tmp-"
+# Reading a file of packed weights whole at every start would cost more than mapping it; its size is still checked.
+_VERIFY_UP_TO_BYTES = 64 << 20
+# An entry used this recently may be in the hands of another process between its lookup and its use.
+_GRACE_SECONDS = 600.0
+_STALE_TEMPORARY_SECONDS = 3600.0
+_PRUNE_TO_FRACTION = 0.8
+
+
+class CacheError(RuntimeError):
+    """The cache directory cannot be used."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    root: Path
+    entries: int
+    total_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: Path
+    size: int
+    last_use: float
+
+
+def default_root(environ: Mapping[str, str]) -> Path:
+    """Where the cache lives when the user says nothing else."""
+    if chosen := environ.get("TILEWRIGHT_CACHE"):
+        return Path(chosen).expanduser()
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser() / "tilewright"
+    return Path("~/.cache/tilewright").expanduser()
+
+
+def content_key(*parts: str | bytes | bytearray | memoryview, suffix: str = "") -> str:
+    """A key from everything that determines the content; each part's length keeps neighbours apart."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else memoryview(part).cast("B")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest() + suffix
+
+
+class Cache:
+    """Files by key. Keys are hexadecimal digests with an optional suffix (see content_key)."""
+
+    def __init__(self, root: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        if limit_bytes <= 0:
+            raise CacheError(f"the cache limit must be positive, not {limit_bytes} bytes")
+        self.root = root
+        self.limit_bytes = limit_bytes
+
+    def path_of(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise CacheError(f"not a cache key: {key!r}")
+        return self.root / key[:2] / key
+
+    def get(self, key: str) -> Path | None:
+        """The whole and unchanged file of this key, or None. Counts as a use."""
+        path = self.path_of(key)
+        try:
+            recorded = _sum_path(path).read_text(encoding="ascii", errors="replace")
+            size = path.stat().st_size
+            if recorded != _checksum(path, size):
+                return None
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(error) from error
+        return path
+
+    def put(self, key: str, content: Content) -> Path:
+        """Store bytes, or what a function writes to the path it is given. The last of several writers wins."""
+        path = self.path_of(key)
+        temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}{path.suffix}"
+        temporary_sum = _sum_path(temporary)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            if callable(content):
+                content(temporary)
+            else:
+                temporary.write_bytes(content)
+            temporary_sum.write_text(_checksum(temporary, temporary.stat().st_size), encoding="ascii")
+            os.replace(temporary, path)
+            os.replace(temporary_sum, _sum_path(path))
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+            temporary_sum.unlink(missing_ok=True)
+        return path
+
+    def stats(self) -> CacheStats:
+        entries = list(self._entries())
+        return CacheStats(self.root, len(entries), sum(entry.size for entry in entries), self.limit_bytes)
+
+    def clear(self) -> None:
+        """Remove every entry, also those in use: files already opened or mapped stay readable."""
+        for folder in self._folders():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def prune(self, *, grace_seconds: float = _GRACE_SECONDS) -> int:
+        """When over the limit, remove the entries unused for longest; returns the bytes removed."""
+        now = time.time()
+        self._remove_stale_temporaries(now)
+        entries = sorted(self._entries(), key=lambda entry: entry.last_use)
+        total = sum(entry.size for entry in entries)
+        if total <= self.limit_bytes:
+            return 0
+        removed = 0
+        for entry in entries:
+            if (
+                total - removed <= self.limit_bytes * _PRUNE_TO_FRACTION
+                or entry.last_use > now - grace_seconds
+            ):
+                break
+            # Checksum first: without it the entry is already gone for every reader.
+            _sum_path(entry.path).unlink(missing_ok=True)
+            entry.path.unlink(missing_ok=True)
+            removed += entry.size
+        return removed
+
+    def _folders(self) -> Iterator[Path]:
+        if self.root.is_dir():
+            yield from sorted(
+                f for f in self.root.iterdir() if re.fullmatch("[0-9a-f]{2}", f.name) and f.is_dir()
+            )
+
+    def _entries(self) -> Iterator[_Entry]:
+        for folder in self._folders():
+            for path in folder.iterdir():
+                if not _KEY.fullmatch(path.name) or path.suffix == _SUM_SUFFIX:
+                    continue
+                try:
+                    info = path.stat()
+                except FileNotFoundError:
+                    continue
+                yield _Entry(path, info.st_size, info.st_mtime)
+
+    def _remove_stale_temporaries(self, now: float) -> None:
+        for folder in self._folders():
+            for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
+                try:
+                    if path.stat().st_mtime < now - _STALE_TEMPORARY_SECONDS:
+                        path.unlink(missing_ok=True)
+                except FileNotFoundError:
+                    continue
+
+    def _unusable(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"the cache in {self.root} cannot be used ({error.strerror}); choose another directory with TILEWRIGHT_CACHE"
+        )
+
+
+def _sum_path(path: Path) -> Path:
+    return path.with_name(path.name + _SUM_SUFFIX)
+
+
+def _checksum(path: Path, size: int) -> str:
+    if size > _VERIFY_UP_TO_BYTES:
+        return f"{size}\n"
+    return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"

@@ -1,0 +1,338 @@
+"""A compiled CPU model: the description that the compiler hands over, its build into one shared object and one
+weights file, and the loaded model that runs on a team of worker threads."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy import ndarray
+from numpy.typing import NDArray
+
+from tilewright.runtime.cache import Cache
+from tilewright.runtime.toolchain import Compiler, Machine, Progress, compile_objects, link
+from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weights, store_weights
+
+Space = Literal["input", "output", "weight", "arena"]
+Balance = Literal["auto", "static", "dynamic", "serial"]
+
+RUN_SPIN_MICROSECONDS = 100.0
+IDLE_SPIN_MICROSECONDS = 50.0
+MAX_THREADS = 1024
+
+_NATIVE = Path(__file__).with_name("native")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPACES: Mapping[str, str] = {
+    "input": "TW_INPUT",
+    "output": "TW_OUTPUT",
+    "weight": "TW_WEIGHT",
+    "arena": "TW_ARENA",
+}
+_BALANCES: Mapping[str, str] = {
+    "auto": "TW_AUTO",
+    "static": "TW_STATIC",
+    "dynamic": "TW_DYNAMIC",
+    "serial": "TW_SERIAL",
+}
+
+
+class ModelImageError(ValueError):
+    """The compiler handed over a description that contradicts itself."""
+
+
+class ModelRunError(RuntimeError):
+    """A model could not be loaded or run."""
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """value: the position of an input or output, or a byte offset into the weights or the arena."""
+
+    space: Space
+    value: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel over independent tiles. barrier_before=False: needs nothing from the stages since the last barrier.
+
+    balance: "static" gives every worker one run of neighbouring tiles; "dynamic" lets a worker that is done take
+    tiles of the others; "auto" is dynamic where there are many tiles; "serial" keeps tiny work on the caller.
+    `first_extent`: the kernel sees the image's extents from this position on."""
+
+    kernel: str
+    tiles: int
+    buffers: tuple[BufferRef, ...]
+    scratch_bytes: int = 0
+    barrier_before: bool = True
+    balance: Balance = "auto"
+    first_extent: int = 0
+
+
+@dataclass(frozen=True)
+class ModelImage:
+    """Everything that makes a model: kernels (name to C source), stages in order, and what their buffers refer to."""
+
+    kernels: Mapping[str, str]
+    stages: tuple[Stage, ...]
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+    weights: bytes | bytearray | memoryview = b""
+    arena_bytes: int = 0
+    extents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.kernels:
+            if not _IDENTIFIER.fullmatch(name) or name.startswith("tw_"):
+                raise ModelImageError(f"kernel name {name!r} is not a C identifier of its own (tw_ is taken)")
+        limits = {
+            "input": len(self.input_bytes),
+            "output": len(self.output_bytes),
+            "weight": memoryview(self.weights).nbytes + 1,
+            "arena": self.arena_bytes + 1,
+        }
+        for position, stage in enumerate(self.stages):
+            _check_stage(position, stage, self.kernels, limits)
+
+
+def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits: Mapping[str, int]) -> None:
+    where = f"stage {position} ({stage.kernel})"
+    if stage.kernel not in kernels:
+        raise ModelImageError(f"{where}: no such kernel")
+    if stage.tiles < 0 or stage.scratch_bytes < 0:
+        raise ModelImageError(f"{where}: negative tiles or scratch")
+    if stage.balance not in _BALANCES:
+        raise ModelImageError(f"{where}: unknown balance {stage.balance!r}")
+    for ref in stage.buffers:
+        if ref.space not in limits:
+            raise ModelImageError(f"{where}: unknown space {ref.space!r}")
+        if not 0 <= ref.value < limits[ref.space]:
+            raise ModelImageError(f"{where}: {ref.space} {ref.value} is out of range")
+        if ref.space == "weight" and ref.value % WEIGHT_ALIGNMENT:
+            raise ModelImageError(
+                f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}"
+            )
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """The two files of a model; copied elsewhere together they load without a compiler."""
+
+    library: Path
+    weights: Path
+
+
+def table_source(image: ModelImage) -> str:
+    """The stage table as C text; it includes the driver's header."""
+    used = sorted({stage.kernel for stage in image.stages})
+    declarations = [
+        f"void {name}(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch);"
+        for name in used
+    ]
+    refs = [ref for stage in image.stages for ref in stage.buffers]
+    stages = []
+    first = 0
+    for stage in image.stages:
+        barrier = int(stage.barrier_before)
+        stages.append(
+            f"{{{stage.kernel}, {stage.tiles}, {first}, {len(stage.buffers)}, {barrier}, {_BALANCES[stage.balance]}, "
+            f"{stage.first_extent}}}"
+        )
+        first += len(stage.buffers)
+    scratch = max((stage.scratch_bytes for stage in image.stages), default=0)
+    counts = (len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes))
+    sizes = (memoryview(image.weights).nbytes, image.arena_bytes, scratch)
+    numbers = ", ".join(str(number) for number in (*counts, *sizes))
+    return "\n".join(
+        [
+            '#include "driver.h"',
+            *declarations,
+            _array("tw_stage", "stages", stages),
+            _array("tw_buffer", "buffers", [f"{{{_SPACES[ref.space]}, {ref.value}}}" for ref in refs]),
+            _array("int64_t", "extents", [str(extent) for extent in image.extents]),
+            _array("int64_t", "input_bytes", [str(size) for size in image.input_bytes]),
+            _array("int64_t", "output_bytes", [str(size) for size in image.output_bytes]),
+            f"const tw_table tw_model_table = {{{numbers}, stages, buffers, extents, input_bytes, output_bytes}};",
+            "",
+        ]
+    )
+
+
+def _array(c_type: str, name: str, items: Sequence[str]) -> str:
+    # C has no empty arrays; the counts in the table say how many items are meant.
+    body = ",\n    ".join(items) if items else "0"
+    return f"static const {c_type} {name}[] = {{\n    {body}\n}};"
+
+
+def _with_headers(source: str) -> str:
+    """The source with our own headers in place, so that its text alone determines the object."""
+    for name in ("driver.h", "team.h"):
+        source = source.replace(f'#include "{name}"', (_NATIVE / name).read_text())
+    return source
+
+
+def build(
+    image: ModelImage,
+    compiler: Compiler,
+    flags: Sequence[str],
+    machine: Machine,
+    cache: Cache,
+    *,
+    jobs: int,
+    progress: Progress | None = None,
+) -> BuiltModel:
+    """Compile and link what the cache does not have yet."""
+    sources = dict(image.kernels)
+    for name in ("driver", "team"):
+        sources[f"tw_{name}"] = _with_headers((_NATIVE / f"{name}.c").read_text())
+    sources["tw_table"] = _with_headers(table_source(image))
+    objects = compile_objects(sources, compiler, flags, machine, cache, jobs=jobs, progress=progress)
+    built = BuiltModel(link(objects, compiler, cache), store_weights(image.weights, cache))
+    cache.prune()
+    return built
+
+
+class _Table(ctypes.Structure):
+    """tw_table in native/driver.h; the arrays of stages and buffers are not read here."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("stages", "buffers", "extents", "inputs", "outputs")),
+        *((name, ctypes.c_int64) for name in ("weight_bytes", "arena_bytes", "scratch_bytes")),
+        *((name, ctypes.c_void_p) for name in ("stage", "buffer", "extent")),
+        *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("input_bytes", "output_bytes")),
+    ]
+
+
+def _array_data_offset() -> int:
+    """Where a NumPy array keeps its data pointer: first after the object header, as NumPy's binary interface
+    promises to every extension module. Reading it there is ten times faster than array.ctypes.data."""
+    offset = object.__basicsize__
+    probe = np.zeros(1, np.uint8)
+    if ctypes.c_void_p.from_address(id(probe) + offset).value != probe.ctypes.data:
+        raise ModelRunError("this Python or NumPy lays out its arrays in a way not known here")
+    return offset
+
+
+class CpuModel:
+    """A loaded model. run may be called from several threads at once; the calls take turns."""
+
+    def __init__(
+        self,
+        built: BuiltModel,
+        threads: int,
+        *,
+        map_file: bool = True,
+        run_spin_microseconds: float = RUN_SPIN_MICROSECONDS,
+        idle_spin_microseconds: float = IDLE_SPIN_MICROSECONDS,
+    ) -> None:
+        """map_file=False copies the weights into private memory, where the system may use large pages."""
+        self._handle: ctypes.c_void_p | None = None
+        if not 1 <= threads <= MAX_THREADS:
+            raise ModelRunError(f"threads must be between 1 and {MAX_THREADS}, not {threads}")
+        try:
+            library = ctypes.CDLL(str(built.library.resolve()))
+        except OSError as error:
+            raise ModelRunError(f"cannot load the model: {error}") from error
+        self.threads = threads
+        self._library = library
+        self._read_table()
+        weights = map_weights(built.weights, self._weight_bytes)
+        self._weights = weights if map_file else aligned_copy(weights)
+        library.tw_create.restype = ctypes.c_void_p
+        handle = library.tw_create(
+            ctypes.c_void_p(self._weights.ctypes.data),
+            ctypes.c_int(threads),
+            ctypes.c_int64(int(run_spin_microseconds * 1000)),
+            ctypes.c_int64(int(idle_spin_microseconds * 1000)),
+        )
+        if not handle:
+            raise ModelRunError("not enough memory for the model's activations")
+        # Ready-made ctypes values and no argtypes: conversions would double the cost of a call.
+        self._handle = ctypes.c_void_p(handle)
+        self._data_offset = ctypes.c_int64(_array_data_offset())
+        self._run_objects = library.tw_run_objects
+        self._pack = struct.Struct(f"{len(self.input_bytes) + len(self.output_bytes)}P").pack
+
+    def _read_table(self) -> None:
+        self._library.tw_describe.restype = ctypes.POINTER(_Table)
+        table = self._library.tw_describe().contents
+        self.input_bytes: tuple[int, ...] = tuple(table.input_bytes[: table.inputs])
+        self.output_bytes: tuple[int, ...] = tuple(table.output_bytes[: table.outputs])
+        self.stage_count: int = table.stages
+        self.arena_bytes: int = table.arena_bytes
+        self.scratch_bytes: int = table.scratch_bytes
+        self._weight_bytes: int = table.weight_bytes
+        self._sizes = self.input_bytes + self.output_bytes
+
+    def run(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
+        """Fill outputs. Arrays are C-contiguous and of the compiled sizes; what they mean is the caller's affair."""
+        if (
+            self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._data_offset)
+            != 0
+        ):
+            raise _no_threads(self.threads)
+
+    def profile(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+        """Run once with a barrier around every stage; nanoseconds of each stage."""
+        self._checked(inputs, outputs)
+        stage_ns = np.zeros(max(self.stage_count, 1), np.int64)
+        status = self._library.tw_run_profile(
+            self._handle, _pointers(inputs), _pointers(outputs), ctypes.c_void_p(stage_ns.ctypes.data)
+        )
+        if status != 0:
+            raise _no_threads(self.threads)
+        return stage_ns[: self.stage_count]
+
+    def _checked(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> list[int]:
+        """The addresses of the array objects, inputs first. Small models notice every step here."""
+        if self._handle is None:
+            raise ModelRunError("the model is closed")
+        if len(inputs) != len(self.input_bytes) or len(outputs) != len(self.output_bytes):
+            expected = f"{len(self.input_bytes)} inputs and {len(self.output_bytes)} outputs"
+            raise ModelRunError(f"the model has {expected}, called with {len(inputs)} and {len(outputs)}")
+        objects = []
+        sizes = iter(self._sizes)
+        for arrays in (inputs, outputs):
+            for array in arrays:
+                size = next(sizes)
+                if not isinstance(array, ndarray) or array.nbytes != size or not array.flags.c_contiguous:
+                    raise ModelRunError(
+                        f"expected a C-contiguous NumPy array of {size} bytes, got {_describe(array)}"
+                    )
+                objects.append(id(array))
+        return objects
+
+    def close(self) -> None:
+        """Stop the workers and free the memory. No other thread may be inside run."""
+        if self._handle is not None:
+            self._library.tw_destroy(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _pointers(arrays: Sequence[NDArray[Any]]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(len(arrays), 1))(*(array.ctypes.data for array in arrays))
+
+
+def _describe(array: object) -> str:
+    if not isinstance(array, ndarray):
+        return type(array).__name__
+    return f"{array.nbytes} bytes{'' if array.flags.c_contiguous else ', not contiguous'}"
+
+
+def _no_threads(threads: int) -> ModelRunError:
+    return ModelRunError(f"the system refused to start {threads - 1} worker threads; try fewer threads")

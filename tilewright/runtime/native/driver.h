@@ -1,0 +1,75 @@
+/* The interface of a compiled model: one shared object made of this driver, a generated table and the kernels.
+ *
+ * From C:  tw_model *model = tw_open("model.weights", 8);
+ *          tw_run(model, inputs, outputs);
+ *          tw_destroy(model);
+ */
+#ifndef TW_DRIVER_H
+#define TW_DRIVER_H
+
+#include <stdint.h>
+
+#define TW_API __attribute__((visibility("default")))
+
+typedef void (*tw_kernel)(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch);
+
+enum { TW_INPUT, TW_OUTPUT, TW_WEIGHT, TW_ARENA };
+enum { TW_AUTO, TW_STATIC, TW_DYNAMIC, TW_SERIAL };
+
+/* value: the position of an input or output, a byte offset into the weights or the arena. */
+typedef struct {
+    int32_t space;
+    int64_t value;
+} tw_buffer;
+
+typedef struct {
+    tw_kernel kernel;
+    int64_t tiles;
+    int32_t first_buffer;
+    int32_t buffers;
+    int32_t barrier_before;
+    int32_t balance;
+    int64_t first_extent; /* the kernel sees the extents from here on */
+} tw_stage;
+
+typedef struct {
+    int64_t stages, buffers, extents, inputs, outputs;
+    int64_t weight_bytes, arena_bytes, scratch_bytes;
+    const tw_stage *stage;
+    const tw_buffer *buffer;
+    const int64_t *extent;
+    const int64_t *input_bytes;
+    const int64_t *output_bytes;
+} tw_table;
+
+/* Defined by the generated table. */
+extern const tw_table tw_model_table;
+
+typedef struct tw_model tw_model;
+
+enum { TW_OK = 0, TW_NO_THREADS = 1 };
+enum { TW_MAX_THREADS = 1024 };
+enum { TW_RUN_SPIN_NS = 100000, TW_IDLE_SPIN_NS = 50000 };
+
+/* weights stay the caller's, 64-byte aligned, until tw_destroy. A waiting worker spins for run_spin_ns inside a
+ * run and idle_spin_ns between runs before it sleeps. NULL when memory is short or threads is out of range. */
+TW_API tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns, int64_t idle_spin_ns);
+
+/* Maps the weights file itself. NULL also when the file cannot be mapped or has another size. */
+TW_API tw_model *tw_open(const char *weights_path, int threads);
+
+/* Calls from several threads at once are safe: they take turns. Returns TW_OK or TW_NO_THREADS. */
+TW_API int tw_run(tw_model *model, void *const *inputs, void *const *outputs);
+
+/* As tw_run, with a barrier around every stage; stage_ns receives one duration a stage. */
+TW_API int tw_run_profile(tw_model *model, void *const *inputs, void *const *outputs, int64_t *stage_ns);
+
+/* As tw_run, for a host language whose arrays are objects: objects are the inputs, then the outputs, and each
+ * object keeps its data pointer data_offset bytes from its start. */
+TW_API int tw_run_objects(tw_model *model, const char *const *objects, int64_t data_offset);
+
+TW_API void tw_destroy(tw_model *model);
+
+TW_API const tw_table *tw_describe(void);
+
+#endif

@@ -1,0 +1,626 @@
+// The engine under emulated CUDA kernels: threads of a block as fibres, barriers, warp exchanges, asynchronous copies,
+// and the record of every tracked element from which races, poison reads and uncovered elements are told.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <vector>
+
+#include "tilewright.cuh"
+
+using namespace tw::emulate;
+
+// ---- the launch, as Python describes it
+
+extern "C" struct tw_fault {
+  int kind, rank;
+  char name[64];
+  long long index[most_dimensions];
+  int thread, block[3];
+  int other_thread, other_block[3];  // -1 where nobody else takes part
+};
+
+extern "C" struct tw_launch {
+  void (*entry)(void**);
+  void** arguments;
+  int grid[3];
+  int threads;
+  long long shared_bytes;
+  int arrays;  // the array arguments: address and size
+  void** addresses;
+  long long* sizes;
+  const char* const* writes_all;  // names, ended by null
+  const char* const* reads_all;
+  int uses_all;
+  int most_faults;
+  tw_fault* faults;
+  int fault_count;  // all that were found; the first most_faults are described
+};
+
+// ---- switching between fibres: save the registers a call must keep, change the stack, go on over there
+
+#if defined(__linux__) && defined(__aarch64__)
+asm(R"(
+.text
+.p2align 2
+.local tw_switch
+.type tw_switch, %function
+tw_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+)");
+extern "C" void tw_switch(void** save, void* load);
+static void* fresh_stack(unsigned char* top, void (*start)()) {
+  void** frame = reinterpret_cast<void**>(top - 160);
+  memset(frame, 0, 160);
+  frame[11] = reinterpret_cast<void*>(start);  // x30
+  return frame;
+}
+#elif defined(__linux__) && defined(__x86_64__)
+asm(R"(
+.text
+.p2align 4
+.local tw_switch
+.type tw_switch, @function
+tw_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+extern "C" void tw_switch(void** save, void* load);
+static void* fresh_stack(unsigned char* top, void (*start)()) {
+  // Six registers, the address `ret` takes, and a zero return address: at its start rsp is 8 below a multiple of 16.
+  void** frame = reinterpret_cast<void**>(top - 64);
+  memset(frame, 0, 64);
+  frame[6] = reinterpret_cast<void*>(start);
+  return frame;
+}
+#else
+#include <ucontext.h>
+struct Portable { ucontext_t context; };
+static void tw_switch(void** save, void* load) {
+  Portable from;
+  *save = &from;
+  swapcontext(&from.context, &static_cast<Portable*>(load)->context);
+}
+static void* fresh_stack(unsigned char* top, void (*start)()) {
+  Portable* made = reinterpret_cast<Portable*>(top - ((sizeof(Portable) + 63) / 64 * 64));
+  getcontext(&made->context);
+  made->context.uc_stack.ss_sp = top - (192 << 10);
+  made->context.uc_stack.ss_size = (192 << 10) - ((sizeof(Portable) + 63) / 64 * 64) - 64;
+  made->context.uc_link = nullptr;
+  makecontext(&made->context, start, 0);
+  return made;
+}
+#endif
+
+namespace {
+
+constexpr size_t stack_bytes = 256 << 10;
+constexpr size_t guard_bytes = 64 << 10;  // a whole page for every page size in use
+
+enum State { READY, AT_BARRIER, AT_WARP, DONE };
+
+struct Copy {
+  Buffer *to, *from;
+  long long to_offset, from_offset;
+  int count;
+};
+
+struct Thread {
+  void* stack;
+  State state;
+  int line;
+  int operation;  // -1: a warp barrier
+  int argument;
+  unsigned long long value, received;
+  std::vector<Copy> open;                 // issued, not committed
+  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+};
+
+struct Registers {
+  const char* name;
+  int rank;
+  const long long* extent;
+  std::vector<unsigned char> state;
+};
+
+struct Launch {
+  tw_launch* given;
+  std::vector<Thread> threads;
+  std::vector<unsigned> warp_epoch;
+  std::vector<Buffer*> globals, shared;
+  std::vector<Registers> registers;
+  std::vector<Cell> arena_cells;
+  std::vector<std::vector<Cell>> global_cells;
+  unsigned char* arena;
+  unsigned epoch, block_epoch;  // now, and when the running block began
+  void* scheduler;
+  bool stop;
+};
+
+Engine shared_engine;
+Launch* now;
+unsigned char* stacks;
+int stack_count;
+
+int block_number() {
+  const int* grid = now->given->grid;
+  const int* block = shared_engine.block;
+  return (block[2] * grid[1] + block[1]) * grid[0] + block[0];
+}
+
+void report(int kind, const char* name, int rank, const long long* index, int other_thread, int other_block) {
+  tw_launch* given = now->given;
+  const int known = given->fault_count < given->most_faults ? given->fault_count : given->most_faults;
+  int alike = 0;
+  for (int f = 0; f < known; ++f) alike += given->faults[f].kind == kind && !strncmp(given->faults[f].name, name, 63);
+  ++given->fault_count;
+  if (given->fault_count > 20000) now->stop = true;
+  if (alike >= 3 || known >= given->most_faults) {
+    if (alike >= 3) --given->fault_count;  // the third of a kind says it all
+    return;
+  }
+  tw_fault& fault = given->faults[known];
+  memset(&fault, 0, sizeof(fault));
+  fault.kind = kind;
+  fault.rank = rank;
+  strncpy(fault.name, name, 63);
+  for (int d = 0; d < rank; ++d) fault.index[d] = index[d];
+  fault.thread = shared_engine.thread;
+  fault.other_thread = other_thread;
+  for (int d = 0; d < 3; ++d) fault.block[d] = shared_engine.block[d];
+  const int* grid = given->grid;
+  fault.other_block[0] = other_block < 0 ? -1 : other_block % grid[0];
+  fault.other_block[1] = other_block < 0 ? -1 : other_block / grid[0] % grid[1];
+  fault.other_block[2] = other_block < 0 ? -1 : other_block / grid[0] / grid[1];
+}
+
+void report_element(int kind, const Buffer* buffer, long long offset, int other_thread, int other_block) {
+  long long index[most_dimensions];
+  for (int d = buffer->rank - 1; d >= 0; --d) {
+    index[d] = offset % buffer->extent[d];
+    offset /= buffer->extent[d];
+  }
+  report(kind, buffer->name, buffer->rank, index, other_thread, other_block);
+}
+
+// ---- views
+
+bool listed(const char* const* names, const char* name) {
+  for (; *names; ++names) if (!strcmp(*names, name)) return true;
+  return false;
+}
+
+long long elements(const Buffer* buffer) {
+  long long count = 1;
+  for (int d = 0; d < buffer->rank; ++d) count *= buffer->extent[d];
+  return count;
+}
+
+Buffer* new_buffer(const char* name, int element, int rank, const long long* extent) {
+  Buffer* buffer = new Buffer();
+  buffer->name = name;
+  buffer->element = element;
+  buffer->rank = rank;
+  for (int d = 0; d < rank; ++d) buffer->extent[d] = extent[d];
+  return buffer;
+}
+
+Buffer* open_global(void* data, const char* name, int element, bool writable, int rank, const long long* extent) {
+  for (Buffer* buffer : now->globals) if (buffer->name == name) return buffer;
+  Buffer* buffer = new_buffer(name, element, rank, extent);
+  buffer->base = static_cast<unsigned char*>(data);
+  const tw_launch* given = now->given;
+  for (int a = 0; a < given->arrays; ++a) if (given->addresses[a] == data) buffer->bytes = given->sizes[a];
+  const long long wanted = elements(buffer) * element;
+  if (wanted > buffer->bytes) {
+    report(SIZE, name, rank, extent, -1, -1);
+    now->stop = true;
+  }
+  for (const Buffer* other : now->globals) {
+    const bool apart = buffer->base + wanted <= other->base || other->base + elements(other) * other->element <= buffer->base;
+    // The kernel's pointers are declared __restrict__: a written buffer must not be reachable twice.
+    if (!apart && wanted && (writable || other->cells)) report(ALIAS, name, 0, nullptr, -1, -1);
+  }
+  buffer->whole_write = listed(given->writes_all, name);
+  buffer->whole_read = listed(given->reads_all, name);
+  if (writable || buffer->whole_read) {
+    now->global_cells.emplace_back(static_cast<size_t>(elements(buffer)) + 1);
+    buffer->cells = now->global_cells.back().data();
+  }
+  now->globals.push_back(buffer);
+  return buffer;
+}
+
+Buffer* open_shared(long long first_byte, const char* name, int element, int rank, const long long* extent) {
+  for (Buffer* buffer : now->shared) if (buffer->name == name) return buffer;
+  Buffer* buffer = new_buffer(name, element, rank, extent);
+  buffer->shared = true;
+  buffer->base = now->arena + first_byte;
+  buffer->bytes = now->given->shared_bytes - first_byte;
+  buffer->id = static_cast<short>(now->shared.size() + 1);
+  if (elements(buffer) * element > buffer->bytes) {
+    report(SIZE, name, rank, extent, -1, -1);
+    now->stop = true;
+  }
+  buffer->cells = now->arena_cells.data() + first_byte;
+  now->shared.push_back(buffer);
+  return buffer;
+}
+
+// ---- the record of accesses
+
+void stop_here();
+
+Cell& cell_of(Buffer* buffer, long long offset) {
+  if (now->stop) stop_here();
+  // Shared cells are counted in bytes, so that buffers of different types that share bytes meet in one record.
+  return buffer->cells[buffer->shared ? offset * buffer->element : offset];
+}
+
+bool same_warp(int a, int b) { return a / warp_size == b / warp_size; }
+
+void note_read(Buffer* buffer, long long offset) {
+  Cell& cell = cell_of(buffer, offset);
+  const int me = shared_engine.thread;
+  const unsigned warp_epoch = now->warp_epoch[me / warp_size];
+  if (cell.in_flight) report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
+  const bool from_here = cell.ever_written && cell.write_epoch >= now->block_epoch;
+  if (buffer->shared ? !from_here || cell.owner != buffer->id : buffer->whole_write && !cell.ever_written) {
+    if (!cell.in_flight) report_element(UNINITIALISED, buffer, offset, -1, -1);
+  } else if (cell.ever_written) {
+    const bool other_block = !from_here;
+    const bool unordered = cell.write_epoch == now->epoch && cell.writer != me &&
+                           !(same_warp(cell.writer, me) && cell.write_warp_epoch != warp_epoch);
+    if (other_block || unordered) report_element(RACE, buffer, offset, cell.writer, cell.write_block);
+  }
+  if (cell.read_epoch != now->epoch) {
+    cell.readers_many = cell.readers_across_warps = false;
+  } else if (!same_warp(cell.reader, me)) {
+    cell.readers_across_warps = true;
+  } else if (cell.read_warp_epoch != warp_epoch) {
+    cell.readers_many = false;
+  } else if (cell.reader != me) {
+    cell.readers_many = true;
+  }
+  if (!cell.ever_read) {
+    cell.first_read_epoch = now->epoch;
+    cell.first_reader = me;
+    cell.first_read_block = block_number();
+  }
+  cell.reader = me;
+  cell.read_epoch = now->epoch;
+  cell.read_warp_epoch = warp_epoch;
+  cell.read_block = block_number();
+  cell.ever_read = cell.read_since_write = true;
+}
+
+void note_write(Buffer* buffer, long long offset) {
+  Cell& cell = cell_of(buffer, offset);
+  const int me = shared_engine.thread;
+  const unsigned warp_epoch = now->warp_epoch[me / warp_size];
+  if (cell.in_flight) report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
+  const bool read_here = cell.ever_read && cell.read_epoch == now->epoch;
+  if (!buffer->shared && cell.ever_written && cell.write_epoch < now->block_epoch) {
+    report_element(RACE, buffer, offset, cell.writer, cell.write_block);
+  } else if (!buffer->shared && cell.ever_read && cell.first_read_epoch < now->block_epoch) {
+    report_element(RACE, buffer, offset, cell.first_reader, cell.first_read_block);
+  } else if (cell.ever_written && cell.write_epoch == now->epoch && cell.writer != me &&
+             !(same_warp(cell.writer, me) && cell.write_warp_epoch != warp_epoch)) {
+    report_element(RACE, buffer, offset, cell.writer, cell.write_block);
+  } else if (read_here && (cell.readers_across_warps || !same_warp(cell.reader, me) ||
+                           (cell.read_warp_epoch == warp_epoch && (cell.readers_many || cell.reader != me)))) {
+    report_element(RACE, buffer, offset, cell.reader, cell.read_block);
+  } else if (buffer->whole_write && cell.ever_written && !cell.read_since_write) {
+    report_element(OVERWRITTEN, buffer, offset, cell.writer, cell.write_block);
+  }
+  cell.ever_written = true;
+  cell.read_since_write = false;
+  cell.writer = me;
+  cell.write_epoch = now->epoch;
+  cell.write_warp_epoch = warp_epoch;
+  cell.write_block = block_number();
+  cell.owner = buffer->id;
+}
+
+void fault(int kind, const char* name, int rank, const long long* index) {
+  report(kind, name, rank, index, -1, -1);
+  if (now->stop) stop_here();
+}
+
+void close_registers(const char* name, int rank, const long long* extent, int count, const unsigned char* state) {
+  for (Registers& known : now->registers) {
+    if (known.name != name) continue;
+    for (int e = 0; e < count; ++e) known.state[e] |= state[e];
+    return;
+  }
+  now->registers.push_back({name, rank, extent, std::vector<unsigned char>(state, state + count)});
+}
+
+// ---- fibres
+
+void leave() { tw_switch(&now->threads[shared_engine.thread].stack, now->scheduler); }
+
+void stop_here() {
+  now->threads[shared_engine.thread].state = DONE;
+  leave();
+}
+
+void land(Thread& thread, size_t groups) {
+  while (thread.groups.size() > groups) {
+    for (const Copy& copy : thread.groups.front()) {
+      for (int k = 0; k < copy.count; ++k) {
+        if (copy.from->cells) note_read(copy.from, copy.from_offset + k);
+        Cell& cell = cell_of(copy.to, copy.to_offset + k);
+        cell.in_flight = false;
+        note_write(copy.to, copy.to_offset + k);
+      }
+      const long long size = copy.to->element;
+      memcpy(copy.to->base + copy.to_offset * size, copy.from->base + copy.from_offset * size, copy.count * size);
+    }
+    thread.groups.erase(thread.groups.begin());
+  }
+}
+
+void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count) {
+  Thread& thread = now->threads[shared_engine.thread];
+  for (int k = 0; k < count; ++k) {
+    note_write(to, to_offset + k);  // issuing already forbids others to touch the place
+    cell_of(to, to_offset + k).in_flight = true;
+  }
+  thread.open.push_back({to, from, to_offset, from_offset, count});
+}
+
+void commit() {
+  Thread& thread = now->threads[shared_engine.thread];
+  thread.groups.push_back(thread.open);
+  thread.open.clear();
+}
+
+void wait(int pending) { land(now->threads[shared_engine.thread], static_cast<size_t>(pending)); }
+
+void fibre() {
+  now->given->entry(now->given->arguments);
+  Thread& thread = now->threads[shared_engine.thread];
+  if (!thread.open.empty() || !thread.groups.empty()) {
+    const Copy& lost = thread.open.empty() ? thread.groups.front().front() : thread.open.front();
+    report_element(ASYNC, lost.to, lost.to_offset, -1, -1);
+  }
+  thread.state = DONE;
+  leave();
+  abort();  // a finished fibre is never resumed
+}
+
+void barrier(int line) {
+  Thread& thread = now->threads[shared_engine.thread];
+  thread.state = AT_BARRIER;
+  thread.line = line;
+  leave();
+}
+
+unsigned long long exchange(int operation, unsigned long long value, int argument, int line) {
+  Thread& thread = now->threads[shared_engine.thread];
+  thread.state = AT_WARP;
+  thread.operation = operation;
+  thread.argument = argument;
+  thread.value = value;
+  thread.line = line;
+  leave();
+  return thread.received;
+}
+
+void warp_barrier(int line) { exchange(-1, 0, 0, line); }
+
+void trouble(int kind, int who, int other) {
+  shared_engine.thread = who;
+  report(kind, "", 0, nullptr, other, other < 0 ? -1 : block_number());
+}
+
+// All lanes of a warp have arrived: hand each the value of its partner.
+void exchange_warp(int first, int end) {
+  Thread* threads = now->threads.data();
+  for (int t = first; t < end; ++t) {
+    Thread& thread = threads[t];
+    if (thread.operation != threads[first].operation || thread.line != threads[first].line) trouble(SHUFFLE, t, first);
+    if (thread.operation < 0) continue;
+    const int lane = t - first;
+    int partner = thread.operation == SHUFFLE_XOR    ? lane ^ thread.argument
+                  : thread.operation == SHUFFLE_DOWN ? lane + thread.argument
+                                                     : thread.argument;
+    if (thread.operation == SHUFFLE_DOWN && partner >= warp_size) partner = lane;  // as the hardware: its own value
+    if (partner < 0 || first + partner >= end) {
+      trouble(SHUFFLE, t, first + partner);
+      partner = lane;
+    }
+    thread.received = threads[first + partner].value;
+  }
+  if (threads[first].operation < 0) ++now->warp_epoch[first / warp_size];
+  for (int t = first; t < end; ++t) threads[t].state = READY;
+}
+
+// Lets waiting threads go on; false when nobody can.
+bool release() {
+  Thread* threads = now->threads.data();
+  const int count = static_cast<int>(now->threads.size());
+  bool any_ready = false;
+  for (int first = 0; first < count; first += warp_size) {
+    const int end = first + warp_size < count ? first + warp_size : count;
+    bool all = true;
+    for (int t = first; t < end; ++t) all = all && threads[t].state == AT_WARP;
+    if (!all) continue;
+    exchange_warp(first, end);
+    any_ready = true;
+  }
+  if (any_ready) return true;
+  int waiting = -1, gone = -1, apart = -1, in_warp = -1;
+  for (int t = 0; t < count; ++t) {
+    if (threads[t].state == AT_BARRIER) {
+      if (waiting >= 0 && threads[t].line != threads[waiting].line) apart = t;
+      waiting = t;
+    }
+    if (threads[t].state == DONE) gone = t;
+    if (threads[t].state == AT_WARP) in_warp = t;
+  }
+  if (in_warp >= 0) {  // its warp will never be complete
+    const int first = in_warp / warp_size * warp_size;
+    int missing = first;
+    for (int t = first; t < first + warp_size && t < count; ++t) if (threads[t].state != AT_WARP) missing = t;
+    trouble(SHUFFLE, in_warp, missing);
+    return false;
+  }
+  if (gone >= 0 || apart >= 0) {
+    trouble(BARRIER, waiting, gone >= 0 ? gone : apart);
+    return false;
+  }
+  ++now->epoch;
+  for (int t = 0; t < count; ++t) threads[t].state = READY;
+  return true;
+}
+
+void run_block() {
+  Launch& launch = *now;
+  const int count = launch.given->threads;
+  launch.block_epoch = ++launch.epoch;
+  memset(launch.arena, 0xff, static_cast<size_t>(launch.given->shared_bytes));
+  for (int t = 0; t < count; ++t) {
+    Thread& thread = launch.threads[t];
+    thread.state = READY;
+    thread.open.clear();
+    thread.groups.clear();
+    thread.stack = fresh_stack(stacks + (t + 1) * stack_bytes, fibre);
+  }
+  while (!launch.stop) {
+    int done = 0;
+    for (int t = 0; t < count && !launch.stop; ++t) {
+      if (launch.threads[t].state == READY) {
+        shared_engine.thread = t;
+        tw_switch(&launch.scheduler, launch.threads[t].stack);
+      }
+      done += launch.threads[t].state == DONE;
+    }
+    if (done == count || launch.stop) return;
+    if (!release()) launch.stop = true;
+  }
+}
+
+void check_promises() {
+  shared_engine.thread = -1;
+  for (Buffer* buffer : now->globals) {
+    const long long count = buffer->cells ? elements(buffer) : 0;
+    for (long long e = 0; e < count; ++e) {
+      if (buffer->whole_write && !buffer->cells[e].ever_written) report_element(UNWRITTEN, buffer, e, -1, -1);
+      if (buffer->whole_read && !buffer->cells[e].ever_read) report_element(UNREAD, buffer, e, -1, -1);
+    }
+  }
+  if (!shared_engine.uses_all) return;
+  for (Buffer* buffer : now->shared) {
+    for (long long e = 0; e < elements(buffer); ++e) {
+      const Cell& cell = buffer->cells[e * buffer->element];
+      if (cell.ever_written && !cell.ever_read) report_element(UNREAD, buffer, e, -1, -1);
+    }
+  }
+  for (const Registers& known : now->registers) {
+    Buffer shape{};
+    shape.name = known.name;
+    shape.rank = known.rank;
+    for (int d = 0; d < known.rank; ++d) shape.extent[d] = known.extent[d];
+    for (size_t e = 0; e < known.state.size(); ++e)
+      if (known.state[e] == 1) report_element(UNREAD, &shape, static_cast<long long>(e), -1, -1);
+  }
+}
+
+bool reserve_stacks(int count) {
+  if (count <= stack_count) return true;
+  void* memory = mmap(nullptr, count * stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  if (stacks) munmap(stacks, stack_count * stack_bytes);
+  stacks = static_cast<unsigned char*>(memory);
+  stack_count = count;
+  for (int t = 0; t < count; ++t) mprotect(stacks + t * stack_bytes, guard_bytes, PROT_NONE);
+  return true;
+}
+
+}  // namespace
+
+extern "C" Engine* tw_engine() {
+  shared_engine.open_global = open_global;
+  shared_engine.open_shared = open_shared;
+  shared_engine.read = note_read;
+  shared_engine.write = note_write;
+  shared_engine.fault = fault;
+  shared_engine.barrier = barrier;
+  shared_engine.warp_barrier = warp_barrier;
+  shared_engine.exchange = exchange;
+  shared_engine.close_registers = close_registers;
+  shared_engine.copy_async = copy_async;
+  shared_engine.commit = commit;
+  shared_engine.wait = wait;
+  return &shared_engine;
+}
+
+// 0 when the launch ran (with or without faults), 1 when there is no memory for it.
+extern "C" int tw_run(tw_launch* given) {
+  if (!reserve_stacks(given->threads)) return 1;
+  Launch launch{};
+  launch.given = given;
+  launch.threads.resize(given->threads);
+  launch.warp_epoch.resize((given->threads + warp_size - 1) / warp_size);
+  launch.arena_cells.resize(given->shared_bytes + 1);
+  const size_t arena = (static_cast<size_t>(given->shared_bytes) + 1023) / 1024 * 1024 + 1024;
+  launch.arena = static_cast<unsigned char*>(aligned_alloc(1024, arena));
+  if (!launch.arena) return 1;
+  now = &launch;
+  given->fault_count = 0;
+  shared_engine.uses_all = given->uses_all;
+  for (int z = 0; z < given->grid[2]; ++z)
+    for (int y = 0; y < given->grid[1]; ++y)
+      for (int x = 0; x < given->grid[0] && !launch.stop; ++x) {
+        shared_engine.block[0] = x;
+        shared_engine.block[1] = y;
+        shared_engine.block[2] = z;
+        run_block();
+      }
+  if (!launch.stop) check_promises();
+  for (Buffer* buffer : launch.globals) delete buffer;
+  for (Buffer* buffer : launch.shared) delete buffer;
+  free(launch.arena);
+  now = nullptr;
+  return 0;
+}

@@ -1,0 +1,331 @@
+// The emulator's half of tilewright.cuh: the same views and wrappers as checked C++. Kept free of other headers,
+// because every kernel of a test compiles it. The engine itself (emulate.cpp) is compiled once.
+#pragma once
+
+namespace tw {
+namespace emulate {
+
+constexpr int most_dimensions = 8;
+constexpr int warp_size = 32;
+
+enum Kind {
+  OUT_OF_BOUNDS, UNINITIALISED, RACE, MISALIGNED, BARRIER, SHUFFLE, UNWRITTEN, UNREAD, OVERWRITTEN, ASYNC, SIZE, ALIAS,
+};
+
+// What is remembered of one element. An epoch is the time between two block barriers; epochs never repeat within a
+// launch, and blocks run one after the other, so an epoch also names its block.
+struct Cell {
+  unsigned write_epoch, write_warp_epoch, read_epoch, read_warp_epoch, first_read_epoch;
+  int writer, reader, first_reader;
+  int write_block, read_block, first_read_block;
+  short owner;  // the shared buffer that wrote it last: two may use the same bytes at different times
+  bool readers_many, readers_across_warps;
+  bool read_since_write, ever_read, ever_written, in_flight;
+};
+
+struct Buffer {
+  const char* name;
+  unsigned char* base;
+  long long bytes;
+  int element;
+  bool shared;
+  bool whole_write, whole_read;  // promised: every element is written (read) by a launch
+  short id;
+  int rank;
+  long long extent[most_dimensions];
+  Cell* cells;  // one per element (global) or per byte of the arena (shared); null where nothing is to be tracked
+};
+
+struct Engine {
+  int thread;
+  int block[3];
+  bool uses_all;
+  Buffer* (*open_global)(void* data, const char* name, int element, bool writable, int rank, const long long* extent);
+  Buffer* (*open_shared)(long long first_byte, const char* name, int element, int rank, const long long* extent);
+  void (*read)(Buffer*, long long offset);
+  void (*write)(Buffer*, long long offset);
+  void (*fault)(int kind, const char* name, int rank, const long long* index);
+  void (*barrier)(int line);
+  void (*warp_barrier)(int line);
+  unsigned long long (*exchange)(int operation, unsigned long long value, int lane, int line);
+  void (*close_registers)(const char* name, int rank, const long long* extent, int count, const unsigned char* state);
+  void (*copy_async)(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count);
+  void (*commit)();
+  void (*wait)(int pending);
+};
+
+static Engine* engine;
+
+// The element's number, or -1 (and a fault) where an index leaves its own dimension.
+inline long long locate(int rank, const long long* extent, const long long* index, const char* name) {
+  long long offset = 0;
+  for (int d = 0; d < rank; ++d) {
+    if (static_cast<unsigned long long>(index[d]) >= static_cast<unsigned long long>(extent[d])) {
+      engine->fault(OUT_OF_BOUNDS, name, rank, index);
+      return -1;
+    }
+    offset = offset * extent[d] + index[d];
+  }
+  return offset;
+}
+
+template <class T> struct Plain { using type = T; };
+template <class T> struct Plain<const T> { using type = T; };
+template <class T> struct IsConst { static constexpr bool value = false; };
+template <class T> struct IsConst<const T> { static constexpr bool value = true; };
+// A 16-bit float read from memory is a float at once: C++ allows one conversion of ours in a row.
+template <class T> struct Value { using type = T; };
+template <> struct Value<half> { using type = float; };
+template <> struct Value<bfloat16> { using type = float; };
+
+// One element of global or shared memory.
+template <class T> struct Reference {
+  using Element = typename Plain<T>::type;
+  Buffer* buffer;
+  T* data;
+  long long offset;  // -1 out of bounds
+
+  Element read() const {
+    if (offset < 0) return Element{};
+    if (buffer->cells) engine->read(buffer, offset);
+    return data[offset];
+  }
+  void write(Element value) const {
+    if (offset < 0) return;
+    engine->write(buffer, offset);
+    data[offset] = value;
+  }
+  operator typename Value<Element>::type() const { return read(); }
+  const Reference& operator=(Element value) const { write(value); return *this; }
+  const Reference& operator=(const Reference& other) const { write(other.read()); return *this; }
+};
+
+// Where N neighbours along the last dimension begin.
+template <class T> struct Place {
+  Buffer* buffer;
+  T* data;
+  long long index[most_dimensions];
+
+  long long first(int count) const {
+    const int last = buffer->rank - 1;
+    const long long start = locate(buffer->rank, buffer->extent, index, buffer->name);
+    if (start < 0) return -1;
+    if (index[last] + count > buffer->extent[last]) {
+      long long end[most_dimensions];
+      for (int d = 0; d <= last; ++d) end[d] = index[d];
+      end[last] += count - 1;
+      engine->fault(OUT_OF_BOUNDS, buffer->name, buffer->rank, end);
+      return -1;
+    }
+    const unsigned long long address = reinterpret_cast<unsigned long long>(data + start);
+    if (address % (count * sizeof(T))) engine->fault(MISALIGNED, buffer->name, buffer->rank, index);
+    return start;
+  }
+  Reference<T> element(long long start, int k) const { return {buffer, data, start < 0 ? -1 : start + k}; }
+};
+
+template <class T, long long... E> struct View {
+  T* data;
+  Buffer* buffer;
+
+  Reference<T> reference(const long long* index) const {
+    return {buffer, data, locate(sizeof...(E), buffer->extent, index, buffer->name)};
+  }
+  template <class... I> Reference<T> operator()(I... i) const {
+    static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
+    const long long index[] = {static_cast<long long>(i)..., 0};
+    return reference(index);
+  }
+  template <class... I> Place<T> at(I... i) const {
+    static_assert(sizeof...(I) == sizeof...(E) && sizeof...(E) > 0, "one index per dimension");
+    return {buffer, data, {static_cast<long long>(i)...}};
+  }
+};
+
+template <class T> struct RegisterReference {
+  T* data;
+  unsigned char* state;  // bit 0: written, bit 1: read
+  const char* name;
+  int rank;
+  const long long* extent;
+  long long offset;
+
+  void spoil() const {
+    long long index[most_dimensions];
+    long long rest = offset;
+    for (int d = rank - 1; d >= 0; --d) { index[d] = rest % extent[d]; rest /= extent[d]; }
+    engine->fault(UNINITIALISED, name, rank, index);
+  }
+  T read() const {
+    if (offset < 0) return T{};
+    if (!(state[offset] & 1)) spoil();
+    state[offset] |= 2;
+    return data[offset];
+  }
+  void write(T value) const {
+    if (offset < 0) return;
+    state[offset] |= 1;
+    data[offset] = value;
+  }
+  operator typename Value<T>::type() const { return read(); }
+  const RegisterReference& operator=(T value) const { write(value); return *this; }
+  const RegisterReference& operator=(const RegisterReference& other) const { write(other.read()); return *this; }
+};
+
+template <class T> struct RegisterPlace {
+  RegisterReference<T> start;
+  long long last, extent;  // of the last dimension
+
+  long long first(int count) const {
+    if (start.offset < 0) return -1;
+    if (last + count > extent) {
+      const long long end = last + count - 1;
+      engine->fault(OUT_OF_BOUNDS, start.name, 1, &end);
+      return -1;
+    }
+    return 0;
+  }
+  RegisterReference<T> element(long long begin, int k) const {
+    RegisterReference<T> result = start;
+    result.offset = begin < 0 ? -1 : start.offset + k;
+    return result;
+  }
+};
+
+// Calls a kernel of any signature with the arguments' addresses.
+template <int... N> struct Numbers {};
+template <int N, int... Rest> struct Count : Count<N - 1, N - 1, Rest...> {};
+template <int... Rest> struct Count<0, Rest...> { using type = Numbers<Rest...>; };
+template <class... A, int... N> void call_with(void (*kernel)(A...), void** arguments, Numbers<N...>) {
+  kernel(*static_cast<A*>(arguments[N])...);
+}
+template <class... A> void call(void (*kernel)(A...), void** arguments) {
+  call_with(kernel, arguments, typename Count<sizeof...(A)>::type{});
+}
+template <class... A> constexpr int parameters(void (*)(A...)) { return sizeof...(A); }
+
+}  // namespace emulate
+
+template <class T, long long... E> struct Global : emulate::View<T, E...> {
+  template <class... D> Global(T* start, const char* name, D... extents) {
+    const long long given[] = {static_cast<long long>(extents)..., 0};
+    const long long extent[] = {E..., 0};
+    long long whole[sizeof...(E) + 1];
+    int next = 0;
+    for (unsigned d = 0; d < sizeof...(E); ++d) whole[d] = extent[d] == any ? given[next++] : extent[d];
+    using Element = typename emulate::Plain<T>::type;
+    this->data = start;
+    this->buffer = emulate::engine->open_global(const_cast<Element*>(start), name, sizeof(T),
+                                                !emulate::IsConst<T>::value, sizeof...(E), whole);
+  }
+};
+
+template <class T, long long... E> struct Shared : emulate::View<T, E...> {
+  Shared(int first_byte, const char* name) {
+    const long long extent[] = {E..., 0};
+    this->buffer = emulate::engine->open_shared(first_byte, name, sizeof(T), sizeof...(E), extent);
+    this->data = reinterpret_cast<T*>(this->buffer->base);
+  }
+};
+
+template <class T, long long... E> struct Regs {
+  static constexpr int count = static_cast<int>(Shape<E...>::count);
+  static constexpr long long extent[sizeof...(E) + 1] = {E..., 0};
+  T data[count];
+  unsigned char state[count] = {};
+  const char* name;
+
+  explicit Regs(const char* text) : name(text) { __builtin_memset(data, 0xff, sizeof(data)); }
+  ~Regs() {
+    if (emulate::engine->uses_all) emulate::engine->close_registers(name, sizeof...(E), extent, count, state);
+  }
+  template <class... I> emulate::RegisterReference<T> operator()(I... i) {
+    static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
+    const long long index[] = {static_cast<long long>(i)..., 0};
+    return {data, state, name, sizeof...(E), extent, emulate::locate(sizeof...(E), extent, index, name)};
+  }
+  template <class... I> emulate::RegisterPlace<T> at(I... i) {
+    const long long index[] = {static_cast<long long>(i)..., 0};
+    return {(*this)(i...), index[sizeof...(E) - 1], extent[sizeof...(E) - 1]};
+  }
+};
+
+TW_FN unsigned short half_bits(float value) {
+  const unsigned whole = bits_as<unsigned>(value);
+  const unsigned short sign = static_cast<unsigned short>(whole >> 16 & 0x8000u);
+  const unsigned magnitude = whole & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<unsigned short>(0x7fffu);  // the device's canonical NaN
+  if (magnitude >= 0x477ff000u) return static_cast<unsigned short>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // subnormal: let float addition round at the right bit
+    const float shifted = bits_as<float>(magnitude) + 0.5f;
+    return static_cast<unsigned short>(sign | (bits_as<unsigned>(shifted) - 0x3f000000u));
+  }
+  const unsigned odd = magnitude >> 13 & 1u;
+  return static_cast<unsigned short>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+TW_FN float half_value(unsigned short bits) {
+  const unsigned sign = static_cast<unsigned>(bits & 0x8000u) << 16;
+  const unsigned exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
+  if (exponent == 0x1fu) return bits_as<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent == 0) {
+    const float value = static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -value : value;
+  }
+  return bits_as<float>(sign | (exponent + 112u) << 23 | fraction << 13);
+}
+
+TW_FN unsigned short bfloat16_bits(float value) {
+  const unsigned whole = bits_as<unsigned>(value);
+  if ((whole & 0x7fffffffu) > 0x7f800000u) return static_cast<unsigned short>(0x7fffu);
+  return static_cast<unsigned short>((whole + 0x7fffu + (whole >> 16 & 1u)) >> 16);
+}
+
+TW_FN int thread() { return emulate::engine->thread; }
+TW_FN int block_x() { return emulate::engine->block[0]; }
+TW_FN int block_y() { return emulate::engine->block[1]; }
+TW_FN int block_z() { return emulate::engine->block[2]; }
+
+TW_FN void barrier(int line = __builtin_LINE()) { emulate::engine->barrier(line); }
+TW_FN void warp_barrier(int line = __builtin_LINE()) { emulate::engine->warp_barrier(line); }
+
+namespace emulate {
+enum Operation { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_FROM };
+template <class T> inline T exchange(int operation, T value, int argument, int line) {
+  unsigned long long packed = 0;
+  __builtin_memcpy(&packed, &value, sizeof(T));
+  packed = engine->exchange(operation, packed, argument, line);
+  __builtin_memcpy(&value, &packed, sizeof(T));
+  return value;
+}
+}  // namespace emulate
+
+template <class T> TW_FN T shuffle_xor(T value, int mask, int line = __builtin_LINE()) {
+  return emulate::exchange(emulate::SHUFFLE_XOR, value, mask, line);
+}
+template <class T> TW_FN T shuffle_down(T value, int distance, int line = __builtin_LINE()) {
+  return emulate::exchange(emulate::SHUFFLE_DOWN, value, distance, line);
+}
+template <class T> TW_FN T shuffle(T value, int lane, int line = __builtin_LINE()) {
+  return emulate::exchange(emulate::SHUFFLE_FROM, value, lane, line);
+}
+
+template <int N, class To, class From> TW_FN void copy(const To& to, const From& from) {
+  const long long source = from.first(N), target = to.first(N);
+  if (source < 0 || target < 0) return;
+  for (int k = 0; k < N; ++k) to.element(target, k).write(from.element(source, k).read());
+}
+
+template <int N, class To, class From> TW_FN void copy_async(const To& to, const From& from) {
+  const long long source = from.first(N), target = to.first(N);
+  if (source >= 0 && target >= 0) emulate::engine->copy_async(to.buffer, target, from.buffer, source, N);
+}
+TW_FN void commit() { emulate::engine->commit(); }
+template <int Pending> TW_FN void wait() { emulate::engine->wait(Pending); }
+
+}  // namespace tw
+
+#define TW_ENTRY(name)                                                                              \
+  extern "C" void tw_call_##name(void** arguments) { tw::emulate::call(name, arguments); }          \
+  extern "C" int tw_parameters_##name() { return tw::emulate::parameters(name); }
+#define TW_ATTACH extern "C" void tw_attach(tw::emulate::Engine* engine) { tw::emulate::engine = engine; }

@@ -1,0 +1,247 @@
+// What a generated CUDA kernel is written against: views of memory, barriers, shuffles, copies, scalar functions.
+// On the device a view is a raw pointer whose strides fold into the address and a wrapper is one PTX instruction;
+// compiled by a host compiler the same names come from emulate.hpp, where every access is checked.
+#pragma once
+
+#if defined(__CUDACC__)
+#define TW_FN static __device__ __forceinline__
+#define TW_METHOD __device__ __forceinline__
+#define TW_MATH(name) ::name
+#else
+#define TW_FN static inline
+#define TW_METHOD inline
+#define TW_MATH(name) __builtin_##name
+#define __global__
+#define __launch_bounds__(threads)
+#endif
+
+namespace tw {
+
+constexpr long long any = -1;  // an extent given at the call
+constexpr unsigned everyone = 0xffffffffu;
+
+template <long long... E> struct Shape {
+  static constexpr int rank = sizeof...(E);
+  static constexpr int open = (0 + ... + (E == any ? 1 : 0));
+  static constexpr long long count = (1 * ... * E);
+};
+
+template <bool Wide> struct IndexType { using type = int; };
+template <> struct IndexType<true> { using type = long long; };
+// 32-bit offsets where they reach: 64-bit address arithmetic costs registers.
+template <long long... E>
+using Index = typename IndexType<(Shape<E...>::open > 0 || Shape<E...>::count > 0x7fffffff)>::type;
+
+template <class To, class From> TW_FN To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To result;
+  __builtin_memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+// ---- 16-bit floats: storage types that compute as float (cuda_fp16.h is not part of the NVRTC package)
+
+TW_FN unsigned short half_bits(float value);
+TW_FN float half_value(unsigned short bits);
+TW_FN unsigned short bfloat16_bits(float value);
+TW_FN float bfloat16_value(unsigned short bits) { return bits_as<float>(static_cast<unsigned>(bits) << 16); }
+
+struct half {
+  unsigned short bits;
+  half() = default;
+  TW_METHOD half(float value) : bits(half_bits(value)) {}
+  TW_METHOD operator float() const { return half_value(bits); }
+};
+
+struct bfloat16 {
+  unsigned short bits;
+  bfloat16() = default;
+  TW_METHOD bfloat16(float value) : bits(bfloat16_bits(value)) {}
+  TW_METHOD operator float() const { return bfloat16_value(bits); }
+};
+
+}  // namespace tw
+
+#if defined(__CUDACC__)
+
+extern __shared__ __align__(128) unsigned char tw_arena[];
+
+namespace tw {
+
+TW_FN unsigned short half_bits(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+TW_FN float half_value(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+TW_FN unsigned short bfloat16_bits(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// A view is indexed per dimension; names serve the emulator and vanish here.
+template <class T, long long... E> struct View {
+  T* data;
+  long long open[Shape<E...>::open + 1];
+
+  template <class... D> TW_METHOD View(T* start, D... extents) : data(start), open{extents..., 1} {}
+
+  template <class... I> TW_METHOD Index<E...> offset(I... i) const {
+    static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
+    using Number = Index<E...>;
+    Number result = 0;
+    int next = 0;
+    ((result = result * (E == any ? static_cast<Number>(open[next++]) : static_cast<Number>(E)) +
+               static_cast<Number>(i)), ...);
+    return result;
+  }
+  template <class... I> TW_METHOD T& operator()(I... i) const { return data[offset(i...)]; }
+  template <class... I> TW_METHOD T* at(I... i) const { return data + offset(i...); }
+};
+
+template <class T, long long... E> struct Global : View<T, E...> {
+  template <class... D> TW_METHOD Global(T* start, const char*, D... extents) : View<T, E...>(start, extents...) {}
+};
+
+template <class T, long long... E> struct Shared : View<T, E...> {
+  TW_METHOD Shared(int first_byte, const char*) : View<T, E...>(reinterpret_cast<T*>(tw_arena + first_byte)) {}
+};
+
+template <class T, long long... E> struct Regs {
+  alignas(16) T data[Shape<E...>::count];
+
+  TW_METHOD explicit Regs(const char*) {}
+  template <class... I> TW_METHOD int offset(I... i) const {
+    static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
+    int result = 0;
+    ((result = result * static_cast<int>(E) + static_cast<int>(i)), ...);
+    return result;
+  }
+  template <class... I> TW_METHOD T& operator()(I... i) { return data[offset(i...)]; }
+  template <class... I> TW_METHOD T* at(I... i) { return data + offset(i...); }
+};
+
+TW_FN int thread() { return threadIdx.x; }
+TW_FN int block_x() { return blockIdx.x; }
+TW_FN int block_y() { return blockIdx.y; }
+TW_FN int block_z() { return blockIdx.z; }
+
+TW_FN void barrier() { __syncthreads(); }
+TW_FN void warp_barrier() { __syncwarp(); }
+
+template <class T> TW_FN T shuffle_xor(T value, int mask) {
+  if constexpr (sizeof(T) >= 4) return __shfl_xor_sync(everyone, value, mask);
+  else return T(__shfl_xor_sync(everyone, static_cast<float>(value), mask));
+}
+
+template <class T> TW_FN T shuffle_down(T value, int distance) {
+  if constexpr (sizeof(T) >= 4) return __shfl_down_sync(everyone, value, distance);
+  else return T(__shfl_down_sync(everyone, static_cast<float>(value), distance));
+}
+
+template <class T> TW_FN T shuffle(T value, int lane) {
+  if constexpr (sizeof(T) >= 4) return __shfl_sync(everyone, value, lane);
+  else return T(__shfl_sync(everyone, static_cast<float>(value), lane));
+}
+
+template <int Bytes> struct Packet;
+template <> struct Packet<2> { using type = unsigned short; };
+template <> struct Packet<4> { using type = unsigned; };
+template <> struct Packet<8> { using type = uint2; };
+template <> struct Packet<16> { using type = uint4; };
+
+// N neighbouring elements in one transaction; both places aligned to the packet.
+template <int N, class T> TW_FN void copy(T* to, const T* from) {
+  using Whole = typename Packet<N * sizeof(T)>::type;
+  *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(from);
+}
+
+template <int N, class T> TW_FN void copy_async(T* to, const T* from) {
+  constexpr int bytes = N * sizeof(T);
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (bytes == 16) {  // .cg keeps the line out of L1, which only 16-byte copies may ask for
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(bytes) : "memory");
+  }
+}
+
+TW_FN void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending> TW_FN void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+
+}  // namespace tw
+
+#else
+#include "emulate.hpp"
+#endif
+
+namespace tw {
+
+// ---- scalar functions; min and max hand on NaN, integer division floors, as in NumPy
+
+template <class T> TW_FN T minimum(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> TW_FN T maximum(T a, T b) { return a > b || a != a ? a : b; }
+
+template <class T> TW_FN T floordiv(T a, T b) {
+  if (b == 0) return a;  // only lanes whose result is thrown away divide by zero
+  const T quotient = a / b;
+  return static_cast<T>(quotient - (a % b != 0 && (a < 0) != (b < 0)));
+}
+template <class T> TW_FN T modulo(T a, T b) {
+  if (b == 0) return 0;
+  const T rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? static_cast<T>(rest + b) : rest;
+}
+template <class T> TW_FN T remainder(T a, T b) { return b == 0 ? T(0) : static_cast<T>(a % b); }
+
+template <class T> TW_FN T sign(T a) { return a != a ? a : T((a > T(0)) - (a < T(0))); }
+template <class T> TW_FN T absolute(T a) { return a < 0 ? static_cast<T>(-a) : a; }
+
+TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
+TW_FN float exp(float a) { return TW_MATH(expf)(a); }
+TW_FN float log(float a) { return TW_MATH(logf)(a); }
+TW_FN float sqrt(float a) { return TW_MATH(sqrtf)(a); }
+TW_FN float rsqrt(float a) { return 1.0f / TW_MATH(sqrtf)(a); }
+TW_FN float tanh(float a) { return TW_MATH(tanhf)(a); }
+TW_FN float erf(float a) { return TW_MATH(erff)(a); }
+TW_FN float sigmoid(float a) { return 1.0f / (1.0f + TW_MATH(expf)(-a)); }
+TW_FN float sin(float a) { return TW_MATH(sinf)(a); }
+TW_FN float cos(float a) { return TW_MATH(cosf)(a); }
+TW_FN float floor(float a) { return TW_MATH(floorf)(a); }
+TW_FN float ceil(float a) { return TW_MATH(ceilf)(a); }
+TW_FN float round(float a) { return TW_MATH(rintf)(a); }
+TW_FN float trunc(float a) { return TW_MATH(truncf)(a); }
+TW_FN float pow(float a, float b) { return TW_MATH(powf)(a, b); }
+TW_FN float fmod(float a, float b) { return TW_MATH(fmodf)(a, b); }
+
+TW_FN double absolute(double a) { return TW_MATH(fabs)(a); }
+TW_FN double exp(double a) { return TW_MATH(exp)(a); }
+TW_FN double log(double a) { return TW_MATH(log)(a); }
+TW_FN double sqrt(double a) { return TW_MATH(sqrt)(a); }
+TW_FN double rsqrt(double a) { return 1.0 / TW_MATH(sqrt)(a); }
+TW_FN double tanh(double a) { return TW_MATH(tanh)(a); }
+TW_FN double erf(double a) { return TW_MATH(erf)(a); }
+TW_FN double sigmoid(double a) { return 1.0 / (1.0 + TW_MATH(exp)(-a)); }
+TW_FN double sin(double a) { return TW_MATH(sin)(a); }
+TW_FN double cos(double a) { return TW_MATH(cos)(a); }
+TW_FN double floor(double a) { return TW_MATH(floor)(a); }
+TW_FN double ceil(double a) { return TW_MATH(ceil)(a); }
+TW_FN double round(double a) { return TW_MATH(rint)(a); }
+TW_FN double trunc(double a) { return TW_MATH(trunc)(a); }
+TW_FN double pow(double a, double b) { return TW_MATH(pow)(a, b); }
+TW_FN double fmod(double a, double b) { return TW_MATH(fmod)(a, b); }
+
+template <class T> TW_FN bool is_nan(T a) { return a != a; }
+template <class T> TW_FN bool is_inf(T a) { return a == a && a - a != a - a; }
+
+TW_FN float infinity() { return bits_as<float>(0x7f800000u); }
+TW_FN float nan() { return bits_as<float>(0x7fc00000u); }
+
+}  // namespace tw

@@ -1,0 +1,124 @@
+"""CUDA C++ to machine code by NVRTC, loaded from the `nvidia-cuda-nvrtc` package; needs neither driver nor GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from tilewright.errors import ToolError
+from tilewright.runtime.cache import Cache, content_key
+
+HEADER = "tilewright.cuh"
+_HEADER_PATH = Path(__file__).parent / "native" / HEADER
+# Divisions and roots stay exact and denormals stay numbers (NVRTC's defaults): no fast-math here.
+DEFAULT_OPTIONS = ("--std=c++17",)
+_MESSAGE_LINES = 6
+
+
+class NvrtcError(ToolError):
+    """NVRTC is missing or refused a source."""
+
+
+def compile_to_cubin(source: str, arch: str = "sm_90", options: Sequence[str] = DEFAULT_OPTIONS) -> bytes:
+    """Machine code for exactly this architecture; the text may include our header."""
+    return _compile(source, [f"--gpu-architecture={arch}", *options], "CUBIN")
+
+
+def compile_to_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = DEFAULT_OPTIONS) -> str:
+    """PTX for the architecture with the number of `arch`."""
+    virtual = arch.replace("sm_", "compute_")
+    return _compile(source, [f"--gpu-architecture={virtual}", *options], "PTX").rstrip(b"\0").decode()
+
+
+def cached_cubin(source: str, arch: str, store: Cache, options: Sequence[str] = DEFAULT_OPTIONS) -> bytes:
+    """As compile_to_cubin, through the cache on disk."""
+    key = content_key("cubin", source, _HEADER_PATH.read_text(), arch, *options, version(), suffix=".cubin")
+    found = store.get(key)
+    if found is not None:
+        return found.read_bytes()
+    code = compile_to_cubin(source, arch, options)
+    store.put(key, code)
+    return code
+
+
+def version() -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def is_available() -> bool:
+    try:
+        _library()
+    except NvrtcError:
+        return False
+    return True
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    tried = [*_packaged_libraries(), ctypes.util.find_library("nvrtc")]
+    for path in tried:
+        if path is None:
+            continue
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue  # of another architecture, or without the libraries it needs
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return library
+    raise NvrtcError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
+
+
+def _packaged_libraries() -> list[Path]:
+    """NVIDIA's packages put it under nvidia/cu13/lib or nvidia/cuda_nvrtc/lib; the newest first."""
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    found = [p for root in spec.submodule_search_locations for p in Path(root).glob("*/lib/libnvrtc.so.*")]
+    plain = [p for p in found if re.fullmatch(r"libnvrtc\.so\.\d+", p.name)]
+    return sorted(plain, key=lambda p: int(p.suffix[1:]), reverse=True)
+
+
+def _compile(source: str, options: Sequence[str], result: str) -> bytes:
+    library = _library()
+    program = ctypes.c_void_p()
+    headers = (ctypes.c_char_p * 1)(_HEADER_PATH.read_bytes())
+    names = (ctypes.c_char_p * 1)(HEADER.encode())
+    _check(
+        library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 1, headers, names),
+        "nvrtcCreateProgram",
+    )
+    try:
+        given = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+        status = library.nvrtcCompileProgram(program, len(options), given)
+        if status != 0:
+            raise NvrtcError(f"NVRTC refused a kernel: {_first_errors(_fetch(program, 'ProgramLog'), status)}")
+        return _fetch(program, result)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _fetch(program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    library = _library()
+    _check(library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)), f"nvrtcGet{what}Size")
+    data = ctypes.create_string_buffer(size.value)
+    _check(library[f"nvrtcGet{what}"](program, data), f"nvrtcGet{what}")
+    return data.raw
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise NvrtcError(f"{call}: {_library().nvrtcGetErrorString(status).decode()}")
+
+
+def _first_errors(log: bytes, status: int) -> str:
+    lines = log.rstrip(b"\0").decode(errors="replace").splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[first : first + _MESSAGE_LINES]) or _library().nvrtcGetErrorString(status).decode()

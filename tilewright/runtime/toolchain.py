@@ -1,0 +1,276 @@
+"""Finds a C compiler and turns source text into cached objects and shared objects, many at a time. What is compiled
+is addressed by its text, the compiler, the flags and this machine's processor, since the code is for it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tilewright.runtime.cache import Cache, content_key
+
+Kind = Literal["gcc", "clang", "zig"]
+Language = Literal["c", "c++"]
+# Called after each source: its name, and whether it came from the cache.
+Progress = Callable[[str, bool], None]
+
+_SYSTEM_COMPILERS = ("cc", "gcc", "clang")
+_MESSAGE_LINES = 8
+_SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
+_HOW_TO_GET_ONE = "install gcc or clang, or run: pip install ziglang"
+
+
+class ToolchainError(RuntimeError):
+    """No usable compiler."""
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a source; it is the generator's fault, never the user's."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    argv: tuple[str, ...]
+    kind: Kind
+    version: str
+
+    def for_cxx(self) -> tuple[str, ...]:
+        """The command of the same compiler's C++ side."""
+        if self.kind == "zig":
+            return (*self.argv[:-1], "c++")
+        *wrapper, program = self.argv
+        folder, name = os.path.split(program)
+        for c_name, cxx_name in (("clang", "clang++"), ("gcc", "g++"), ("cc", "c++")):
+            if c_name in name:
+                candidate = os.path.join(folder, name.replace(c_name, cxx_name, 1))
+                if shutil.which(candidate):
+                    return (*wrapper, candidate)
+        raise ToolchainError(
+            f"no C++ compiler beside {program}; install g++ or clang++, or run: pip install ziglang"
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What native code depends on."""
+
+    architecture: str
+    identity: str
+    features: frozenset[str]
+
+
+def this_machine() -> Machine:
+    fields = _processor_fields(Path("/proc/cpuinfo"))
+    features = fields.get("flags") or fields.get("Features") or ""
+    # Clock readings change from moment to moment and say nothing about the instructions.
+    stable = sorted(
+        f"{k}={v}" for k, v in fields.items() if k not in ("processor", "cpu MHz", "BogoMIPS", "bogomips")
+    )
+    described = "\n".join((platform.system(), platform.machine(), platform.processor(), *stable))
+    identity = hashlib.sha256(described.encode()).hexdigest()[:16]
+    return Machine(platform.machine(), identity, frozenset(features.split()))
+
+
+def _processor_fields(cpuinfo: Path) -> dict[str, str]:
+    if not cpuinfo.is_file():
+        return {}
+    first = cpuinfo.read_text(errors="replace").split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    per_core = ("core id", "apicid", "initial apicid", "physical id")
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip() not in per_core}
+
+
+def find_compiler(explicit: str | None = None) -> Compiler:
+    """The compiler asked for ("zig" means the ziglang package), else the system's, else ziglang's."""
+    if explicit is not None:
+        return _explicit_compiler(explicit)
+    for name in _SYSTEM_COMPILERS:
+        program = shutil.which(name)
+        compiler = _probe((program,)) if program else None
+        if compiler is not None:
+            return compiler
+    compiler = _ziglang()
+    if compiler is None:
+        raise ToolchainError(f"no C compiler found; {_HOW_TO_GET_ONE}")
+    return compiler
+
+
+def _explicit_compiler(explicit: str) -> Compiler:
+    argv = tuple(shlex.split(explicit))
+    if not argv:
+        raise ToolchainError(f"the compiler option is empty; {_HOW_TO_GET_ONE}")
+    if argv == ("zig",) and not shutil.which("zig"):
+        compiler = _ziglang()
+    elif os.path.basename(argv[-1]) == "zig":
+        compiler = _probe((*argv, "cc"))
+    else:
+        compiler = _probe(argv)
+    if compiler is None:
+        raise ToolchainError(f"{explicit!r} is not a working C compiler; {_HOW_TO_GET_ONE}")
+    return compiler
+
+
+def _ziglang() -> Compiler | None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        return None
+    # Started directly where possible: going through Python costs more than compiling a small kernel.
+    program = Path(spec.origin).with_name("zig")
+    if program.is_file() and os.access(program, os.X_OK):
+        return _probe((str(program), "cc"))
+    return _probe((sys.executable, "-m", "ziglang", "cc"))
+
+
+def _probe(argv: tuple[str, ...]) -> Compiler | None:
+    try:
+        done = subprocess.run([*argv, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0 or not done.stdout.strip():
+        return None
+    text = done.stdout.strip()
+    # The first line names the release, clang's "Target:" the system it builds for; the rest differs between copies.
+    first, *rest = text.splitlines()
+    version = " ".join([first, *(line for line in rest if line.startswith("Target:"))])
+    if len(argv) > 1 and argv[-1] == "cc" and "zig" in "".join(argv[:-1]):
+        return Compiler(argv, "zig", version)
+    return Compiler(argv, "clang" if "clang" in text.lower() else "gcc", version)
+
+
+def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
+    """Flags for kernels: everything this processor can do, and NaN and infinities keep their meaning."""
+    is_arm = machine.architecture in ("aarch64", "arm64")
+    flags = ["-O3", "-mcpu=native" if is_arm or compiler.kind == "zig" else "-march=native"]
+    if "avx512f" in machine.features:
+        # Both compilers otherwise split 512-bit vectors in two on most processors.
+        flags.append("-mprefer-vector-width=512")
+    flags += ["-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+    flags += ["-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+    if compiler.kind == "zig":
+        # Without it zig adds checks that trap at run time.
+        flags.append("-fno-sanitize=all")
+    return tuple(flags)
+
+
+def compile_objects(
+    sources: Mapping[str, str],
+    compiler: Compiler,
+    flags: Sequence[str],
+    machine: Machine,
+    cache: Cache,
+    *,
+    jobs: int,
+    progress: Progress | None = None,
+) -> dict[str, Path]:
+    """One object for each named C source, in the order of the sources."""
+
+    def compile_one(item: tuple[str, str]) -> Path:
+        name, text = item
+        key = content_key("object", text, compiler.version, *flags, machine.identity, suffix=".o")
+        found = cache.get(key)
+        if found is None:
+            arguments = [*compiler.argv, *flags, "-c"]
+            found = cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
+            cached = False
+        else:
+            cached = True
+        if progress is not None:
+            progress(name, cached)
+        return found
+
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, not {jobs}")
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(compile_one, item) for item in sources.items()]
+        try:
+            return {name: future.result() for name, future in zip(sources, futures, strict=True)}
+        except CompileError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
+    """One shared object from cached objects; their names in the cache say what they contain."""
+    parts = sorted(f"{name}={path.name}" for name, path in objects.items())
+    key = content_key("link", *parts, compiler.version, suffix=".so")
+    found = cache.get(key)
+    if found is not None:
+        return found
+
+    def write(out: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+            # The objects of a large model would not fit a command line.
+            listing = Path(folder, "objects.rsp")
+            listing.write_text("\n".join(shlex.quote(str(path.resolve())) for path in objects.values()))
+            command = [*compiler.argv, "-shared", "-pthread", f"@{listing}", "-lm", "-o", str(out.resolve())]
+            _run(command, "linking", Path(folder))
+
+    return cache.put(key, write)
+
+
+def compile_shared(
+    source: str,
+    compiler: Compiler,
+    machine: Machine,
+    cache: Cache,
+    *,
+    language: Language = "c",
+    include_dirs: Sequence[Path] = (),
+    flags: Sequence[str] = _SHARED_DEFAULT_FLAGS,
+    name: str = "source",
+) -> Path:
+    """One self-contained source as a shared object; the headers it may include are part of its address."""
+    argv = compiler.for_cxx() if language == "c++" else compiler.argv
+    headers = [f"{path.name}\0{path.read_text()}" for folder in include_dirs for path in _headers(folder)]
+    key = content_key(
+        "shared", language, source, *headers, compiler.version, *flags, machine.identity, suffix=".so"
+    )
+    found = cache.get(key)
+    if found is not None:
+        return found
+    includes = [f"-I{Path(folder).resolve()}" for folder in include_dirs]
+    suffix = ".cpp" if language == "c++" else ".c"
+    arguments = [*argv, *flags, *includes, "-shared", "-pthread"]
+    return cache.put(key, lambda out: _compile(arguments, name, source, suffix, out, ("-lm",)))
+
+
+def _headers(folder: Path) -> list[Path]:
+    return sorted(path for path in Path(folder).rglob("*") if path.suffix in (".h", ".hpp", ".cuh", ".inc"))
+
+
+def _compile(
+    arguments: Sequence[str], name: str, text: str, suffix: str, out: Path, libraries: Sequence[str]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+        # A relative name keeps the folder out of messages and out of the object.
+        source = Path(folder, f"{name}{suffix}")
+        source.write_text(text)
+        _run([*arguments, source.name, "-o", str(out.resolve()), *libraries], name, Path(folder))
+
+
+def _run(command: Sequence[str], name: str, folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot start {command[0]}: {error.strerror}; {_HOW_TO_GET_ONE}") from error
+    if done.returncode != 0:
+        raise CompileError(f"{name}: {command[0]} failed\n{_first_errors(done.stderr, done.returncode)}")
+
+
+def _first_errors(message: str, status: int) -> str:
+    lines = message.strip().splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[first : first + _MESSAGE_LINES]) or f"exit status {status} and no message"

@@ -1,0 +1,51 @@
+"""Keeps a model's packed weights as one file in the cache and brings them back as aligned, read-only memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.runtime.cache import Cache, content_key
+
+WEIGHT_ALIGNMENT = 64
+
+
+class WeightsError(RuntimeError):
+    """A weights file is missing or is not the one the model was compiled with."""
+
+
+def store_weights(weights: bytes | bytearray | memoryview, cache: Cache) -> Path:
+    """The cached file with exactly these bytes."""
+    data = memoryview(weights).cast("B")
+    key = content_key("weights", data, suffix=".weights")
+    found = cache.get(key)
+    return found if found is not None else cache.put(key, data)
+
+
+def map_weights(path: Path, expected_bytes: int) -> NDArray[np.uint8]:
+    """The file as read-only memory: loaded page by page as used, shared between processes. Pages start aligned."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise WeightsError(f"cannot read the weights file {path}: {error.strerror}") from error
+    if size != expected_bytes:
+        raise WeightsError(
+            f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}"
+        )
+    # An empty file cannot be mapped.
+    if size == 0:
+        return np.empty(0, np.uint8)
+    return np.memmap(path, np.uint8, mode="r")
+
+
+def aligned_copy(weights: bytes | bytearray | memoryview | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A private copy at the alignment that kernels rely on, for weights that are not worth a file."""
+    data = np.frombuffer(weights, np.uint8)
+    room = np.empty(data.size + WEIGHT_ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % WEIGHT_ALIGNMENT
+    copy = room[start : start + data.size]
+    copy[:] = data
+    copy.flags.writeable = False
+    return copy

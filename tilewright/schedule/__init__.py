@@ -1,0 +1,1 @@
+"""From a Program to a Plan: which computes share a kernel, where each intermediate lives, every tile."""

@@ -1,0 +1,156 @@
+"""Graph connecting (Welder, section 4.3): neighbours join one kernel when the tile graph predicts less time.
+
+Kernels start as one nest each. In dependency order every kernel tries to take in the kernels that feed it; the
+intermediate then lives at the tile level (L2 on a CPU, shared memory on a GPU) and never reaches main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tilewright.ir.tensor import Tensor
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.propagate import Box, Range, extent_of, propagate
+from tilewright.schedule.signature import signature
+from tilewright.schedule.tile import Choice, choose_tile
+from tilewright.schedule.vectorise import NestContext
+
+_MOST_NESTS = 16
+
+
+@dataclass
+class Group:
+    """Nests that share a kernel, in dependency order; the last is the root."""
+
+    nests: list[Nest]
+    choice: Choice | None = None
+
+
+@dataclass
+class Connector:
+    """Joins nests into groups; `kept` tensors are read outside these nests and must be stored."""
+
+    context: NestContext
+    plans: Mapping[Nest, NestPlan]
+    kept: frozenset[Tensor]
+    readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
+    memo: dict[Hashable, Choice | None] = field(default_factory=dict)
+
+    def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
+        for nest in nests:
+            for tensor in nest.reads():
+                self.readers.setdefault(tensor, []).append(nest)
+        order = {n: i for i, n in enumerate(nests)}
+        producer = {t: n for n in nests for t in n.stores}
+        groups = {n: Group([n], self.cost([n])) for n in nests}
+        if joining:
+            for nest in nests:
+                self._take_in(nest, groups, producer, order)
+        distinct: dict[int, Group] = {id(g): g for g in groups.values()}
+        return sorted(distinct.values(), key=lambda g: order[g.nests[-1]])
+
+    def stored(self, nests: Sequence[Nest]) -> frozenset[Tensor]:
+        """Results of a group that must reach main memory."""
+        inside = set(nests)
+        return frozenset(
+            t for n in nests for t in n.stores
+            if n is nests[-1] or t in self.kept or any(r not in inside for r in self.readers.get(t, []))
+        )  # fmt: skip
+
+    def cost(self, nests: Sequence[Nest]) -> Choice | None:
+        stored = self.stored(nests)
+        key = (signature(nests, lambda t: (t in stored, t in self.context.constants, self.context.layout(t))),
+               tuple(_shape_of(self.plans[n]) for n in nests))  # fmt: skip
+        if key not in self.memo:
+            fixed = {}
+            if len(nests) > 1 and not self._partitions(nests, stored, {}):
+                fixed_or_none = self._partition_axes(nests, stored)
+                if fixed_or_none is None:
+                    self.memo[key] = None
+                    return None
+                fixed = fixed_or_none
+            self.memo[key] = choose_tile(nests, [self.plans[n] for n in nests], self.context, stored, fixed)
+        return self.memo[key]
+
+    def _take_in(self, nest: Nest, groups: dict[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]) -> None:
+        while True:
+            group = groups[nest]
+            if group.nests[-1] is not nest:
+                return
+            feeders = {id(groups[producer[t]]): groups[producer[t]] for n in group.nests for t in n.reads() if t in producer}
+            feeders.pop(id(group), None)
+            best: Group | None = None
+            gain = 0.0
+            for feeder in feeders.values():
+                merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
+                if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, producer, groups):
+                    continue
+                choice = self.cost(merged)
+                if choice is None or feeder.choice is None or group.choice is None:
+                    continue
+                saved = feeder.choice.seconds + group.choice.seconds - choice.seconds
+                if saved > gain:
+                    best, gain = Group(merged, choice), saved
+            if best is None:
+                return
+            for member in best.nests:
+                groups[member] = best
+
+    def _cyclic(self, merged: Sequence[Nest], producer: Mapping[Tensor, Nest], groups: Mapping[Nest, Group]) -> bool:
+        """Whether something outside reads from the group and feeds it: then they cannot be one kernel."""
+        inside = set(merged)
+        stack = [r for n in merged for t in n.stores for r in self.readers.get(t, []) if r not in inside]
+        seen: set[Nest] = set()
+        while stack:
+            nest = stack.pop()
+            if nest in inside:
+                return True
+            if nest in seen:
+                continue
+            seen.add(nest)
+            mates = groups[nest].nests
+            stack.extend(m for m in mates if m not in seen)
+            stack.extend(r for m in mates for t in m.stores for r in self.readers.get(t, []))
+        return False
+
+    def _partitions(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> bool:
+        """Whether every stored intermediate is cut into disjoint pieces by the root's tiles."""
+        return all(t not in stored for n in nests[:-1] for t in n.stores)
+
+    def _partition_axes(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> dict[str, int] | None:
+        """Root axes to leave uncut so that stored intermediates are written once; None when none will do.
+
+        An intermediate stored beside the root is cut along the root's axes that its origin follows one to one;
+        along every other root axis all tiles would write the same piece.
+        """
+        root = nests[-1]
+        from tilewright.ir.expr import Axis, Var, var
+
+        origins = [Axis(f"origin_{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)]
+        box: Box = tuple(Range(var(o), 1, extent_of(a.extent)) for o, a in zip(origins, root.axes, strict=True))
+        boxes = propagate(nests, box)
+        fixed: dict[str, int] = {}
+        for nest in nests[:-1]:
+            if not any(t in stored for t in nest.stores):
+                continue
+            followed: set[Axis] = set()
+            for part in boxes[nest]:
+                if isinstance(part.low, Var) and part.size == 1 and part.low.axis in origins:
+                    followed.add(part.low.axis)
+                elif part.size < part.extent:
+                    return None
+            for number, (origin, axis) in enumerate(zip(origins, root.axes, strict=True)):
+                if origin not in followed:
+                    fixed[f"o{number}"] = extent_of(axis.extent)
+        return fixed
+
+
+def _shape_of(plan: NestPlan) -> Hashable:
+    """A nest plan without its names."""
+    return (plan.vector, plan.lanes, plan.register, plan.order, plan.unroll)
+
+
+__all__ = ["Connector", "Group", "pairwise"]

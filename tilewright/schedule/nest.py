@@ -1,0 +1,109 @@
+"""Nests, the nodes of the tile graph: a reduction or map with the maps composed into it before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.compute import Compute, Map, Monoid, Reduce
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, load, loads, rewrite, substitute, var, walk
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """stores[i][axes] = values[i], where values may read `accumulated` tensors at `axes`: the reduction's results."""
+
+    stores: tuple[Tensor, ...]
+    axes: tuple[Axis, ...]
+    reduce_axes: tuple[Axis, ...]
+    elements: tuple[Expr, ...]
+    monoid: Monoid | None
+    accumulated: tuple[Tensor, ...]
+    values: tuple[Expr, ...]
+    core: str
+    epilogue: tuple[str, ...] = ()
+    initial: tuple[Expr, ...] = ()  # what the accumulators start from; empty: the monoid's identity
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.stores[0]
+
+    def axis_names(self) -> dict[Axis, str]:
+        names = {a: f"o{i}" for i, a in enumerate(self.axes)}
+        names.update({a: f"r{i}" for i, a in enumerate(self.reduce_axes)})
+        return names
+
+    def named(self, name: str) -> Axis:
+        return (self.axes if name[0] == "o" else self.reduce_axes)[int(name[1:])]
+
+    def loads(self) -> list[Load]:
+        """Reads from outside the nest."""
+        own = set(self.accumulated)
+        return [n for n in loads(*self.elements, *self.values, *self.initial) if n.source not in own]
+
+    def reads(self) -> list[Tensor]:
+        return list(dict.fromkeys(n.source for n in self.loads()))
+
+
+def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
+    """Replace reads of the given maps by what they compute, all the way down."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in maps:
+            inner = maps[node.source]
+            return inline(substitute(inner.value, dict(zip(inner.axes, node.indices, strict=True))), maps)
+        return None
+
+    return rewrite(root, rule)
+
+
+def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:
+    """The nest of a Map or Reduce with `epilogue` maps applied to its result and `maps` composed into its reads."""
+    if isinstance(core, Map):
+        value = simplify(inline(core.value, maps))
+        return Nest((core.output,), core.axes, (), (), None, (), (value,), core.output.name)
+    if not isinstance(core, Reduce):
+        raise TypeError(f"{type(core).__name__} has no nest")
+    elements = tuple(simplify(inline(e, maps)) for e in core.elements)
+    accumulated = core.outputs
+    if not epilogue:
+        values: tuple[Expr, ...] = tuple(load(t, [var(a) for a in core.axes]) for t in accumulated)
+        return Nest(core.outputs, core.axes, core.reduce_axes, elements, core.monoid, accumulated, values,
+                    accumulated[0].name)  # fmt: skip
+    chain = {m.output: m for m in epilogue[:-1]}
+    last = epilogue[-1]
+    value = inline(last.value, {**maps, **chain})
+    value = simplify(substitute(value, {a: var(b) for a, b in zip(last.axes, core.axes, strict=True)}))
+    return Nest((last.output,), core.axes, core.reduce_axes, elements, core.monoid, accumulated, (value,),
+                accumulated[0].name, tuple(m.output.name for m in epilogue))  # fmt: skip
+
+
+_HEAVY = {"exp": 12, "log": 14, "tanh": 18, "erf": 18, "sigmoid": 16, "sin": 16, "cos": 16, "pow": 30, "div": 4,
+          "sqrt": 6, "rsqrt": 8, "fmod": 20}  # fmt: skip
+
+
+def data_cost(*roots: Expr) -> int:
+    """Weighted count of operations on data; index arithmetic and selects between loaded values are free."""
+    return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name not in ("select", "cast"))
+
+
+def _data_ops(*roots: Expr) -> list[Op]:
+    index_nodes: set[int] = set()
+    for node in walk(*roots):
+        inner = node.args if isinstance(node, Load) else node.args[:1] if isinstance(node, Op) and node.op.name == "select" else ()
+        for part in inner:
+            index_nodes.update(id(n) for n in walk(part))
+    return [n for n in walk(*roots) if isinstance(n, Op) and id(n) not in index_nodes]
+
+
+def is_view(compute: Compute) -> bool:
+    """A map that only moves data."""
+    return isinstance(compute, Map) and data_cost(compute.value) == 0
+
+
+def is_identity_read(node: Load, axes: Sequence[Axis]) -> bool:
+    return len(node.indices) == len(axes) and all(
+        isinstance(i, Var) and i.axis is a for i, a in zip(node.indices, axes, strict=True)
+    )

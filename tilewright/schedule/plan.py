@@ -1,0 +1,149 @@
+"""The Plan: pure data that says everything about memory and parallelism; prints as text, round-trips through JSON.
+
+Axes are named by position within their compute: o0, o1... are output axes, r0, r1... reduction axes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tilewright.errors import InternalError
+from tilewright.ir.tensor import Layout, StorageAxis
+
+Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
+
+
+@dataclass(frozen=True)
+class NestPlan:
+    """How one compute of a kernel runs on its tile."""
+
+    tensor: str  # what the nest stores (its first output)
+    core: str  # the reduction at its heart, or the map itself
+    epilogue: tuple[str, ...] = ()  # maps applied on registers before the store, in order
+    level: str = "DRAM"  # memory level its result is stored at
+    phase: str = "tile"  # "tile": once a tile; "stream": in every block of the streamed axis; "final": after it
+    vector: str | None = None  # axis whose elements share a vector register
+    lanes: int = 1
+    register: Sizes = ()  # register tile along output axes
+    order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
+    unroll: tuple[str, ...] = ()  # reduction axes written out
+    threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
+    split: int = 1  # GPU: threads that share one reduction
+    pad: int = 0  # elements added to the innermost storage axis against bank conflicts
+    stages: int = 1  # pipeline stages of the loads that feed it
+    step: int = 0  # GPU: reduction elements staged in shared memory at a time (0: none)
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """What happens to one intermediate tensor: kept at a level, recomputed where it is used, or streamed."""
+
+    tensor: str
+    level: str
+    mode: str  # "store", "recompute", "stream"
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """A reduction axis walked in blocks, with every dependent reduction carried along."""
+
+    tensor: str  # the tensor whose axis is streamed
+    axis: int
+    block: int
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    name: str
+    roots: tuple[str, ...]  # nest results whose tiles make up the grid
+    tile: Sizes  # tile of the root along its output axes
+    nests: tuple[NestPlan, ...]
+    edges: tuple[EdgePlan, ...] = ()
+    stream: StreamPlan | None = None
+    block_threads: int = 1
+    scan: str | None = None  # first output of the Scan whose body this kernel is part of
+    predicted_seconds: float = 0.0
+    traffic: Sizes = ()  # predicted bytes by level
+    footprint: int = 0  # bytes at the tile level
+    tiles: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    target: str
+    schedule: str
+    kernels: tuple[KernelPlan, ...]
+    layouts: tuple[tuple[str, Layout], ...] = field(default_factory=tuple)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        try:
+            return _plan(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InternalError(f"not a plan: {error}") from error
+
+    def text(self) -> str:
+        lines = [f"plan for {self.target}, schedule {self.schedule}, {len(self.kernels)} kernels"]
+        for name, layout in self.layouts:
+            lines.append(f"  layout {name}: {layout_text(layout)}")
+        for kernel in self.kernels:
+            lines.extend(_kernel_lines(kernel))
+        return "\n".join(lines) + "\n"
+
+
+def layout_text(layout: Layout) -> str:
+    parts = []
+    for part in layout.order:
+        size = "" if part.size is None else f"%{part.size}"
+        parts.append(f"{part.axis}{'' if part.step == 1 else f'/{part.step}'}{size}")
+    return "(" + ", ".join(parts) + ")"
+
+
+def _kernel_lines(kernel: KernelPlan) -> list[str]:
+    tile = ", ".join(f"{a}:{n}" for a, n in kernel.tile)
+    lines = [f"kernel {kernel.name}  tile [{tile}] x {kernel.tiles}, footprint {kernel.footprint} B"]
+    if kernel.scan:
+        lines.append(f"  in every step of the scan of {kernel.scan}")
+    if kernel.stream:
+        lines.append(f"  stream {kernel.stream.tensor} axis {kernel.stream.axis} in blocks of {kernel.stream.block}")
+    for nest in kernel.nests:
+        register = " ".join(f"{a}:{n}" for a, n in nest.register)
+        lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
+                     f"{' + ' + ' + '.join(nest.epilogue) if nest.epilogue else ''}; vector {nest.vector} x {nest.lanes};"
+                     f" register [{register}]; order {' '.join(nest.order)}"
+                     f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
+    for edge in kernel.edges:
+        lines.append(f"  edge {edge.tensor}: {edge.mode} at {edge.level}")
+    return lines
+
+
+def _sizes(value: Any) -> Sizes:
+    return tuple((str(a), int(n)) for a, n in value)
+
+
+def _nest(value: dict[str, Any]) -> NestPlan:
+    return NestPlan(**{**value, "epilogue": tuple(value["epilogue"]), "register": _sizes(value["register"]),
+                       "order": tuple(value["order"]), "unroll": tuple(value["unroll"]),
+                       "threads": _sizes(value["threads"])})  # fmt: skip
+
+
+def _kernel(value: dict[str, Any]) -> KernelPlan:
+    return KernelPlan(**{**value, "roots": tuple(value["roots"]), "tile": _sizes(value["tile"]),
+                         "nests": tuple(_nest(n) for n in value["nests"]),
+                         "edges": tuple(EdgePlan(**e) for e in value["edges"]),
+                         "stream": StreamPlan(**value["stream"]) if value["stream"] else None,
+                         "traffic": _sizes(value["traffic"])})  # fmt: skip
+
+
+def _layout(value: dict[str, Any]) -> Layout:
+    return Layout(tuple(StorageAxis(**part) for part in value["order"]), value["fill"], value["swizzle"])
+
+
+def _plan(value: dict[str, Any]) -> Plan:
+    return Plan(value["target"], value["schedule"], tuple(_kernel(k) for k in value["kernels"]),
+                tuple((name, _layout(layout)) for name, layout in value["layouts"]))  # fmt: skip

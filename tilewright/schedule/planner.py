@@ -1,0 +1,167 @@
+"""Program to Plan: maps fused at register level, nests planned, neighbours connected, kernels put in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.errors import UnsupportedError
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.connect import Connector, Group
+from tilewright.schedule.fuse import Fused, fuse_registers
+from tilewright.schedule.nest import Nest, build_nest
+from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
+from tilewright.target import Target
+
+SCHEDULES = ("connected", "register", "none")
+
+
+@dataclass
+class _Part:
+    """Computes planned together: the model's own, or the body of one Scan."""
+
+    computes: list[Compute]
+    kept: frozenset[Tensor]
+    scan: Scan | None = None
+
+
+def make_plan(program: Program, target: Target, schedule: str = "connected") -> Plan:
+    """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level."""
+    layouts = dict(program.layouts)
+    context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
+    parts = _parts(program)
+    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
+    for part in parts:
+        fused = fuse_registers(part.computes, part.kept) if schedule != "none" else Fused()
+        nests = _nests(part, fused)
+        plans: dict[Nest, NestPlan] = {}
+        for nest in nests:
+            plans[nest] = plan_nest(nest, context)
+            layouts.update(constant_layouts(nest, plans[nest], context))
+        planned.append((part, fused, nests, plans))
+    kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
+    for part, fused, nests, plans in planned:
+        connector = Connector(context, plans, part.kept)
+        for group in connector.connect(nests, joining=schedule == "connected"):
+            kernels.append(_kernel(group, part, fused, plans, connector, target))
+    ordered = _in_order(program, parts, kernels)
+    names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
+    shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
+    return Plan(target.name, schedule, tuple(names), shown)
+
+
+def _parts(program: Program) -> list[_Part]:
+    outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
+    scans = [c for c in program.computes if isinstance(c, Scan)]
+    for compute in program.computes:
+        if not isinstance(compute, Map | Reduce | Scan):
+            kind = type(compute).__name__
+            raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
+                                   "run the model with fallback='host' or rewrite that part")  # fmt: skip
+    kept = set(program.outputs)
+    for scan in scans:
+        kept.update(reads(scan))
+    parts = [_Part(list(outer), frozenset(kept))]
+    for scan in scans:
+        for inner in scan.body:
+            if not isinstance(inner, Map | Reduce):
+                raise UnsupportedError(f"{scan.origin}: a {type(inner).__name__} inside a Scan is not compiled yet")
+        stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
+        parts.append(_Part(list(scan.body), stays, scan))
+    return parts
+
+
+def _nests(part: _Part, fused: Fused) -> list[Nest]:
+    riding = {m.output for chain in fused.epilogues.values() for m in chain}
+    nests = []
+    for compute in part.computes:
+        if isinstance(compute, Map) and (compute.output in riding or compute.output in fused.inlined):
+            continue
+        chain = fused.epilogues.get(compute.outputs[0], []) if isinstance(compute, Reduce) else []
+        nests.append(build_nest(compute, chain, fused.inlined))
+    return _topological(nests)
+
+
+def _topological(nests: Sequence[Nest]) -> list[Nest]:
+    """An epilogue may read what is computed after its core: order by what is really read."""
+    producer = {t: n for n in nests for t in n.stores}
+    done: dict[Nest, None] = {}
+    for start in nests:
+        stack: list[tuple[Nest, bool]] = [(start, False)]
+        while stack:
+            nest, ready = stack.pop()
+            if nest in done:
+                continue
+            if ready:
+                done[nest] = None
+                continue
+            stack.append((nest, True))
+            stack.extend((producer[t], False) for t in nest.reads() if t in producer and producer[t] not in done)
+    return list(done)
+
+
+def _kernel(
+    group: Group, part: _Part, fused: Fused, plans: Mapping[Nest, NestPlan], connector: Connector, target: Target
+) -> tuple[KernelPlan, set[str], set[str]]:
+    stored = connector.stored(group.nests)
+    nest_plans = tuple(
+        replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name) for n in group.nests
+    )
+    edges = [EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored]
+    used = _inlined_by(group.nests, part, fused)
+    edges += [EdgePlan(name, "registers", "recompute") for name in used]
+    choice = group.choice
+    assert choice is not None, f"no tile for {group.nests[-1].tensor.name}"
+    inside = {t for n in group.nests for t in n.stores}
+    plan = KernelPlan(
+        "", (group.nests[-1].tensor.name,), choice.tile, nest_plans, tuple(edges),
+        scan=part.scan.outputs[0].name if part.scan else None, predicted_seconds=round(choice.seconds, 9),
+        traffic=(("DRAM", choice.traffic),), footprint=choice.footprint, tiles=choice.tiles,
+    )  # fmt: skip
+    return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
+
+
+def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
+    """Maps composed into these nests, found by walking back from what their computes read."""
+    by_output = {t: c for c in part.computes for t in c.outputs}
+    by_name = {t.name: t for t in by_output}
+    found: dict[Tensor, None] = {}
+    stack = [by_output[by_name[name]] for n in nests for name in (n.core, *n.epilogue)]
+    while stack:
+        for tensor in reads(stack.pop()):
+            if tensor in fused.inlined and tensor not in found:
+                found[tensor] = None
+                stack.append(fused.inlined[tensor])
+    return [t.name for t in found]
+
+
+def _in_order(program: Program, parts: Sequence[_Part], kernels: Sequence[tuple[KernelPlan, set[str], set[str]]]) -> list[KernelPlan]:
+    """Kernels so that each comes after what it reads; those of one Scan stay together."""
+    units: list[tuple[list[KernelPlan], set[str], set[str]]] = []
+    by_scan: dict[str, tuple[list[KernelPlan], set[str], set[str]]] = {}
+    scans = {c.outputs[0].name: c for c in program.computes if isinstance(c, Scan)}
+    for plan, writes, needs in kernels:
+        if plan.scan is None:
+            units.append(([plan], writes, needs))
+            continue
+        if plan.scan not in by_scan:
+            scan = scans[plan.scan]
+            by_scan[plan.scan] = ([], {t.name for t in scan.outputs}, {t.name for t in reads(scan)})
+            units.append(by_scan[plan.scan])
+        by_scan[plan.scan][0].append(plan)
+    maker = {name: i for i, (_, writes, _) in enumerate(units) for name in writes}
+    done: dict[int, None] = {}
+    for start in range(len(units)):
+        stack: list[tuple[int, bool]] = [(start, False)]
+        while stack:
+            unit, ready = stack.pop()
+            if unit in done:
+                continue
+            if ready:
+                done[unit] = None
+                continue
+            stack.append((unit, True))
+            stack.extend((maker[n], False) for n in sorted(units[unit][2]) if n in maker and maker[n] not in done and maker[n] != unit)
+    return [plan for i in done for plan in units[i][0]]

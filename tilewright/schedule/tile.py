@@ -1,0 +1,186 @@
+"""Sub-graph tiling: output tiles of a connected group compared by predicted time, all candidates in one NumPy batch.
+
+Time of a tile is its arithmetic or its traffic, whichever is slower; tiles run in waves over the units. A tile whose
+intermediates do not fit the tile level is not a candidate (Welder's footprint, with liveness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.tensor import Tensor
+from tilewright.schedule.nest import Nest, data_cost
+from tilewright.schedule.plan import NestPlan, Sizes
+from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.vectorise import NestContext, is_contraction
+
+_MOST_CANDIDATES = 2000
+_TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best tile of a group, and what it is predicted to cost."""
+
+    tile: Sizes
+    seconds: float
+    tiles: int
+    footprint: int
+    traffic: int  # bytes from and to main memory
+
+
+def choose_tile(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int] | None = None,
+) -> Choice | None:
+    """The best output tile; None when no tile's intermediates fit."""
+    root = nests[-1]
+    candidates = _candidates(root, plans[-1], nests, fixed or {})
+    sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
+    box: Box = tuple(Range(var(origins[a]), sizes[a], extent_of(a.extent)) for a in root.axes)
+    boxes = propagate(nests, box)
+    tiles = np.ones(len(candidates), dtype=np.int64)
+    for axis in root.axes:
+        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    compute = _compute_seconds(nests, plans, boxes, context)
+    traffic = _traffic(nests, boxes, context, stored)
+    footprint = _footprint(nests, boxes, stored)
+    level = context.target.tile_level
+    per_tile = np.maximum(compute, traffic / level.bandwidth) + _TILE_SECONDS
+    waves = -(-tiles // context.target.units)
+    seconds = waves * per_tile + context.target.kernel_cost
+    # whatever the tiles, the distinct bytes come from main memory once
+    compulsory = _compulsory(nests, stored)
+    seconds = np.maximum(seconds, compulsory / (context.target.main.bandwidth * context.target.units))
+    seconds = np.where(footprint <= level.capacity // 2, seconds, np.inf)
+    # among equals the larger tile: fewer starts
+    best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
+    if not np.isfinite(seconds[best]):
+        return None
+    tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
+                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]))  # fmt: skip
+
+
+def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    register = dict(plan.register)
+    names = root.axis_names()
+    choices: list[list[int]] = []
+    for axis in root.axes:
+        extent = extent_of(axis.extent)
+        if names[axis] in fixed:
+            choices.append([min(extent, fixed[names[axis]])])
+            continue
+        unit = min(register.get(names[axis], 1), extent)
+        sizes = {extent}
+        size = unit
+        while size < extent:
+            sizes.add(size)
+            size *= 2
+        for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
+            even = -(-extent // pieces)
+            sizes.add(min(extent, -(-even // unit) * unit))
+        choices.append(sorted(sizes))
+    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+        longest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        thinned = choices[longest][::2]
+        if choices[longest][-1] not in thinned:
+            thinned.append(choices[longest][-1])
+        choices[longest] = thinned
+    return list(product(*choices))
+
+
+def _compute_seconds(nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], context: NestContext) -> Size:
+    """Arithmetic of one tile on one unit."""
+    total: Size = 0.0
+    rate = context.target.fma_rate
+    wide = context.target.lanes(4)
+    for nest, plan in zip(nests, plans, strict=True):
+        points = box_elements(boxes[nest])
+        reduction = prod(extent_of(a.extent) for a in nest.reduce_axes)
+        per_point = _point_cost(nest, plan) * reduction + _epilogue_cost(nest, plan)
+        vectors = wide / max(plan.lanes, 1) if plan.vector else wide
+        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
+    return total
+
+
+def _point_cost(nest: Nest, plan: NestPlan) -> float:
+    """Multiply-add slots one element of the reduction takes."""
+    if nest.monoid is None:
+        return 0.0
+    if is_contraction(nest):
+        return 1.25 if len(plan.register) > 1 else 2.5
+    return max(2.0, data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements)))
+
+
+def _epilogue_cost(nest: Nest, plan: NestPlan) -> float:
+    return data_cost(*nest.values) + 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
+
+
+def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
+    """How full register tiles are on a tile of this size."""
+    full: Size = 1.0
+    names = nest.axis_names()
+    register = dict(plan.register)
+    for axis, extent in zip(nest.axes, box, strict=True):
+        block = register.get(names[axis], 1)
+        if block > 1:
+            full = full * (extent.size / (-(-extent.size // block) * block))
+    return full
+
+
+def _traffic(nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]) -> Size:
+    """Bytes one tile moves to and from main memory, in whole transactions."""
+    total: Size = 0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    for nest in nests:
+        outside = {t for t in nest.reads() if t not in inside}
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
+            moved = _transactions(tensor, box, context)
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                total = total + 2 * _transactions(tensor, boxes[nest], context)
+    for moved in seen.values():
+        total = total + moved
+    return total
+
+
+def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """Bytes of a box, each contiguous run rounded up to whole transactions."""
+    width = context.target.main.transaction
+    innermost = context.layout(tensor).order[-1].axis if tensor.rank else 0
+    size = box_elements(box) * tensor.dtype.bytes
+    if not tensor.rank:
+        return size
+    run = box[innermost].size * tensor.dtype.bytes
+    return size * (-(-run // width) * width) / run
+
+
+def _footprint(nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor]) -> Size:
+    """Most bytes of intermediate tiles alive at once."""
+    last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
+    most: Size = np.int64(0)
+    alive: dict[Tensor, Size] = {}
+    for number, nest in enumerate(nests):
+        for tensor in nest.stores:
+            if tensor not in stored:
+                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
+        most = np.maximum(most, sum(alive.values(), np.int64(0)))
+        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
+    return most
+
+
+def _compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
+    inside = {t for n in nests for t in n.stores}
+    outside = {t for n in nests for t in n.reads() if t not in inside}
+    touched = outside | (inside & stored)
+    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)

@@ -1,0 +1,119 @@
+"""Constant folding, merging of equal computes and removal of dead ones, on a Program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.compute import Compute, Map, Monoid, Program, Reduce, Scan, Scatter, Sort, expressions, reads
+from tilewright.ir.expr import Axis, Expr, Extent, Load, load, rewrite, substitute, var
+from tilewright.ir.folding import fold, foldable
+from tilewright.ir.tensor import Tensor
+
+
+def fold_constants(program: Program) -> Program:
+    """An equal Program in which what can be known is known, nothing is computed twice and nothing in vain."""
+    constants, merged = _merged_constants(program)
+    outputs = set(program.outputs)
+    kept: list[Compute] = []
+    seen: dict[Any, Compute] = {}
+    pool: dict[tuple[int, Extent], Axis] = {}
+    for original in program.computes:
+        compute = replace_tensors(original, merged)
+        keeps = not outputs.isdisjoint(compute.outputs)
+        if not keeps and foldable(compute, constants):
+            constants.update(fold(compute, constants))
+            continue
+        key = _key(compute, pool)
+        same = seen.get(key) if key is not None else None
+        if same is not None and not keeps:
+            merged.update(zip(compute.outputs, same.outputs, strict=True))
+            continue
+        if key is not None:
+            seen.setdefault(key, compute)
+        kept.append(compute)
+    return drop_dead(replace(program, computes=tuple(kept), constants=constants))
+
+
+def drop_dead(program: Program) -> Program:
+    """The Program without computes and constants that no output depends on."""
+    wanted = set(program.outputs)
+    kept: list[Compute] = []
+    for compute in reversed(program.computes):
+        if not wanted.isdisjoint(compute.outputs):
+            kept.append(compute)
+            wanted.update(reads(compute))
+    constants = {t: a for t, a in program.constants.items() if t in wanted}
+    return replace(program, computes=tuple(reversed(kept)), constants=constants)
+
+
+def replace_tensors(compute: Compute, merged: dict[Tensor, Tensor]) -> Compute:
+    """The compute reading other tensors in place of some."""
+    if not merged or not any(t in merged for t in reads(compute)):
+        return compute
+
+    def rename(root: Expr) -> Expr:
+        return rewrite(
+            root, lambda n: load(merged[n.source], n.args) if isinstance(n, Load) and n.source in merged else None
+        )
+
+    def pick(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(merged.get(t, t) for t in tensors)
+
+    if isinstance(compute, Map):
+        return replace(compute, value=rename(compute.value))
+    if isinstance(compute, Reduce):
+        return replace(compute, elements=tuple(map(rename, compute.elements)))
+    if isinstance(compute, Scatter):
+        return replace(
+            compute, initial=pick((compute.initial,))[0], indices=tuple(map(rename, compute.indices)),
+            value=rename(compute.value),
+        )  # fmt: skip
+    if isinstance(compute, Sort):
+        return replace(compute, key=rename(compute.key), payloads=tuple(map(rename, compute.payloads)))
+    if isinstance(compute, Scan):
+        body = tuple(replace_tensors(c, merged) for c in compute.body)
+        return replace(compute, initial=pick(compute.initial), body=body, following=pick(compute.following))
+    if hasattr(compute, "captures"):
+        return replace(compute, condition=pick((compute.condition,))[0], captures=pick(compute.captures))
+    return replace(compute, inputs=pick(compute.inputs))
+
+
+def _merged_constants(program: Program) -> tuple[dict[Tensor, np.ndarray], dict[Tensor, Tensor]]:
+    """Constants without repeats; a fingerprint of a few elements spares most full comparisons."""
+    constants: dict[Tensor, np.ndarray] = {}
+    merged: dict[Tensor, Tensor] = {}
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor, array in program.constants.items():
+        flat = array.reshape(-1)
+        sample = flat[:: max(flat.size // 16, 1)]
+        group = groups.setdefault((tensor.dtype.name, array.shape, sample.tobytes()), [])
+        twin = next((t for t in group if _identical(constants[t], array)), None)
+        if twin is not None and tensor not in program.outputs:
+            merged[tensor] = twin
+        else:
+            group.append(tensor)
+            constants[tensor] = array
+    return constants, merged
+
+
+def _identical(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal bit by bit: NaN equals itself and -0.0 is not 0.0."""
+    return a is b or bool(np.array_equal(a.view(np.uint8) if a.ndim else a, b.view(np.uint8) if b.ndim else b)) and (
+        a.tobytes() == b.tobytes() if a.ndim == 0 else True
+    )
+
+
+def _key(compute: Compute, pool: dict[tuple[int, Extent], Axis]) -> Any:
+    """Equal for computes that do the same; None where comparing would not be cheap."""
+    if not isinstance(compute, Map | Reduce):
+        return None
+    axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))
+    places = {a: var(pool.setdefault((n, a.extent), Axis(f"p{n}", a.extent))) for n, a in enumerate(axes)}
+    values = tuple(substitute(e, places) for e in expressions(compute))
+    shapes = tuple(a.extent for a in compute.axes), tuple(a.extent for a in axes)
+    monoid: Monoid | None = compute.monoid if isinstance(compute, Reduce) else None
+    # the expressions themselves are in the key, which keeps them alive: identity is equality only while they live
+    return type(compute).__name__, shapes, values, monoid
