@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.ir import dtypes, interpret_loops
+from tilewright.ir import dtypes, loop_facts
 from tilewright.ir.expr import Axis, const, load, lt, minimum, op, select, symbol, var
 from tilewright.ir.interpret_loops import LoopFault, count_traffic, run_kernel, run_loops
 from tilewright.ir.loops import (
@@ -54,7 +54,7 @@ def tiled_matmul(m: int, n: int, k: int, tile: int = 8, lanes: int = 4) -> Kerne
 
 @pytest.mark.parametrize("limit", [1 << 19, 2])
 def test_tiled_matmul_with_a_short_tile(limit, monkeypatch):
-    monkeypatch.setattr(interpret_loops, "LANES", limit)
+    monkeypatch.setattr(loop_facts, "LANES", limit)
     a, b, c = rand(19, 7), rand(7, 12, seed=1), np.full((19, 12), np.nan, np.float32)
     run_kernel(tiled_matmul(19, 12, 7), {"A": a, "B": b, "C": c})
     np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-6)

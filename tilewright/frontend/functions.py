@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 import onnx.shape_inference
 
 from tilewright import ops
+from tilewright.ops.control import NAMES as CONTROL
 
 _STANDARD = ("", "ai.onnx")
 _DEPTH = 8  # definitions that use other such operators; ONNX nests no deeper than three
@@ -23,9 +25,9 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _definition(node: onnx.NodeProto, version: int) -> onnx.defs.OpSchema | None:
+def _definition(node: onnx.NodeProto, version: int) -> Any:  # an OpSchema, whose stubs lack most of it
     """The schema that defines an operator we lack, or None."""
-    if node.domain not in _STANDARD or node.op_type == "If" or ops.find(node.op_type, "", version) is not None:
+    if node.domain not in _STANDARD or node.op_type in CONTROL or ops.find(node.op_type, "", version) is not None:
         return None
     if version > onnx.defs.onnx_opset_version() or not onnx.defs.has(node.op_type):
         return None
@@ -53,9 +55,7 @@ def _expanded(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """Element types by name: definitions may depend on them."""
-    known = {
-        t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in model.graph.initializer
-    }
+    known = {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in model.graph.initializer}
     inferred = onnx.shape_inference.infer_shapes(model).graph
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         known.setdefault(value.name, value.type)
@@ -63,7 +63,7 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def _function(
-    schema: onnx.defs.OpSchema, node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
+    schema: Any, node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto | None:
     function = onnx.FunctionProto()
     if schema.has_function:
@@ -79,9 +79,7 @@ def _function(
     return function if function.node else None
 
 
-def _body(
-    schema: onnx.defs.OpSchema, function: onnx.FunctionProto, call: onnx.NodeProto, prefix: str
-) -> list[onnx.NodeProto]:
+def _body(schema: Any, function: onnx.FunctionProto, call: onnx.NodeProto, prefix: str) -> list[onnx.NodeProto]:
     """The definition's nodes with the caller's names and attributes."""
     names = {"": ""}
     for formals, actuals in ((function.input, call.input), (function.output, call.output)):

@@ -126,10 +126,12 @@ def _initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 
 
 def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
-    if dtypes.by_onnx(tensor.data_type) is None:
+    dtype = dtypes.by_onnx(tensor.data_type)
+    if dtype is None:
         raise UnsupportedError(f"{label} has element type {_type_name(tensor.data_type)}, which is not supported")
     try:
-        array = numpy_helper.to_array(tensor)
+        # older ONNX packages give bfloat16 as float32
+        array = numpy_helper.to_array(tensor).astype(dtype.numpy, copy=False)
     except (ValueError, TypeError, OSError) as error:
         raise ModelError(f"{label} cannot be read: {_line(error)}") from error
     return array
@@ -166,7 +168,12 @@ def _attribute(attribute: onnx.AttributeProto, label: str, versions: Mapping[str
         return attribute.s.decode("utf-8", "replace")
     if kind == onnx.AttributeProto.STRINGS:
         return [s.decode("utf-8", "replace") for s in attribute.strings]
-    if kind in (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS):
+    if kind in (
+        onnx.AttributeProto.FLOAT,
+        onnx.AttributeProto.INT,
+        onnx.AttributeProto.FLOATS,
+        onnx.AttributeProto.INTS,
+    ):
         value = onnx.helper.get_attribute_value(attribute)
         return list(value) if kind in (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS) else value
     raise UnsupportedError(f"{label}: attribute '{attribute.name}' is of a kind that is not supported")
@@ -178,9 +185,12 @@ def _branch(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Graph:
         dtype = dtypes.by_onnx(proto.type.tensor_type.elem_type)
         inputs.append(Value(proto.name, dtype or dtypes.float32, tuple(_fixed(proto) or ())))
     return Graph(
-        graph.name, tuple(inputs), tuple(o.name for o in graph.output), tuple(_node(n, versions) for n in graph.node),
+        graph.name,
+        tuple(inputs),
+        tuple(o.name for o in graph.output),
+        tuple(_node(n, versions) for n in graph.node),
         _initializers(graph),
-    )  # fmt: skip
+    )
 
 
 def _declared(graph: onnx.GraphProto) -> dict[str, Value]:
@@ -238,9 +248,13 @@ def _bind_names(proto: onnx.ValueInfoProto, shape: list[int], sizes: dict[str, i
         raise OptionError(f"shapes: input '{proto.name}' has {len(declared)} dimensions, not {len(shape)}: {shape}")
     for dimension, size in zip(declared, shape, strict=False):
         if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
-            raise OptionError(f"shapes: input '{proto.name}' has a fixed dimension of {dimension.dim_value}, not {size}")
+            raise OptionError(
+                f"shapes: input '{proto.name}' has a fixed dimension of {dimension.dim_value}, not {size}"
+            )
         if dimension.dim_param and sizes.setdefault(dimension.dim_param, size) != size:
-            raise OptionError(f"shapes: dimension '{dimension.dim_param}' is {sizes[dimension.dim_param]} and {size} at once")
+            raise OptionError(
+                f"shapes: dimension '{dimension.dim_param}' is {sizes[dimension.dim_param]} and {size} at once"
+            )
 
 
 def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -272,7 +286,9 @@ def _template(proto: onnx.ValueInfoProto) -> str:
 
 def _element_type(proto: onnx.ValueInfoProto) -> DType:
     if not proto.type.HasField("tensor_type"):
-        raise UnsupportedError(f"input '{proto.name}' is a {proto.type.WhichOneof('value')}; only tensors are supported")
+        raise UnsupportedError(
+            f"input '{proto.name}' is a {proto.type.WhichOneof('value')}; only tensors are supported"
+        )
     dtype = dtypes.by_onnx(proto.type.tensor_type.elem_type)
     if dtype is None:
         kind = _type_name(proto.type.tensor_type.elem_type)

@@ -11,24 +11,46 @@ from tilewright.ir.scalar import UNBOUNDED, Interval
 
 def bounds(root: Expr, ranges: Mapping[Axis, Interval] | None = None) -> Interval:
     """A closed interval that holds the value of `root`; `ranges` overrides what an axis says of itself."""
-    known: dict[int, Interval] = {}
+    if not ranges or not any(a in ranges for a in root.axes):
+        return _own_bounds(root)
+    known: dict[Expr, Interval] = {}
     for node in walk(root):
-        known[id(node)] = _node_bounds(node, known, ranges)
-    return known[id(root)]
+        if any(a in ranges for a in node.axes):
+            known[node] = ranges[node.axis] if isinstance(node, Var) else _from_operands(node, [known[a] for a in node.args])
+        else:
+            known[node] = _own_bounds(node)
+    return known[root]
 
 
-def _node_bounds(node: Expr, known: dict[int, Interval], ranges: Mapping[Axis, Interval] | None) -> Interval:
+def _own_bounds(root: Expr) -> Interval:
+    """The interval under the axes' own extents, kept on the node."""
+    if root.interval is not None:
+        return root.interval  # type: ignore[no-any-return]
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node.interval is None:
+            waiting = [a for a in node.args if a.interval is None]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            node.interval = _node_bounds(node)
+        stack.pop()
+    return root.interval  # type: ignore[no-any-return]
+
+
+def _node_bounds(node: Expr) -> Interval:
     if isinstance(node, Const):
         return (node.value, node.value)
     if isinstance(node, Symbol):
         return (node.low, node.high)
     if isinstance(node, Var):
-        if ranges is not None and node.axis in ranges:
-            return ranges[node.axis]
         return (0, upper(node.axis.extent) - 1)
-    if isinstance(node, Op) and node.op.interval is not None:
-        return node.op.interval(*(known[id(a)] for a in node.args))
-    return UNBOUNDED
+    return _from_operands(node, [a.interval for a in node.args])
+
+
+def _from_operands(node: Expr, operands: list[Interval]) -> Interval:
+    return node.op.interval(*operands) if isinstance(node, Op) and node.op.interval is not None else UNBOUNDED
 
 
 def upper(extent: Extent) -> float:

@@ -29,11 +29,19 @@ class Source(Protocol):
 
 
 class Expr:
-    """A scalar expression of known type. Subclasses are made through the functions below, which intern."""
+    """A scalar expression of known type. Subclasses are made through the functions below, which intern.
 
-    __slots__ = ("dtype", "args", "__weakref__")
+    Nodes never change, so what is derived from one (its simplified form, its sum of terms, its interval) is kept on
+    it by the module that derives it, and goes when the node goes.
+    """
+
+    __slots__ = ("dtype", "args", "axes", "simplified", "as_linear", "interval", "__weakref__")
     dtype: DType
     args: tuple[Expr, ...]
+    axes: tuple[Axis, ...]  # every axis below, each once, in the order of a walk
+    simplified: Any
+    as_linear: Any
+    interval: Any
 
     def rebuild(self, args: tuple[Expr, ...]) -> Expr:
         return self
@@ -137,21 +145,66 @@ class Op(Expr):
         return _make_op(self.op, args, self.dtype)
 
 
-_POOL: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+class _Entry(weakref.ref[Expr]):
+    """A node in the pool, and the key to take out when the node is gone."""
+
+    __slots__ = ("key",)
+    key: tuple[Any, ...]
 
 
-def _intern(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], **fields: Any) -> Any:
-    key = (cls, dtype.name, tuple(map(id, args)), *fields.values())
-    found = _POOL.get(key)
-    if found is not None:
-        return found
+_POOL: dict[tuple[Any, ...], _Entry] = {}
+
+
+def _forget(entry: weakref.ref[Expr]) -> None:
+    assert isinstance(entry, _Entry)
+    if _POOL.get(entry.key) is entry:
+        del _POOL[entry.key]
+
+
+def _keep(key: tuple[Any, ...], node: Expr) -> Expr:
+    """Put a new node in the pool, or give the equal one that another thread put there first."""
+    entry = _Entry(node, _forget)
+    entry.key = key
+    while True:
+        present = _POOL.setdefault(key, entry)
+        if present is entry:
+            return node
+        found = present()
+        if found is not None:
+            return found
+        _forget(present)
+
+
+def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Any:
     node = object.__new__(cls)
     node.dtype = dtype
     node.args = args
-    for name, value in fields.items():
-        object.__setattr__(node, name, value)
-    _POOL[key] = node
+    node.axes = axes
+    node.simplified = node.as_linear = node.interval = None
     return node
+
+
+def _intern(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], field: str, *values: Any) -> Any:
+    """The one node of this class with these fields; `field` names them, separated by blanks."""
+    key = (cls, dtype.name, args, *values)
+    entry = _POOL.get(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found
+    node = _blank(cls, dtype, args, _joined_axes(args))
+    for name, value in zip(field.split(), values, strict=True):
+        setattr(node, name, value)
+    return _keep(key, node)
+
+
+def _joined_axes(args: tuple[Expr, ...]) -> tuple[Axis, ...]:
+    axes: tuple[Axis, ...] = ()
+    for arg in args:
+        more = arg.axes
+        if more and more is not axes:
+            axes = (*axes, *(a for a in more if a not in axes)) if axes else more
+    return axes
 
 
 class _FloatKey:
@@ -180,31 +233,41 @@ def const(value: int | float | bool | np.generic, dtype: DType = dtypes.index) -
     else:
         value = key = int(value)
     full = (Const, dtype.name, key)
-    found = _POOL.get(full)
-    if found is None:
-        found = object.__new__(Const)
-        found.dtype, found.args, found.value = dtype, (), value
-        _POOL[full] = found
-    return found  # type: ignore[return-value]
+    entry = _POOL.get(full)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found  # type: ignore[return-value]
+    node = _blank(Const, dtype, (), ())
+    node.value = value
+    return _keep(full, node)  # type: ignore[return-value]
 
 
 def symbol(name: str, low: int = 1, high: int = 1 << 31) -> Symbol:
-    return _intern(Symbol, dtypes.index, (), name=name, low=low, high=high)
+    return _intern(Symbol, dtypes.index, (), "name low high", name, low, high)
 
 
 def var(axis: Axis) -> Var:
-    return _intern(Var, dtypes.index, (), axis=axis)
+    key = (Var, axis)
+    entry = _POOL.get(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found  # type: ignore[return-value]
+    node = _blank(Var, dtypes.index, (), (axis,))
+    node.axis = axis
+    return _keep(key, node)  # type: ignore[return-value]
 
 
 def state(name: str, dtype: DType) -> State:
-    return _intern(State, dtype, (), name=name)
+    return _intern(State, dtype, (), "name", name)
 
 
 def load(source: Source, indices: Iterable[ExprLike]) -> Load:
     idx = tuple(as_expr(i) for i in indices)
     if len(idx) != len(source.shape):
         raise ValueError(f"{source.name} has {len(source.shape)} axes, read with {len(idx)} indices")
-    return _intern(Load, source.dtype, idx, source=source)
+    return _intern(Load, source.dtype, idx, "source", source)
 
 
 def as_expr(value: ExprLike, dtype: DType = dtypes.index) -> Expr:
@@ -212,7 +275,15 @@ def as_expr(value: ExprLike, dtype: DType = dtypes.index) -> Expr:
 
 
 def _make_op(row: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Op:
-    return _intern(Op, dtype, args, op=row)
+    key = (row, dtype.name, args)
+    entry = _POOL.get(key)
+    if entry is not None:
+        found = entry()
+        if found is not None:
+            return found  # type: ignore[return-value]
+    node = _blank(Op, dtype, args, _joined_axes(args))
+    node.op = row
+    return _keep(key, node)  # type: ignore[return-value]
 
 
 def op(name: str, *values: ExprLike) -> Expr:
@@ -290,18 +361,21 @@ def is_op(node: Expr, name: str) -> bool:
 
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node below the roots, operands before their users."""
-    done: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    done: set[Expr] = set()
+    stack: list[Expr] = list(reversed(roots))
     while stack:
-        node, ready = stack.pop()
-        if id(node) in done:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
             continue
-        if ready:
-            done.add(id(node))
-            yield node
+        waiting = [a for a in node.args if a not in done]
+        if waiting:
+            waiting.reverse()
+            stack.extend(waiting)
             continue
-        stack.append((node, True))
-        stack.extend((a, False) for a in reversed(node.args) if id(a) not in done)
+        stack.pop()
+        done.add(node)
+        yield node
 
 
 def loads(*roots: Expr) -> list[Load]:
@@ -309,25 +383,56 @@ def loads(*roots: Expr) -> list[Load]:
 
 
 def axes_of(*roots: Expr) -> list[Axis]:
-    return [n.axis for n in walk(*roots) if isinstance(n, Var)]
+    return list(roots[0].axes if len(roots) == 1 else _joined_axes(roots))
 
 
 def rewrite(root: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild bottom-up; `rule` sees each node after its operands were rewritten, None keeps it."""
-    done: dict[int, Expr] = {}
+    done: dict[Expr, Expr] = {}
     for node in walk(root):
-        args = tuple(done[id(a)] for a in node.args)
-        new = node if all(a is b for a, b in zip(args, node.args, strict=True)) else node.rebuild(args)
+        new = _with_args(node, done)
         replaced = rule(new)
-        done[id(node)] = new if replaced is None else replaced
-    return done[id(root)]
+        done[node] = new if replaced is None else replaced
+    return done[root]
+
+
+def _with_args(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
+    for arg in node.args:
+        if done[arg] is not arg:
+            return node.rebuild(tuple(done[a] for a in node.args))
+    return node
 
 
 def substitute(root: Expr, values: Mapping[Axis, ExprLike]) -> Expr:
     """Replace axes by expressions."""
-    if not values:
+    if not _mentions(root, values):
         return root
-    return rewrite(root, lambda n: as_expr(values[n.axis]) if isinstance(n, Var) and n.axis in values else None)
+    done: dict[Expr, Expr] = {}
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        if not _mentions(node, values):
+            done[node] = node
+        elif isinstance(node, Var):
+            done[node] = as_expr(values[node.axis])
+        else:
+            waiting = [a for a in node.args if a not in done]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            done[node] = node.rebuild(tuple(done[a] for a in node.args))
+        stack.pop()
+    return done[root]
+
+
+def _mentions(node: Expr, values: Mapping[Axis, ExprLike]) -> bool:
+    for axis in node.axes:  # a plain loop: this runs once for every node of every unrolled copy
+        if axis in values:
+            return True
+    return False
 
 
 def replace_nodes(root: Expr, values: Mapping[Expr, Expr]) -> Expr:

@@ -1,15 +1,16 @@
-"""When a compute may be evaluated while compiling, and its evaluation: shared by the builder and the Program pass."""
+"""What need not be computed at run time: computes of constants alone, and computes that nobody reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from tilewright.ir.bounds import static
-from tilewright.ir.compute import Compute, Host, Map, Reduce, Region, Scan, Scatter, Sort, reads
-from tilewright.ir.expr import Axis
+from tilewright.ir.compute import Compute, Host, Map, Program, Reduce, Region, Scan, Scatter, Sort, expressions, reads
+from tilewright.ir.expr import Axis, axes_of
 from tilewright.ir.interpret import evaluate_computes
 from tilewright.ir.tensor import Tensor
 
@@ -24,6 +25,8 @@ def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
         return False
     sources = reads(compute)
     if any(t not in constants for t in sources):
+        return False
+    if not _closed(compute):
         return False
     sizes = [_static_bytes(t) for t in compute.outputs]
     work = _work(compute)
@@ -40,6 +43,32 @@ def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tenso
     return {t: np.ascontiguousarray(values[t]).astype(t.dtype.numpy, copy=False) for t in compute.outputs}
 
 
+def without_dead(program: Program) -> Program:
+    """The same Program without computes and constants that no output depends on."""
+    wanted = set(program.outputs)
+    kept: list[Compute] = []
+    for compute in reversed(program.computes):
+        if not wanted.isdisjoint(compute.outputs):
+            kept.append(compute)
+            wanted.update(reads(compute))
+    constants = {t: a for t, a in program.constants.items() if t in wanted}
+    return replace(program, computes=tuple(reversed(kept)), constants=constants)
+
+
+def _closed(compute: Compute) -> bool:
+    """Whether its expressions use its own axes alone: inside a Scan they may use the step."""
+    if isinstance(compute, Scan):
+        return True
+    own = set(_axes(compute))
+    return own.issuperset(axes_of(*expressions(compute)))
+
+
+def _axes(compute: Compute) -> tuple[Axis, ...]:
+    if isinstance(compute, Map | Scatter | Sort):
+        return compute.axes
+    return (*compute.axes, *compute.reduce_axes) if isinstance(compute, Reduce) else ()
+
+
 def _static_bytes(tensor: Tensor) -> int | None:
     sizes = [static(s) for s in tensor.shape]
     return None if None in sizes else prod(sizes) * tensor.dtype.bytes  # type: ignore[arg-type]
@@ -52,10 +81,5 @@ def _work(compute: Compute) -> int | None:
         if steps is None or None in inner:
             return None
         return steps * sum(inner)  # type: ignore[arg-type]
-    axes: tuple[Axis, ...] = ()
-    if isinstance(compute, Map | Scatter | Sort):
-        axes = compute.axes
-    elif isinstance(compute, Reduce):
-        axes = (*compute.axes, *compute.reduce_axes)
-    extents = [static(a.extent) for a in axes]
+    extents = [static(a.extent) for a in _axes(compute)]
     return None if None in extents else prod(extents)  # type: ignore[arg-type]

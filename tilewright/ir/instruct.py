@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Lanes:
     count: int
     position: int  # how many lock-step loops are around
 
+    @cached_property
     def index(self) -> np.ndarray:
         return np.arange(self.count).reshape(self.count, *(1,) * self.position)
 

@@ -1,7 +1,7 @@
 """The meaning of Loops, run with NumPy in lock-step: iterations side by side are a dimension of the arrays.
 
-PARALLEL, BLOCK, THREAD and VECTOR loops add a dimension; SERIAL and UNROLL loops run one by one. A condition
-becomes a mask. All lanes move together, statement by statement, so a barrier holds by construction. Stricter than
+PARALLEL, BLOCK, THREAD and VECTOR loops add a dimension, as do serial loops whose iterations cannot meet; other
+loops run one by one. A condition becomes a mask. All lanes move together, statement by statement, so a barrier holds by construction. Stricter than
 hardware: an access out of range, a read of an element never written, and lanes that disagree about one element
 all raise LoopFault.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import upper
-from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Op, Symbol, Var, is_op, walk
+from tilewright.ir import dtypes, loop_facts
+from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Op, Symbol, Var
 from tilewright.ir.instruct import INSTRUCTIONS, InstructionContext, Lanes, Mask, Meaning, Value
+from tilewright.ir.loop_facts import Facts
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -31,11 +31,9 @@ from tilewright.ir.loops import (
     Kernel,
     LoopProgram,
     Memory,
-    Scope,
     Stmt,
     Storage,
     Store,
-    statements,
 )
 from tilewright.ir.traffic import Traffic, count_traffic
 from tilewright.ir.values import apply_op
@@ -51,9 +49,6 @@ __all__ = [
     "run_loops",
 ]
 
-LANES = 1 << 19  # lanes in lock-step at a time; more tiles than that run in turns
-LOCK_STEP = frozenset((ForKind.PARALLEL, ForKind.BLOCK, ForKind.THREAD, ForKind.VECTOR))
-
 
 class LoopFault(Exception):
     """Loops did what no program may do; the text names the kernel and the buffer."""
@@ -63,8 +58,7 @@ class LoopFault(Exception):
 class Room:
     """The storage of a buffer: a copy for each lane that owns one, flat."""
 
-    buffer: Buffer
-    owners: tuple[Lanes, ...]
+    copy: Value  # which copy a lane owns
     shape: tuple[int, ...]  # of one copy
     data: np.ndarray
     written: np.ndarray | None  # None: contents are defined from the start, or nobody checks
@@ -77,9 +71,15 @@ def run_kernel(
     step: int = 0,
     instructions: Mapping[str, Meaning] = INSTRUCTIONS,
     check: bool = True,
+    facts: Facts | None = None,
 ) -> None:
-    """Run a kernel in place on its parameters' arrays (any shape, C order); `check` looks for faults."""
-    LoopMachine(kernel, buffers, symbols or {}, step, instructions, check).run(kernel.body, None)
+    """Run a kernel in place on its parameters' arrays (any shape, C order); `check` looks for faults.
+
+    `facts` carries what was found out about the kernel from one run to the next.
+    """
+    machine = LoopMachine(kernel, buffers, symbols or {}, step, instructions, check, facts or Facts())
+    with np.errstate(all="ignore"):
+        machine.run(kernel.body, None)
 
 
 def run_loops(
@@ -96,12 +96,14 @@ def run_loops(
                 raise LoopFault(f"{item.role} tensor {item.name} is not given")
             tensors[item.name] = _poisoned(item)
     kernels = {k.name: k for k in loops.kernels}
+    facts = {k.name: Facts() for k in loops.kernels}
     for call in loops.calls:
         kernel = kernels[call.kernel]
         if len(kernel.params) != len(call.arguments):
             raise LoopFault(f"kernel {kernel.name} is called with {len(call.arguments)} arguments")
-        bound = {p: tensors[a] for p, a in zip(kernel.params, call.arguments, strict=True)}
-        run_kernel(kernel, bound, symbols, call.step, instructions, check)
+        bound: dict[Buffer | str, np.ndarray] = {}
+        bound.update((p, tensors[a]) for p, a in zip(kernel.params, call.arguments, strict=True))
+        run_kernel(kernel, bound, symbols, call.step, instructions, check, facts[kernel.name])
     return tensors
 
 
@@ -137,6 +139,7 @@ class LoopMachine:
         step: int,
         instructions: Mapping[str, Meaning],
         check: bool,
+        facts: Facts,
     ) -> None:
         self.kernel = kernel
         self.lanes: list[Lanes] = []
@@ -145,8 +148,7 @@ class LoopMachine:
         self._check = check
         self._env: dict[Axis, Value] = {} if kernel.step is None else {kernel.step: step}
         self._rooms: dict[Buffer, Room] = {}
-        self._plans: dict[Expr, list[Expr]] = {}
-        self._guarded: dict[Expr, bool] = {}  # does a select's branch read memory
+        self._facts = facts
         for param in kernel.params:
             given = buffers.get(param)
             array = buffers.get(param.name) if given is None else given
@@ -164,7 +166,7 @@ class LoopMachine:
                 f"parameter {param.name} takes {param.dtype.name}{list(shape)} in C order, "
                 f"given {array.dtype}{list(array.shape)}"
             )
-        return Room(param, (), shape, array.reshape(-1), None)
+        return Room(0, shape, array.reshape(-1), None)
 
     def _uniform(self, extent: Extent) -> int:
         """An extent for all lanes; where lanes differ, the largest."""
@@ -176,7 +178,7 @@ class LoopMachine:
         for stmt in body:
             if isinstance(stmt, Store):
                 places = [self.value(i, mask) for i in stmt.indices]
-                self.store(stmt.buffer, places, self.value(stmt.value, mask), mask)
+                self.store(stmt.buffer, places, self.value(stmt.value, mask), mask, self._facts.proven(stmt))
             elif isinstance(stmt, For):
                 self._for(stmt, mask)
             elif isinstance(stmt, If):
@@ -202,7 +204,7 @@ class LoopMachine:
             total = int(active.max(initial=0))
         else:
             total = int(count)
-        if loop.kind in LOCK_STEP:
+        if self._facts.lock_step(loop) and (total > 1 or loop.kind in (ForKind.THREAD, ForKind.VECTOR)):
             self._lock_step(loop, mask, total, count if varying else None)
         else:
             for value in range(total):
@@ -212,13 +214,14 @@ class LoopMachine:
 
     def _lock_step(self, loop: For, mask: Mask, total: int, count: np.ndarray | None) -> None:
         chunk = total
-        if loop.kind in (ForKind.PARALLEL, ForKind.BLOCK) and not _needs_all(loop):
+        inside = self._facts.lanes_inside(loop)
+        if inside is not None:
             around = prod(lane.count for lane in self.lanes)
-            chunk = max(1, LANES // max(1, around * _lanes_inside(loop.body)))
+            chunk = max(1, loop_facts.LANES // max(1, around * inside))
         position = len(self.lanes)
         for start in range(0, total, max(1, chunk)):
             lanes = Lanes(loop.kind, min(chunk, total - start), position)
-            self._env[loop.axis] = lanes.index() + start
+            self._env[loop.axis] = lanes.index + start
             self.lanes.append(lanes)
             self._masked(loop.body, mask, None if count is None else self._env[loop.axis] < count)
             self.lanes.pop()
@@ -242,30 +245,33 @@ class LoopMachine:
     def _allocate(self, buffer: Buffer) -> Room:
         if buffer.memory is Memory.GLOBAL:
             raise self.fault(f"buffer {buffer.name} is global and cannot be allocated inside a kernel")
-        kinds = LOCK_STEP if buffer.memory is Memory.REGISTER else (ForKind.PARALLEL, ForKind.BLOCK)
-        owners = tuple(lane for lane in self.lanes if lane.kind in kinds)
+        shared_by = () if buffer.memory is Memory.REGISTER else (ForKind.THREAD, ForKind.VECTOR)
+        owners = [lane for lane in self.lanes if lane.kind not in shared_by]
         shape = tuple(self._uniform(e) for e in buffer.shape)
         size = prod(shape) * prod(lane.count for lane in owners)
         written = np.zeros(size, np.bool_) if self._check else None
-        return Room(buffer, owners, shape, np.zeros(size, buffer.dtype.numpy), written)
+        copy: Value = 0
+        for owner in owners:
+            copy = copy * owner.count + owner.index
+        return Room(copy, shape, np.zeros(size, buffer.dtype.numpy), written)
 
-    def _place(self, buffer: Buffer, indices: Sequence[Value], mask: Mask, doing: str) -> tuple[Room, Value]:
+    def _place(
+        self, buffer: Buffer, indices: Sequence[Value], mask: Mask, doing: str, proven: Sequence[bool]
+    ) -> tuple[Room, Value]:
         """Where elements are in a room's flat data; lanes that are not active are moved into range."""
         room = self._rooms.get(buffer)
         if room is None:
             raise self.fault(f"{buffer.name} is {doing} outside its allocation")
         if len(indices) != len(room.shape):
             raise self.fault(f"{buffer.name} has {len(room.shape)} axes, {doing} with {len(indices)} indices")
-        flat: Value = 0
-        for owner in room.owners:
-            flat = flat * owner.count + owner.index()
-        for place, (index, size) in enumerate(zip(indices, room.shape, strict=True)):
-            if isinstance(index, np.ndarray) and index.ndim:
-                if index.size and (index.min() < 0 or index.max() >= size):
-                    self._check_range(buffer, place, index, size, mask, doing)
+        flat = room.copy
+        for place, size in enumerate(room.shape):
+            index = indices[place]
+            if not (proven and proven[place]):
+                outside = index.min() < 0 or index.max() >= size if np.size(index) > 1 else not 0 <= index < size
+                if outside:
+                    self._check_range(buffer, place, np.asarray(index), size, mask, doing)
                     index = np.clip(index, 0, max(size - 1, 0))
-            elif not 0 <= index < size:
-                raise self.fault(f"{buffer.name} is {doing} at {int(index)} on axis {place} of extent {size}")
             flat = flat * size + index
         return room, flat
 
@@ -276,16 +282,18 @@ class LoopMachine:
             example = int(np.broadcast_to(index, active.shape)[active][0])
             raise self.fault(f"{buffer.name} is {doing} at {example} on axis {place} of extent {size}")
 
-    def load(self, buffer: Buffer, indices: Sequence[Value], mask: Mask) -> Value:
-        room, flat = self._place(buffer, indices, mask, "read")
+    def load(self, buffer: Buffer, indices: Sequence[Value], mask: Mask, proven: Sequence[bool] = ()) -> Value:
+        room, flat = self._place(buffer, indices, mask, "read", proven)
         if room.written is not None:
             known = room.written[flat]
             if not known.all() and (mask is None or np.any(~known & mask)):
                 raise self.fault(f"{buffer.name} is read where nothing was written")
         return room.data[flat]
 
-    def store(self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask) -> None:
-        room, flat = self._place(buffer, indices, mask, "written")
+    def store(
+        self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask, proven: Sequence[bool] = ()
+    ) -> None:
+        room, flat = self._place(buffer, indices, mask, "written", proven)
         value = np.asarray(value).astype(room.data.dtype, copy=False)
         shape = np.broadcast_shapes(np.shape(flat), value.shape, () if mask is None else mask.shape)
         if mask is not None:
@@ -307,14 +315,11 @@ class LoopMachine:
     def value(self, root: Expr, mask: Mask, known: Mapping[Expr, Value] | None = None) -> Value:
         """An expression on the active lanes; a select's branch that reads memory counts only where taken."""
         values: dict[Expr, Value] = dict(known) if known else {}
-        plan = self._plans.get(root)
-        if plan is None:
-            plan = self._plans[root] = self._plan(root)
-        for node in plan:
+        for node in self._facts.plan(root):
             if node in values:
                 continue
             if isinstance(node, Op):
-                if self._guarded.get(node, False):
+                if self._facts.guarded(node):
                     values[node] = self._guarded_select(node, mask, values)
                 else:
                     values[node] = _apply(node, [values[a] for a in node.args])
@@ -322,7 +327,8 @@ class LoopMachine:
                 plain = node.dtype is dtypes.index or node.dtype.kind == "b"
                 values[node] = node.value if plain else np.asarray(node.value, node.dtype.numpy)
             elif isinstance(node, Load):
-                values[node] = self.load(node.source, [values[a] for a in node.args], mask)
+                places = [values[a] for a in node.args]
+                values[node] = self.load(node.source, places, mask, self._facts.proven(node))
             elif isinstance(node, Var):
                 if node.axis not in self._env:
                     raise self.fault(f"axis {node.axis.name} is used outside its loop")
@@ -343,42 +349,6 @@ class LoopMachine:
         otherwise = self.value(node.args[2], _both(mask, np.logical_not(condition)), values)
         return np.where(condition, then, otherwise)
 
-    def _plan(self, root: Expr) -> list[Expr]:
-        """Nodes in order of evaluation; branches of a select that read memory are left to the select."""
-        for node in walk(root):
-            if is_op(node, "select") and node not in self._guarded:
-                self._guarded[node] = any(isinstance(n, Load) for n in walk(*node.args[1:]))
-        order: list[Expr] = []
-        done: set[Expr] = set()
-        stack: list[tuple[Expr, bool]] = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if node in done:
-                continue
-            if ready:
-                done.add(node)
-                order.append(node)
-                continue
-            stack.append((node, True))
-            needed: Sequence[Expr] = node.args
-            if self._guarded.get(node, False):
-                # what both branches surely evaluate is evaluated once, for all lanes
-                common = self._certain(node.args[1]) & self._certain(node.args[2])
-                needed = (node.args[0], *(n for n in walk(*node.args[1:]) if n in common))
-            stack.extend((a, False) for a in reversed(needed))
-        return order
-
-    def _certain(self, root: Expr) -> set[Expr]:
-        """Nodes that evaluating `root` evaluates whatever its conditions say."""
-        found: set[Expr] = set()
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                stack.extend(node.args[:1] if self._guarded.get(node, False) else node.args)
-        return found
-
 
 def _both(mask: Mask, condition: Value) -> Mask:
     if condition is None:
@@ -389,32 +359,4 @@ def _both(mask: Mask, condition: Value) -> Mask:
 def _apply(node: Op, args: Sequence[Value]) -> Value:
     if all(type(a) is int or type(a) is bool for a in args) and node.op.name in _PLAIN:
         return _PLAIN[node.op.name](*args)
-    with np.errstate(all="ignore"):
-        return apply_op(node, [np.asarray(a) for a in args])
-
-
-def _needs_all(loop: For) -> bool:
-    """A grid barrier inside: all iterations must be under way at once."""
-    return any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(loop.body))
-
-
-def _lanes_inside(body: Iterable[Stmt]) -> int:
-    """How many lanes, or elements of private storage, one iteration brings along."""
-    most = 1
-    for stmt in body:
-        inside = 1
-        if isinstance(stmt, For):
-            inside = _lanes_inside(stmt.body)
-            if stmt.kind in LOCK_STEP:
-                inside *= _finite(stmt.axis.extent)
-        elif isinstance(stmt, If):
-            inside = max(_lanes_inside(stmt.then), _lanes_inside(stmt.otherwise))
-        elif isinstance(stmt, Alloc):
-            inside = max(prod(_finite(e) for e in stmt.buffer.shape), _lanes_inside(stmt.body))
-        most = max(most, inside)
-    return most
-
-
-def _finite(extent: Extent) -> int:
-    high = upper(extent)
-    return int(min(high, LANES))
+    return apply_op(node, [np.asarray(a) for a in args])

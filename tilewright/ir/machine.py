@@ -304,9 +304,9 @@ class Machine:
         out = _matmul(a, b) * np.asarray(absent, a.dtype)
         order = (*batch, *free[0], *free[1])
         out = out.reshape([len(r) for _, r in order])
-        place = {axis: i for i, (axis, _) in enumerate(order)}
-        out = out.transpose([place[x] for x, _ in dims if x in place])
-        return out[tuple(slice(None) if x in place else None for x, _ in dims)]
+        where = {axis: i for i, (axis, _) in enumerate(order)}
+        out = out.transpose([where[x] for x, _ in dims if x in where])
+        return out[tuple(slice(None) if x in where else None for x, _ in dims)]
 
     def _factor(self, factor: Expr, order: Dims, summed: Dims) -> np.ndarray:
         block = (*order, *summed)
@@ -345,7 +345,7 @@ class Machine:
             if compute.operator is None:
                 out[places] = updates
             else:
-                OPS[compute.operator].numpy.at(out, places, updates)
+                _ufunc(compute.operator).at(out, places, updates)
         return out
 
     def _sort(self, compute: Sort) -> list[np.ndarray]:
@@ -406,8 +406,15 @@ def plain_operators(monoid: Monoid) -> list[str] | None:
     return names
 
 
+def _ufunc(name: str) -> np.ufunc:
+    function = OPS[name].numpy
+    if not isinstance(function, np.ufunc):
+        raise InternalError(f"{name} cannot reduce")
+    return function
+
+
 def _reduce_plain(name: str, value: np.ndarray, places: tuple[int, ...]) -> np.ndarray:
-    ufunc = OPS[name].numpy
+    ufunc = _ufunc(name)
     if not places:
         return value
     if name in ("add", "mul") and value.dtype.kind not in "iub":

@@ -9,7 +9,11 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
-from tilewright.ir.expr import Const, Expr, Op, const, is_op, op, rewrite, select
+from tilewright.ir.expr import Const, Expr, Op, _make_op, const, is_op, select
+from tilewright.ir.scalar import OPS
+
+_ADD, _SUB, _MUL = OPS["add"], OPS["sub"], OPS["mul"]
+_ITSELF = object()  # kept on a node that is its own simplified form: a reference to itself would be a cycle
 
 
 @dataclass(frozen=True)
@@ -37,43 +41,83 @@ class Linear:
     def expr(self) -> Expr:
         result: Expr | None = None
         # positive terms first: a difference then reads a - b instead of -b + a
-        for term, coefficient in sorted(self.terms.items(), key=lambda item: item[1] < 0):
-            piece = term if abs(coefficient) == 1 else op("mul", term, abs(coefficient))
+        for term, coefficient in self._positive_first():
+            size = abs(coefficient)
+            piece = term if size == 1 else _make_op(_MUL, (term, const(size)), dtypes.index)
             if result is None:
-                result = piece if coefficient > 0 else op("mul", term, coefficient)
+                result = piece if coefficient > 0 else _make_op(_MUL, (term, const(coefficient)), dtypes.index)
             else:
-                result = op("add" if coefficient > 0 else "sub", result, piece)
+                result = _make_op(_ADD if coefficient > 0 else _SUB, (result, piece), dtypes.index)
         if result is None:
             return const(self.constant)
         if self.constant:
-            result = op("add" if self.constant > 0 else "sub", result, abs(self.constant))
+            row = _ADD if self.constant > 0 else _SUB
+            result = _make_op(row, (result, const(abs(self.constant))), dtypes.index)
         return result
+
+    def _positive_first(self) -> list[tuple[Expr, int]]:
+        items = list(self.terms.items())
+        if all(c > 0 for c in self.terms.values()):
+            return items
+        return sorted(items, key=lambda item: item[1] < 0)
 
 
 def linear(node: Expr) -> Linear:
-    """An index expression as a sum of terms. Iterative would gain nothing: index sums are shallow."""
+    """An index expression as a sum of terms, kept on the node. Recursive: index sums are shallow."""
+    if node.as_linear is not None:
+        return node.as_linear  # type: ignore[no-any-return]
     if isinstance(node, Const):
         return Linear({}, int(node.value))
-    if isinstance(node, Op) and node.dtype is dtypes.index:
-        name = node.op.name
-        if name == "add":
-            return linear(node.args[0]).plus(linear(node.args[1]))
-        if name == "sub":
-            return linear(node.args[0]).plus(linear(node.args[1]).scaled(-1))
-        if name == "neg":
-            return linear(node.args[0]).scaled(-1)
-        if name == "mul":
-            a, b = linear(node.args[0]), linear(node.args[1])
-            if not a.terms:
-                return b.scaled(a.constant)
-            if not b.terms:
-                return a.scaled(b.constant)
-    return Linear({node: 1}, 0)
+    total = _sum_of_terms(node) if isinstance(node, Op) and node.dtype is dtypes.index else None
+    if total is None:
+        return Linear({node: 1}, 0)
+    node.as_linear = total
+    return total
+
+
+def _sum_of_terms(node: Op) -> Linear | None:
+    name = node.op.name
+    if name == "add":
+        return linear(node.args[0]).plus(linear(node.args[1]))
+    if name == "sub":
+        return linear(node.args[0]).plus(linear(node.args[1]).scaled(-1))
+    if name == "neg":
+        return linear(node.args[0]).scaled(-1)
+    if name == "mul":
+        a, b = linear(node.args[0]), linear(node.args[1])
+        if not a.terms:
+            return b.scaled(a.constant)
+        if not b.terms:
+            return a.scaled(b.constant)
+    return None
 
 
 def simplify(root: Expr) -> Expr:
-    """An expression of the same value, smaller where the rules know how."""
-    return rewrite(root, _rule)
+    """An expression of the same value, smaller where the rules know how. The result is kept on every node met."""
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node.simplified is None:
+            waiting = [a for a in node.args if a.simplified is None]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            new = _with_simple_operands(node)
+            replaced = _rule(new)
+            result = new if replaced is None else replaced
+            node.simplified = _ITSELF if result is node else result
+        stack.pop()
+    return _simple(root)
+
+
+def _simple(node: Expr) -> Expr:
+    return node if node.simplified is _ITSELF else node.simplified  # type: ignore[no-any-return]
+
+
+def _with_simple_operands(node: Expr) -> Expr:
+    if all(a.simplified is _ITSELF for a in node.args):
+        return node
+    return node.rebuild(tuple(_simple(a) for a in node.args))
 
 
 def difference(a: Expr, b: Expr) -> int | None:
@@ -115,6 +159,10 @@ def _same_or(node: Expr, new: Expr) -> Expr | None:
 
 
 def _fold(node: Op) -> Expr | None:
+    if node.dtype is dtypes.index and node.op in (_ADD, _SUB, _MUL):
+        total = linear(node).constant
+        if abs(total) < 1 << 62:  # beyond, NumPy's wrap-around decides
+            return const(total)
     values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
     if node.op.name in ("floordiv", "mod") and values[1] == 0:
         return None

@@ -52,8 +52,8 @@ from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 
 _WORDS = """
     program symbol input output constant monoid layout scan region host end let in and or true false inf nan
-    kernel tensor call if else alloc barrier do graph node along by give descending at put unique loops
-    identity combine final carry stack then limit reverse step parallel block thread vector serial unroll
+    if else alloc barrier do parallel block thread vector serial unroll descending unique limit reverse
+    sum product least largest all any reduce scatter sort
 """
 KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.ALL}
 SUFFIX = {
@@ -160,8 +160,8 @@ class Printer:
             depths[id(node)] = 1 + max((depths[id(a)] for a in node.args), default=0)
             big = uses.get(id(node), 0) > 1 and sizes[id(node)] >= _LET_SIZE
             if node is not root and (big or depths[id(node)] >= _LET_DEPTH):
-                lets.append(f"%{len(lets)} = {texts[id(node)][0]}")
-                texts[id(node)] = (f"%{len(lets) - 1}", _ATOM)
+                lets.append(f"@{len(lets)} = {texts[id(node)][0]}")
+                texts[id(node)] = (f"@{len(lets) - 1}", _ATOM)
                 sizes[id(node)] = depths[id(node)] = 1
         body = texts[id(root)][0]
         return f"let {', '.join(lets)} in {body}" if lets else body

@@ -41,10 +41,24 @@ def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
         if last - vectors:
             result.append(Piece(simplify(base + vectors), present, last - vectors, 1))
         return result
-    if lanes > 1:
-        result.append(Piece(base, simplify(tail // lanes), lanes, lanes))
-        base = simplify(base + (tail // lanes) * lanes)
-    result.append(Piece(base, simplify(tail % lanes) if lanes > 1 else tail, 1, 1))
+    return [*result, *_halving(base, tail, block, lanes)]
+
+
+def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
+    """A remainder only known at run time, in halves: each size at most once, single elements below a vector."""
+    result = []
+    size = 1
+    while size * 2 < block:
+        size *= 2
+    while size >= 1:
+        wide = lanes if size >= lanes else 1
+        if size < lanes and lanes > 1:
+            result.append(Piece(base, tail, 1, 1))  # fewer than a vector: one by one
+            return result
+        result.append(Piece(base, simplify(tail // size), size, wide))
+        base = simplify(base + (tail // size) * size)
+        tail = simplify(tail % size)
+        size //= 2
     return result
 
 

@@ -241,6 +241,10 @@ class CpuNest:
         elements: Sequence[Expr], conditions: Sequence[Expr], unroll: bool,
     ) -> tuple[Stmt, ...]:  # fmt: skip
         extent = self.ranges[axis]
+        if self.plan.row_lanes > 1 and depth == len(self.reduction) - 1 and not conditions and not unroll:
+            by_lanes = self._lane_loop(axis, block, states, monoid, elements)
+            if by_lanes is not None:
+                return by_lanes
         if static(extent.count) == 1:
             here = Block({**block.env, axis: extent.low}, block.unrolled, block.lane)
             return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
@@ -248,6 +252,58 @@ class CpuNest:
         here = Block({**block.env, axis: simplify(extent.low + var(loop))}, block.unrolled, block.lane)
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         return (For(loop, ForKind.UNROLL if unroll else ForKind.SERIAL, inner),)
+
+    def _lane_loop(
+        self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
+    ) -> tuple[Stmt, ...] | None:
+        """The innermost reduction in steps of a vector: what is broadcast over lanes is read once for several steps."""
+        width = self.plan.row_lanes
+        extent = self.ranges[axis]
+        full = simplify(extent.count // width)
+        loop = Axis(axis.name, _extent(full))
+        inner = Axis(f"{axis.name}_k", width)
+        env = {**block.env, axis: simplify(extent.low + var(loop) * width + var(inner))}
+        right = [self.access.lower(substitute(e, env)) for e in elements]
+        rows = [n for n in loads(*right) if self._is_row(n, inner, block)]
+        if not rows or static(full) == 0:
+            return None
+        body: list[Stmt] = []
+        held: dict[Expr, Expr] = {}
+        buffers: list[Buffer] = []
+        for node in rows:
+            moving = [a for a in block.unrolled if a in axes_of(node)]
+            lane = Axis(f"{axis.name}_lane", width)
+            shape = (*(extent_of(a.extent) for a in moving), width)
+            buffer = Buffer(self.names.fresh("row"), shape, node.dtype, Memory.REGISTER)
+            position = tuple(var(a) for a in moving)
+            value = substitute(node, {inner: var(lane)})
+            filled: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(buffer, (*position, var(lane)), value),)),)
+            for a in reversed(moving):
+                filled = (For(a, ForKind.UNROLL, filled),)
+            body.extend(filled)
+            buffers.append(buffer)
+            held[node] = load(buffer, (*position, var(inner)))
+        update = self._update(monoid, states, block.index, [replace_nodes(e, held) for e in right])
+        body.append(For(inner, ForKind.UNROLL, block.around(*update)))
+        result: list[Stmt] = [For(loop, ForKind.SERIAL, _alloc(buffers, body))]
+        rest = simplify(extent.count - full * width)
+        if static(rest) != 0:
+            tail = Axis(f"{axis.name}_tail", _extent(rest))
+            env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}
+            last = [self.access.lower(substitute(e, env)) for e in elements]
+            result.append(For(tail, ForKind.SERIAL, block.around(*self._update(monoid, states, block.index, last))))
+        return tuple(result)
+
+    def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:
+        """A read that is the same on all lanes and contiguous along the reduction."""
+        if block.lane is None or block.lane in axes_of(node) or node.source.memory is Memory.REGISTER:
+            return False
+        offset: Expr = const(0)
+        for index, size in zip(node.indices, node.source.shape, strict=True):
+            offset = offset * size + index
+        total = linear(simplify(offset))
+        others = any(inner in axes_of(t) for t in total.terms if t is not var(inner))
+        return total.terms.get(var(inner)) == 1 and not others
 
     def _varies(self, condition: Expr, block: Block) -> bool:
         """Whether a condition differs inside the unrolled block."""

@@ -83,8 +83,8 @@ def lower_cpu_kernel(
     params: list[Buffer] = []
     arguments: list[str] = []
     scratch: list[Buffer] = []
-    _bind_reads(phases, access, params, arguments, layout)
-    _bind_writes(plan, phases, access, params, arguments, scratch, layout, scan)
+    bind_reads(phases, access, params, arguments, layout)
+    bind_writes(phases, access, params, arguments, scratch, layout, scan)
     names = Names()
     body: list[Stmt] = []
     for part in phases.before:
@@ -105,7 +105,7 @@ def _nest(nest: Nest, phases: Phases, access: Access, names: Names) -> tuple[Stm
     return CpuNest(nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names).statements()
 
 
-def _bind_reads(
+def bind_reads(
     phases: Phases, access: Access, params: list[Buffer], arguments: list[str], layout: Callable[[Tensor], Layout]
 ) -> None:
     inside = {t for n in phases.nests for t in n.stores}
@@ -119,9 +119,10 @@ def _bind_reads(
             arguments.append(tensor.name)
 
 
-def _bind_writes(
-    plan: KernelPlan, phases: Phases, access: Access, params: list[Buffer], arguments: list[str],
+def bind_writes(
+    phases: Phases, access: Access, params: list[Buffer], arguments: list[str],
     scratch: list[Buffer], layout: Callable[[Tensor], Layout], scan: ScanView | None,
+    memory: Memory = Memory.SCRATCH,
 ) -> None:  # fmt: skip
     for nest in phases.nests:
         for tensor in nest.stores:
@@ -129,10 +130,11 @@ def _bind_writes(
                 continue
             if phases.plans[nest].level != "DRAM":
                 box = phases.boxes[nest]
-                shape = tuple(min(int(r.size), r.extent) for r in box)
-                buffer = Buffer(f"s{len(scratch)}", shape, tensor.dtype, Memory.SCRATCH)
+                order = _plain_order(layout(tensor))
+                shape = order.storage_shape(tuple(min(int(r.size), r.extent) for r in box))
+                buffer = Buffer(f"s{len(scratch)}", shape, tensor.dtype, memory)
                 scratch.append(buffer)
-                access.put(tensor, Place(buffer, Layout.natural(len(shape)), tuple(r.low for r in box)))
+                access.put(tensor, Place(buffer, order, tuple(r.low for r in box)))
                 continue
             place = global_place(tensor, layout(tensor), f"p{len(params)}")
             stacked = scan.stacked.get(tensor) if scan else None
@@ -144,6 +146,12 @@ def _bind_writes(
                 access.write[tensor].append(Place(out.buffer, Layout.natural(tensor.rank), (), (var(scan.step),)))
                 params.append(out.buffer)
                 arguments.append(stacked.name)
+
+
+def _plain_order(layout: Layout) -> Layout:
+    """The order of a tile's storage: its tensor's, as far as that is a permutation."""
+    plain = all(part.step == 1 and part.size is None for part in layout.order)
+    return layout if plain else Layout.natural(len({part.axis for part in layout.order}))
 
 
 __all__ = ["Binding", "Reduce", "Scan", "ScanView", "lower_cpu_kernel", "plan_nests", "propagate", "tile_count"]

@@ -11,6 +11,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     recurrent,
     reduction,
     resize,
+    sampling,
     shape,
     softmax,
 )

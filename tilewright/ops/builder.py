@@ -142,8 +142,8 @@ class Builder:
         element: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Expr],
         operator: str,
     ) -> Reduce:
-        axes, reduce_axes = _axes("i", shape), _axes("r", reduce_shape)
-        value = simplify(element(tuple(map(var, axes)), tuple(map(var, reduce_axes))))
+        axes, (reduce_axes, at) = _axes("i", shape), _reduce_axes(reduce_shape)
+        value = simplify(element(tuple(map(var, axes)), at))
         output = self.tensor(hint, shape, value.dtype)
         return Reduce((output,), axes, reduce_axes, (value,), plain_monoid(operator, value.dtype), self.origin)
 
@@ -156,8 +156,8 @@ class Builder:
         monoid: Monoid,
     ) -> tuple[Tensor, ...]:
         """A reduction over a tuple-valued monoid; one hint a result of its `final`."""
-        axes, reduce_axes = _axes("i", shape), _axes("r", reduce_shape)
-        values = tuple(simplify(e) for e in elements(tuple(map(var, axes)), tuple(map(var, reduce_axes))))
+        axes, (reduce_axes, at) = _axes("i", shape), _reduce_axes(reduce_shape)
+        values = tuple(simplify(e) for e in elements(tuple(map(var, axes)), at))
         outputs = tuple(self.tensor(h, shape, f.dtype) for h, f in zip(hints, monoid.final, strict=True))
         self.emit(Reduce(outputs, axes, reduce_axes, values, monoid, self.origin))
         return outputs
@@ -200,6 +200,13 @@ class Builder:
 
 def _axes(prefix: str, shape: Sequence[int]) -> tuple[Axis, ...]:
     return tuple(Axis(f"{prefix}{n}", int(extent)) for n, extent in enumerate(shape))
+
+
+def _reduce_axes(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Expr, ...]]:
+    """Reduction axes and where each is read: an extent of 1 needs no axis, so a 1x1 convolution is a plain product."""
+    axes = _axes("r", shape)
+    kept = tuple(a for a in axes if a.extent != 1) or axes[:1]
+    return kept, tuple(var(a) if a in kept else const(0) for a in axes)
 
 
 def dims(tensor: Tensor) -> Shape:

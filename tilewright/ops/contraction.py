@@ -50,18 +50,18 @@ def matrix_product(b: Builder, hint: str, x: Tensor, y: Tensor) -> Tensor:
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
         outer = i[: len(batch)]
-        left = (*_aligned(x, outer), *((i[len(batch)],) if rows else ()), r[0])
-        right = (*_aligned(y, outer), r[0], *((i[-1],) if columns else ()))
+        left = (*_aligned(x, outer, batch), *((i[len(batch)],) if rows else ()), r[0])
+        right = (*_aligned(y, outer, batch), r[0], *((i[-1],) if columns else ()))
         return product(load(x, left), load(y, right))
 
     return b.reduce(hint, shape, (depth,), element, "add")
 
 
-def _aligned(x: Tensor, outer: tuple[Expr, ...]) -> tuple[Expr | int, ...]:
-    """Batch indices of one operand under broadcasting."""
+def _aligned(x: Tensor, outer: tuple[Expr, ...], batch: Shape) -> tuple[Expr | int, ...]:
+    """Batch indices of one operand: 0 where it alone has extent 1."""
     own = dims(x)[:-2]
-    taken = outer[len(outer) - len(own) :]
-    return tuple(0 if n == 1 else i for n, i in zip(own, taken, strict=True))
+    skipped = len(batch) - len(own)
+    return tuple(i if n == m else 0 for n, m, i in zip(own, batch[skipped:], outer[skipped:], strict=True))
 
 
 @operator("Gemm")
@@ -157,7 +157,8 @@ def _contract(
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
         at = dict(zip([*labels, *summed], [*i, *r], strict=True))
         values = [
-            load(t, [0 if n == 1 else at[label] for label, n in zip(term, dims(t), strict=True)]) for t, term in operands
+            load(t, [0 if n == 1 else at[label] for label, n in zip(term, dims(t), strict=True)])
+            for t, term in operands
         ]
         if len(values) == 1:
             return cast(values[0], dtypes.accumulator(values[0].dtype)) if summed else values[0]
@@ -177,8 +178,10 @@ def _equation(b: Builder, node: Node, tensors: tuple[Tensor, ...]) -> tuple[list
     terms = left.split(",")
     if len(terms) != len(tensors):
         raise b.invalid(f"equation '{text}' does not have {len(tensors)} operands")
-    hidden = max((t.rank - len(term.replace("...", "")) for term, t in zip(terms, tensors, strict=True) if "..." in term),
-                 default=0)  # fmt: skip
+    hidden = max(
+        (t.rank - len(term.replace("...", "")) for term, t in zip(terms, tensors, strict=True) if "..." in term),
+        default=0,
+    )
     dots = "".join(chr(0x2460 + k) for k in range(hidden))  # characters no equation uses
     full = []
     for term, tensor in zip(terms, tensors, strict=True):

@@ -69,9 +69,10 @@ def per_output(b: Builder, hint: str, weight: Tensor, zero: Tensor | None) -> Te
     if zero is None or zero.rank == 0 or dims(zero)[0] == 1:
         return widened(b, hint, weight, zero, row=True)
     return b.map(
-        hint, dims(weight),
+        hint,
+        dims(weight),
         lambda *i: cast(b.read(weight, i), dtypes.int32) - cast(b.read(zero, i[:1]), dtypes.int32),
-    )  # fmt: skip
+    )
 
 
 @operator("ConvTranspose")

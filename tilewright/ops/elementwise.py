@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tilewright.ir import dtypes
@@ -231,7 +232,6 @@ def tanh_gelu(x: Expr) -> Expr:
     return x * (op("tanh", inner) + 1) * 0.5
 
 
-
 _unary("Abs", lambda x: x if x.dtype.kind == "u" else op("abs", x))
 _unary("Neg", lambda x: -x)
 _unary("Sign", _sign)
@@ -240,7 +240,7 @@ _unary("Not", lambda x: op("not", x))
 _unary("IsNaN", lambda x: op("isnan", x))
 _unary("Reciprocal", lambda x: op("div", const(1, x.dtype), x))
 for _name in ("Exp", "Log", "Sqrt", "Tanh", "Erf", "Sigmoid", "Sin", "Cos", "Floor", "Ceil", "Round"):
-    _unary(_name, lambda x, name=_name.lower(): op(name, x))
+    _unary(_name, partial(op, _name.lower()))
 for _name, _function in {
     "Tan": _tan,
     "Sinh": _sinh,
@@ -358,8 +358,11 @@ def shrink(b: Builder, node: Node, x: Tensor) -> Tensor:
 
     def element(v: Expr) -> Expr:
         zero = const(0, v.dtype)
-        return select(lt(v, const(-lambd, v.dtype)), v + const(bias, v.dtype),
-                      select(lt(const(lambd, v.dtype), v), v - const(bias, v.dtype), zero))  # fmt: skip
+        return select(
+            lt(v, const(-lambd, v.dtype)),
+            v + const(bias, v.dtype),
+            select(lt(const(lambd, v.dtype), v), v - const(bias, v.dtype), zero),
+        )
 
     return elementwise(b, element, x)
 

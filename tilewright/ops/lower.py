@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from tilewright.errors import ModelError, UnsupportedError
-from tilewright.ir.compute import Program, reads
+from tilewright.ir.compute import Program
+from tilewright.ir.folding import without_dead
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
+from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.registry import find
 
@@ -19,8 +25,7 @@ def lower(graph: Graph) -> Program:
         tensor = Tensor(b.unique(value.name), value.shape, value.dtype)
         scope[value.name] = tensor
         inputs.append(tensor)
-    _lower_nodes(b, graph, scope)
-    outputs = _outputs(b, graph, scope, inputs)
+    outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
     program = Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -32,13 +37,14 @@ def lower(graph: Graph) -> Program:
     return without_dead(program)
 
 
-def _lower_nodes(b: Builder, graph: Graph, scope: dict[str, Tensor]) -> None:
-    """Lower the nodes of a graph (or of a branch that is always taken) into `scope`."""
+def _lower_nodes(b: Builder, graph: Graph, scope: dict[str, Tensor], outer: Mapping[str, np.ndarray]) -> list[Tensor]:
+    """Lower the nodes of a graph, or of a body inside one, into `scope`; gives the graph's outputs."""
+    constants = {**outer, **graph.constants}
+    for name in graph.constants:
+        scope.pop(name, None)  # a body's own constant hides an outer tensor of the same name
     for node in _alive(graph):
-        _lower_node(b, graph, node, scope)
-    for name in graph.outputs:
-        if name in graph.constants and name not in scope:
-            scope[name] = b.constant(graph.constants[name], name=name)
+        _lower_node(b, node, scope, constants)
+    return [_named(b, scope, constants, name) for name in graph.outputs]
 
 
 def _alive(graph: Graph) -> list[Node]:
@@ -66,11 +72,13 @@ def _captured(graph: Graph) -> set[str]:
     return names
 
 
-def _lower_node(b: Builder, graph: Graph, node: Node, scope: dict[str, Tensor]) -> None:
+def _lower_node(b: Builder, node: Node, scope: dict[str, Tensor], constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
-    arguments = [_argument(b, graph, scope, name) for name in node.inputs]
-    if node.op == "If" and not node.domain:
-        results = _lower_if(b, node, arguments, scope)
+    arguments = [_named(b, scope, constants, name) if name else None for name in node.inputs]
+    if node.op in control.NAMES and not node.domain:
+        results = control.lower_control(
+            b, node, arguments, lambda body, bound: _lower_nodes(b, body, {**scope, **bound}, constants)
+        )
     else:
         entry = find(node.op, node.domain, node.version)
         if entry is None:
@@ -78,7 +86,11 @@ def _lower_node(b: Builder, graph: Graph, node: Node, scope: dict[str, Tensor]) 
                 f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
                 f"not supported; replace it in the model by supported operators (tilewright.ops.supported() lists them)"
             )
-        found = entry.lower(b, node, *arguments)
+        try:
+            found = entry.lower(b, node, *arguments)
+        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError) as error:
+            # what operators do not check themselves: wrong ranks, list lengths, missing attributes or inputs
+            raise ModelError(f"{node.describe()} does not fit its inputs or attributes: {_line(error)}") from error
         results = found if isinstance(found, tuple) else (found,)
     for name, tensor in zip(node.outputs, results, strict=False):
         if name and tensor is not None:
@@ -88,36 +100,24 @@ def _lower_node(b: Builder, graph: Graph, node: Node, scope: dict[str, Tensor]) 
         raise UnsupportedError(f"{node.describe()}: its output '{missing[0]}' is not supported; drop it from the model")
 
 
-def _argument(b: Builder, graph: Graph, scope: dict[str, Tensor], name: str) -> Tensor | None:
-    if not name:
-        return None
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _named(b: Builder, scope: dict[str, Tensor], constants: Mapping[str, np.ndarray], name: str) -> Tensor:
     if name not in scope:
-        if name not in graph.constants:
-            raise ModelError(f"{b.origin}: its input '{name}' is not defined by any node, input or initializer")
-        scope[name] = b.constant(graph.constants[name], name=name)
+        if name not in constants:
+            raise ModelError(
+                f"{b.origin or 'output'}: its input '{name}' is not defined by any node, input or initializer"
+            )
+        scope[name] = b.constant(constants[name], name=name)
     return scope[name]
 
 
-def _lower_if(
-    b: Builder, node: Node, arguments: list[Tensor | None], scope: dict[str, Tensor]
-) -> tuple[Tensor | None, ...]:
-    """A branch that is chosen while compiling becomes part of the model."""
-    condition = b.value(arguments[0])
-    if condition is None:
-        raise b.unsupported("a condition known only at run time is not supported; export without data-dependent control")
-    branch = node.attributes["then_branch" if condition.all() else "else_branch"]
-    inner = dict(scope)
-    _lower_nodes(b, branch, inner)
-    return tuple(inner.get(name) for name in branch.outputs)
-
-
-def _outputs(b: Builder, graph: Graph, scope: dict[str, Tensor], inputs: list[Tensor]) -> list[Tensor]:
+def _outputs(b: Builder, graph: Graph, results: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
     """Output tensors: each made by a compute of its own, so inputs, constants and repeats are copied."""
     outputs: list[Tensor] = []
-    for name in graph.outputs:
-        if name not in scope:
-            raise ModelError(f"output '{name}' is not defined by any node, input or initializer")
-        tensor = scope[name]
+    for name, tensor in zip(graph.outputs, results, strict=True):
         if tensor in inputs or tensor in b.constants or tensor in outputs:
             b.enter(Node("Identity", "", (name,), (name,)))
             # straight to the list: emit would fold the copy of a constant away
@@ -126,22 +126,3 @@ def _outputs(b: Builder, graph: Graph, scope: dict[str, Tensor], inputs: list[Te
             tensor = copy.output
         outputs.append(tensor)
     return outputs
-
-
-def without_dead(program: Program) -> Program:
-    """The same Program without computes and constants that no output depends on."""
-    wanted = set(program.outputs)
-    kept = []
-    for compute in reversed(program.computes):
-        if not wanted.isdisjoint(compute.outputs):
-            kept.append(compute)
-            wanted.update(reads(compute))
-    return Program(
-        inputs=program.inputs,
-        outputs=program.outputs,
-        computes=tuple(reversed(kept)),
-        constants={t: a for t, a in program.constants.items() if t in wanted},
-        layouts=program.layouts,
-        input_names=program.input_names,
-        output_names=program.output_names,
-    )

@@ -106,9 +106,7 @@ def batch_normalization(
     epsilon = float(node.attributes.get("epsilon", 1e-5))
     factor = b.map("scale", dims(scale), lambda c: b.wide(scale, (c,)) * op("rsqrt", b.wide(variance, (c,)) + epsilon))
     shift = b.map("shift", dims(scale), lambda c: b.wide(bias, (c,)) - b.wide(mean, (c,)) * b.read(factor, (c,)))
-    return b.map(
-        "", dims(x), lambda *i: cast(b.wide(x, i) * b.read(factor, i[1:2]) + b.read(shift, i[1:2]), x.dtype)
-    )
+    return b.map("", dims(x), lambda *i: cast(b.wide(x, i) * b.read(factor, i[1:2]) + b.read(shift, i[1:2]), x.dtype))
 
 
 @operator("LpNormalization")
@@ -142,6 +140,7 @@ def local_response_normalization(b: Builder, node: Node, x: Tensor) -> Tensor:
 
     total = b.reduce("squares", dims(x), (size,), square, "add")
     return b.map(
-        "", dims(x),
+        "",
+        dims(x),
         lambda *i: cast(b.wide(x, i) / power(b.read(total, i) * (alpha / size) + bias, beta), x.dtype),
-    )  # fmt: skip
+    )

@@ -50,16 +50,26 @@ def dequantize_linear(b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Te
         value = cast(b.read(x, i), dtypes.int32)
         if zero is not None:
             value = value - cast(_parameter(b, node, x, zero, i), dtypes.int32)
-        return cast(cast(value, dtypes.accumulator(factor.dtype)) * cast(factor, dtypes.accumulator(factor.dtype)), scale.dtype)
+        return cast(
+            cast(value, dtypes.accumulator(factor.dtype)) * cast(factor, dtypes.accumulator(factor.dtype)), scale.dtype
+        )
 
     return b.map("", dims(x), element)
 
 
 @operator("QLinearMatMul", since=10)
 def qlinear_matmul(
-    b: Builder, node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, y: Tensor, y_scale: Tensor, y_zero: Tensor,
-    out_scale: Tensor, out_zero: Tensor,
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    out_scale: Tensor,
+    out_zero: Tensor,
+) -> Tensor:
     left, right = widened(b, "left", x, x_zero, row=True), widened(b, "right", y, y_zero, row=False)
     total = matrix_product(b, "sum", left, right)
 
@@ -76,9 +86,18 @@ def qlinear_matmul(
 
 @operator("QLinearConv", since=10)
 def qlinear_conv(
-    b: Builder, node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor,
-    out_scale: Tensor, out_zero: Tensor, bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor,
+    out_scale: Tensor,
+    out_zero: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     total = convolved(b, "sum", node, widened(b, "x", x, x_zero, row=True), per_output(b, "w", w, w_zero))
 
     def element(*i: Expr) -> Expr:

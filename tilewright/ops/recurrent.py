@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, cast, load, op, var
+from tilewright.ir.expr import Axis, Expr, cast, load, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
@@ -19,6 +19,7 @@ from tilewright.ops.registry import operator
 from tilewright.ops.shape import concatenated
 
 Activations = list[Callable[[Expr], Expr]]
+Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # all hidden states, the last one, the last cell state
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,16 @@ class Direction:
     hint: str
 
 
-def _layer(b: Builder, node: Node, gates: int, x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None,
-           lengths: Tensor | None) -> Layer:  # fmt: skip
+def _layer(
+    b: Builder,
+    node: Node,
+    gates: int,
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+) -> Layer:
     hidden = dims(recurrence)[2]
     if x.rank != 3 or dims(weight)[1] != gates * hidden or dims(weight)[2] != dims(x)[2]:
         raise b.invalid(f"input {list(dims(x))} does not fit weights {list(dims(weight))}")
@@ -118,6 +127,7 @@ def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable
         return total
     parts = []
     for gate in range(layer.gates):
+
         def summed(_: Expr, j: Expr, gate: int = gate) -> Expr:
             value = b.wide(bias, (d.place, gate * hidden + j))
             if recurrent_bias(gate):
@@ -139,196 +149,240 @@ def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | 
     return b.map(f"{d.hint}_{hint}", (layer.batch, layer.hidden), element)
 
 
-def _recurrence(b: Builder, layer: Layer, hint: str, d: Direction, state: Tensor, matrix: Tensor, first: int, count: int
-                ) -> Compute:  # fmt: skip
+def _recurrence(
+    b: Builder, layer: Layer, hint: str, d: Direction, state: Tensor, matrix: Tensor, first: int, count: int
+) -> Compute:
     """state R^T for `count` gates from `first` on: [batch, gates, hidden], or [batch, hidden] for one gate."""
     hidden = layer.hidden
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
-        row = i[-1] + first * hidden if count == 1 else (i[1] + first) * hidden + i[2] if first else i[1] * hidden + i[2]
+        row = (
+            i[-1] + first * hidden if count == 1 else (i[1] + first) * hidden + i[2] if first else i[1] * hidden + i[2]
+        )
         return load(state, (i[0], r[0])) * cast(load(matrix, (row, r[0])), layer.wide)
 
     shape = (layer.batch, hidden) if count == 1 else (layer.batch, count, hidden)
     return b.reduce_compute(f"{d.hint}_{hint}", shape, (hidden,), element, "add")
 
 
-def _joined(b: Builder, node: Node, layer: Layer, x: Tensor, place: int, hint: str, parts: list[Tensor], steps: bool
-            ) -> Tensor | None:  # fmt: skip
+def _joined(b: Builder, node: Node, layer: Layer, place: int, hint: str, parts: list[Tensor | None]) -> Tensor | None:
     """The directions of one output put together in ONNX's axis order; None where the node does not want it."""
-    if len(node.outputs) <= place or not node.outputs[place]:
+    wanted = [p for p in parts if p is not None]
+    if not wanted:
         return None
-    outer = (layer.steps,) if steps else ()
-    shape = (*outer, 1, layer.batch, layer.hidden)
-    order = (*(("t",) if steps else ()), "d", "n", "j")
+    steps = place == 0
     if layer.batch_first:
         order = ("n", "t", "d", "j") if steps else ("n", "d", "j")
+    else:
+        order = ("t", "d", "n", "j") if steps else ("d", "n", "j")
     sizes = {"t": layer.steps, "d": 1, "n": layer.batch, "j": layer.hidden}
     shape = tuple(sizes[a] for a in order)
-    single = len(parts) == 1
 
     def placed(part: Tensor, name: str) -> Tensor:
         def element(*i: Expr) -> Expr:
             at = dict(zip(order, i, strict=True))
             value = load(part, (at["t"], at["n"], at["j"]) if steps else (at["n"], at["j"]))
-            return cast(value, x.dtype)
+            return cast(value, layer.x.dtype)
 
         return b.map(name, shape, element)
 
-    pieces = tuple(placed(p, hint if single else f"{hint}{k}") for k, p in enumerate(parts))
+    pieces = tuple(placed(p, hint if len(wanted) == 1 else f"{hint}{k}") for k, p in enumerate(wanted))
     return concatenated(b, hint, pieces, order.index("d"))
 
 
 @operator("LSTM")
 def lstm(
-    b: Builder, node: Node, x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None = None,
-    lengths: Tensor | None = None, initial_h: Tensor | None = None, initial_c: Tensor | None = None,
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
     peephole: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:
     layer = _layer(b, node, 4, x, weight, recurrence, bias, lengths)
-    stacked, last_h, last_c = [], [], []
-    for d in _directions(b, node, ("Sigmoid", "Tanh", "Tanh")):
-        gate, squash, output = d.functions
-        given = _projection(b, layer, d, lambda g: True)
-        step = Axis("t", layer.steps)
-        shape = (layer.batch, layer.hidden)
-        h, c = b.tensor(f"{d.hint}_h", shape, layer.wide), b.tensor(f"{d.hint}_c", shape, layer.wide)
-        matrix = _of_direction(b, recurrence, d, "recurrence")
-        gates = _recurrence(b, layer, "gates", d, h, matrix, 0, 4)
-        sums = gates.outputs[0]
-
-        def raw(g: int, n: Expr, j: Expr, given: Tensor = given, sums: Tensor = sums, step: Axis = step) -> Expr:
-            return load(given, (var(step), n, g, j)) + load(sums, (n, g, j))
-
-        def peek(which: int, cell: Expr, j: Expr, place: int = d.place) -> Expr | None:
-            if peephole is None:
-                return None
-            return b.wide(peephole, (place, j + which * layer.hidden)) * cell
-
-        def plus(value: Expr, more: Expr | None) -> Expr:
-            return value if more is None else value + more
-
-        def next_c(n: Expr, j: Expr, c: Tensor = c, gate=gate, squash=squash, raw=raw, peek=peek) -> Expr:
-            old = load(c, (n, j))
-            keep = gate(plus(raw(2, n, j), peek(2, old, j)))
-            take = gate(plus(raw(0, n, j), peek(0, old, j)))
-            return keep * old + take * squash(raw(3, n, j))
-
-        new_c = b.map_compute(f"{d.hint}_next_c", shape, next_c)
-
-        def next_h(n: Expr, j: Expr, new_c=new_c, gate=gate, output=output, raw=raw, peek=peek) -> Expr:
-            cell = load(new_c.output, (n, j))
-            return gate(plus(raw(1, n, j), peek(1, cell, j))) * output(cell)
-
-        new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
-        start = (_initial(b, layer, d, "h0", initial_h), _initial(b, layer, d, "c0", initial_c))
-        wants_c = len(node.outputs) > 2 and bool(node.outputs[2])
-        parts = _scan(b, node, layer, d, step, start, (h, c), (gates, new_c, new_h), (new_h.output, new_c.output), wants_c)
-        for found, part in zip((stacked, last_h, last_c), parts, strict=True):
-            found.append(part)
-    return (
-        _joined(b, node, layer, x, 0, "", stacked, steps=True),
-        _joined(b, node, layer, x, 1, "last_h", last_h, steps=False),
-        _joined(b, node, layer, x, 2, "last_c", last_c, steps=False),
-    )
+    found = [
+        _lstm_direction(b, node, layer, d, recurrence, (initial_h, initial_c), peephole)
+        for d in _directions(b, node, ("Sigmoid", "Tanh", "Tanh"))
+    ]
+    return _outputs(b, node, layer, found)
 
 
-def _scan(
-    b: Builder, node: Node, layer: Layer, d: Direction, step: Axis, start: tuple[Tensor, ...], carry: tuple[Tensor, ...],
-    body: tuple[Compute, ...], following: tuple[Tensor, ...], wants_second: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Emit the Scan; gives the stacked hidden states and the final carries, each only where the node wants it."""
+def _lstm_direction(
+    b: Builder,
+    node: Node,
+    layer: Layer,
+    d: Direction,
+    recurrence: Tensor,
+    initial: tuple[Tensor | None, Tensor | None],
+    peephole: Tensor | None,
+) -> Parts:
+    gate, squash, output = d.functions
+    given = _projection(b, layer, d, lambda g: True)
+    step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
-    wants_all = bool(node.outputs[0])
-    wants_last = len(node.outputs) > 1 and bool(node.outputs[1])
-    steps = b.tensor(f"{d.hint}_steps", (layer.steps, *shape), layer.wide) if wants_all else None
-    last = b.tensor(f"{d.hint}_last_h", shape, layer.wide) if wants_last else None
-    second = b.tensor(f"{d.hint}_last_c", shape, layer.wide) if wants_second else None
-    finals = (last, second)[: len(carry)]
-    stacked = () if steps is None else ((following[0], steps),)
-    b.emit(Scan(step, start, carry, body, following, finals, stacked, d.reverse, b.origin))
-    return steps, last, second
+    h, c = b.tensor(f"{d.hint}_h", shape, layer.wide), b.tensor(f"{d.hint}_c", shape, layer.wide)
+    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 4)
+    sums = gates.outputs[0]
+
+    def raw(g: int, n: Expr, j: Expr, cell: Expr | None = None) -> Expr:
+        """A gate before its activation; ONNX orders gates i, o, f, c and peepholes i, o, f."""
+        value = load(given, (var(step), n, g, j)) + load(sums, (n, g, j))
+        if peephole is None or cell is None:
+            return value
+        return value + b.wide(peephole, (d.place, j + g * layer.hidden)) * cell
+
+    def next_c(n: Expr, j: Expr) -> Expr:
+        old = load(c, (n, j))
+        return gate(raw(2, n, j, old)) * old + gate(raw(0, n, j, old)) * squash(raw(3, n, j))
+
+    new_c = b.map_compute(f"{d.hint}_next_c", shape, next_c)
+
+    def next_h(n: Expr, j: Expr) -> Expr:
+        cell = load(new_c.output, (n, j))
+        return gate(raw(1, n, j, cell)) * output(cell)
+
+    new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
+    start = (_initial(b, layer, d, "h0", initial[0]), _initial(b, layer, d, "c0", initial[1]))
+    return _scan(b, node, layer, d, step, start, (h, c), (gates, new_c, new_h), (new_h.output, new_c.output))
 
 
 @operator("GRU")
 def gru(
-    b: Builder, node: Node, x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None = None,
-    lengths: Tensor | None = None, initial_h: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
     layer = _layer(b, node, 3, x, weight, recurrence, bias, lengths)
-    reset_after = bool(node.attributes.get("linear_before_reset", 0))
-    stacked, last_h = [], []
-    for d in _directions(b, node, ("Sigmoid", "Tanh")):
-        gate, squash = d.functions
-        given = _projection(b, layer, d, lambda g: g < 2 or not reset_after)
-        step = Axis("t", layer.steps)
-        shape = (layer.batch, layer.hidden)
-        h = b.tensor(f"{d.hint}_h", shape, layer.wide)
-        matrix = _of_direction(b, recurrence, d, "recurrence")
-        gates = _recurrence(b, layer, "gates", d, h, matrix, 0, 3 if reset_after else 2)
-        sums = gates.outputs[0]
+    direction = _gru_reset_after if node.attributes.get("linear_before_reset", 0) else _gru_reset_before
+    found = [direction(b, node, layer, d, recurrence, initial_h) for d in _directions(b, node, ("Sigmoid", "Tanh"))]
+    return _outputs(b, node, layer, found)
 
-        def raw(g: int, n: Expr, j: Expr, given: Tensor = given, sums: Tensor = sums, step: Axis = step) -> Expr:
-            return load(given, (var(step), n, g, j)) + load(sums, (n, g, j))
 
-        body: list[Compute] = [gates]
-        if reset_after:
+def _gru_reset_before(
+    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+) -> Parts:
+    """The reset gate applies to the state before its product: two contractions, one after the other."""
+    gate, squash = d.functions
+    given = _projection(b, layer, d, lambda g: True)
+    step = Axis("t", layer.steps)
+    shape = (layer.batch, layer.hidden)
+    h = b.tensor(f"{d.hint}_h", shape, layer.wide)
+    matrix = _of_direction(b, recurrence, d, "recurrence")
+    gates = _recurrence(b, layer, "gates", d, h, matrix, 0, 2)
 
-            def candidate(n: Expr, j: Expr, d=d, given=given, sums=sums, step=step, raw=raw, gate=gate) -> Expr:
-                inner = load(sums, (n, 2, j))
-                if bias is not None:
-                    inner = inner + b.wide(bias, (d.place, j + 5 * layer.hidden))
-                return load(given, (var(step), n, 2, j)) + gate(raw(1, n, j)) * inner
-        else:
-            reset = b.map_compute(
-                f"{d.hint}_reset", shape,
-                lambda n, j, raw=raw, gate=gate, h=h: gate(raw(1, n, j)) * load(h, (n, j)),
-            )  # fmt: skip
-            hidden = _recurrence(b, layer, "hidden", d, reset.output, matrix, 2, 1)
-            body += [reset, hidden]
+    def raw(g: int, n: Expr, j: Expr) -> Expr:
+        return load(given, (var(step), n, g, j)) + load(gates.outputs[0], (n, g, j))
 
-            def candidate(n: Expr, j: Expr, given=given, step=step, hidden=hidden) -> Expr:
-                return load(given, (var(step), n, 2, j)) + load(hidden.outputs[0], (n, j))
+    reset = b.map_compute(f"{d.hint}_reset", shape, lambda n, j: gate(raw(1, n, j)) * load(h, (n, j)))
+    hidden = _recurrence(b, layer, "hidden", d, reset.output, matrix, 2, 1)
 
-        def next_h(n: Expr, j: Expr, h=h, raw=raw, gate=gate, squash=squash, candidate=candidate) -> Expr:
-            update = gate(raw(0, n, j))
-            return (1 - update) * squash(candidate(n, j)) + update * load(h, (n, j))
+    def next_h(n: Expr, j: Expr) -> Expr:
+        update = gate(raw(0, n, j))
+        candidate = squash(load(given, (var(step), n, 2, j)) + load(hidden.outputs[0], (n, j)))
+        return (1 - update) * candidate + update * load(h, (n, j))
 
-        new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
-        start = (_initial(b, layer, d, "h0", initial_h),)
-        parts = _scan(b, node, layer, d, step, start, (h,), (*body, new_h), (new_h.output,))
-        stacked.append(parts[0])
-        last_h.append(parts[1])
-    return (
-        _joined(b, node, layer, x, 0, "", stacked, steps=True),
-        _joined(b, node, layer, x, 1, "last_h", last_h, steps=False),
-    )
+    new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
+    start = (_initial(b, layer, d, "h0", initial),)
+    return _scan(b, node, layer, d, step, start, (h,), (gates, reset, hidden, new_h), (new_h.output,))
+
+
+def _gru_reset_after(
+    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+) -> Parts:
+    """The reset gate applies to the product: one contraction gives all gates."""
+    gate, squash = d.functions
+    given = _projection(b, layer, d, lambda g: g < 2)
+    step = Axis("t", layer.steps)
+    shape = (layer.batch, layer.hidden)
+    h = b.tensor(f"{d.hint}_h", shape, layer.wide)
+    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 3)
+    sums = gates.outputs[0]
+
+    def raw(g: int, n: Expr, j: Expr) -> Expr:
+        return load(given, (var(step), n, g, j)) + load(sums, (n, g, j))
+
+    def next_h(n: Expr, j: Expr) -> Expr:
+        update = gate(raw(0, n, j))
+        inner: Expr = load(sums, (n, 2, j))
+        if layer.bias is not None:
+            inner = inner + b.wide(layer.bias, (d.place, j + 5 * layer.hidden))
+        candidate = squash(load(given, (var(step), n, 2, j)) + gate(raw(1, n, j)) * inner)
+        return (1 - update) * candidate + update * load(h, (n, j))
+
+    new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
+    start = (_initial(b, layer, d, "h0", initial),)
+    return _scan(b, node, layer, d, step, start, (h,), (gates, new_h), (new_h.output,))
 
 
 @operator("RNN")
 def rnn(
-    b: Builder, node: Node, x: Tensor, weight: Tensor, recurrence: Tensor, bias: Tensor | None = None,
-    lengths: Tensor | None = None, initial_h: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    initial_h: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
     layer = _layer(b, node, 1, x, weight, recurrence, bias, lengths)
-    stacked, last_h = [], []
-    for d in _directions(b, node, ("Tanh",)):
-        given = _projection(b, layer, d, lambda g: True)
-        step = Axis("t", layer.steps)
-        shape = (layer.batch, layer.hidden)
-        h = b.tensor(f"{d.hint}_h", shape, layer.wide)
-        matrix = _of_direction(b, recurrence, d, "recurrence")
-        sums = _recurrence(b, layer, "gates", d, h, matrix, 0, 1)
-        new_h = b.map_compute(
-            f"{d.hint}_next_h", shape,
-            lambda n, j, f=d.functions[0], given=given, sums=sums, step=step: f(
-                op("add", load(given, (var(step), n, 0, j)), load(sums.outputs[0], (n, j)))
-            ),
-        )  # fmt: skip
-        start = (_initial(b, layer, d, "h0", initial_h),)
-        parts = _scan(b, node, layer, d, step, start, (h,), (sums, new_h), (new_h.output,))
-        stacked.append(parts[0])
-        last_h.append(parts[1])
+    found = [_rnn_direction(b, node, layer, d, recurrence, initial_h) for d in _directions(b, node, ("Tanh",))]
+    return _outputs(b, node, layer, found)
+
+
+def _rnn_direction(
+    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+) -> Parts:
+    given = _projection(b, layer, d, lambda g: True)
+    step = Axis("t", layer.steps)
+    shape = (layer.batch, layer.hidden)
+    h = b.tensor(f"{d.hint}_h", shape, layer.wide)
+    sums = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 1)
+
+    def next_h(n: Expr, j: Expr) -> Expr:
+        return d.functions[0](load(given, (var(step), n, 0, j)) + load(sums.outputs[0], (n, j)))
+
+    new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
+    start = (_initial(b, layer, d, "h0", initial),)
+    return _scan(b, node, layer, d, step, start, (h,), (sums, new_h), (new_h.output,))
+
+
+def _scan(
+    b: Builder,
+    node: Node,
+    layer: Layer,
+    d: Direction,
+    step: Axis,
+    start: tuple[Tensor, ...],
+    carry: tuple[Tensor, ...],
+    body: tuple[Compute, ...],
+    following: tuple[Tensor, ...],
+) -> Parts:
+    """Emit the Scan; gives the stacked hidden states and the final carries, each only where the node wants it."""
+    shape = (layer.batch, layer.hidden)
+    wants = [place < len(node.outputs) and bool(node.outputs[place]) for place in range(3)]
+    steps = b.tensor(f"{d.hint}_steps", (layer.steps, *shape), layer.wide) if wants[0] else None
+    finals = [
+        b.tensor(f"{d.hint}_{name}", shape, layer.wide) if wanted else None
+        for name, wanted in zip(("last_h", "last_c"), wants[1:], strict=True)
+    ]
+    stacked = () if steps is None else ((following[0], steps),)
+    b.emit(Scan(step, start, carry, body, following, tuple(finals[: len(carry)]), stacked, d.reverse, b.origin))
+    return steps, finals[0], finals[1]
+
+
+def _outputs(b: Builder, node: Node, layer: Layer, found: list[Parts]) -> tuple[Tensor | None, ...]:
     return (
-        _joined(b, node, layer, x, 0, "", stacked, steps=True),
-        _joined(b, node, layer, x, 1, "last_h", last_h, steps=False),
+        _joined(b, node, layer, 0, "", [p[0] for p in found]),
+        _joined(b, node, layer, 1, "last_h", [p[1] for p in found]),
+        _joined(b, node, layer, 2, "last_c", [p[2] for p in found]),
     )

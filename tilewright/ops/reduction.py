@@ -16,6 +16,8 @@ from tilewright.ops.builder import Builder, Shape, dims
 from tilewright.ops.elementwise import divide
 from tilewright.ops.registry import operator
 
+Finish = Callable[[Expr, int], Expr]  # the result of a reduction from its total and the number of elements
+
 
 def reduced_shape(x: Tensor, axes: Sequence[int], keep: bool) -> Shape:
     if keep:
@@ -65,7 +67,21 @@ def _keep_value(x: Expr, *_: Expr) -> Expr:
     return x
 
 
-Finish = Callable[[Expr, int], Expr]
+def _mean(total: Expr, count: int) -> Expr:
+    if total.dtype.is_float:
+        return total * (1.0 / max(count, 1))
+    return divide(total, const(count, total.dtype))
+
+
+def _real(name: str) -> Finish:
+    """A real function of the total, in float64 where the tensor holds integers."""
+
+    def finish(total: Expr, count: int) -> Expr:
+        return op(name, total if total.dtype.is_float else cast(total, dtypes.float64))
+
+    return finish
+
+
 _REDUCTIONS: dict[str, tuple[str, Callable[..., Expr], Finish | None]] = {
     "ReduceSum": ("add", _wide, None),
     "ReduceProd": ("mul", _wide, None),
@@ -73,9 +89,9 @@ _REDUCTIONS: dict[str, tuple[str, Callable[..., Expr], Finish | None]] = {
     "ReduceMin": ("min", _keep_value, None),
     "ReduceSumSquare": ("add", _square, None),
     "ReduceL1": ("add", _size, None),
-    "ReduceL2": ("add", _square, lambda v, n: op("sqrt", v)),
-    "ReduceLogSum": ("add", _wide, lambda v, n: op("log", v)),
-    "ReduceMean": ("add", _wide, lambda v, n: v * (1.0 / max(n, 1)) if v.dtype.is_float else divide(v, const(n, v.dtype))),
+    "ReduceL2": ("add", _square, _real("sqrt")),
+    "ReduceLogSum": ("add", _wide, _real("log")),
+    "ReduceMean": ("add", _wide, _mean),
 }
 
 
@@ -89,29 +105,21 @@ def _axes(b: Builder, node: Node, x: Tensor, given: Tensor | None) -> list[int] 
 
 @operator(*_REDUCTIONS, constants=(1,))
 def reduction(b: Builder, node: Node, x: Tensor, given: Tensor | None = None) -> Tensor:
-    operator_name, term, finish = _REDUCTIONS[node.op]
+    combine, term, finish = _REDUCTIONS[node.op]
     axes = _axes(b, node, x, given)
-    keep = bool(node.attributes.get("keepdims", 1))
+    count = prod(dims(x)[a] for a in axes or ())
+
+    def finished(total: Expr) -> Expr:
+        return cast(total if finish is None else finish(total, count), x.dtype)
+
     if axes is None:
-        count, plain = 1, term in (_wide, _keep_value)
-        if plain and finish is None:
+        if finish is None and term in (_wide, _keep_value):
             return x
-        return b.map("", dims(x), lambda *i: _typed(b, term(b.read(x, i)), finish, count, x))
-    count = prod(dims(x)[a] for a in axes)
-    last = finish is None and (operator_name in ("max", "min") or dtypes.accumulator(x.dtype) is x.dtype)
-    total = reduce_over(b, "" if last else "total", x, axes, keep, operator_name, term)
-    if last:
-        return total
-    return b.map("", dims(total), lambda *i: _typed(b, b.read(total, i), finish, count, x))
-
-
-def _typed(b: Builder, value: Expr, finish: Finish | None, count: int, x: Tensor) -> Expr:
-    """The finishing function, which needs floats even where the tensor has integers."""
-    if finish is None:
-        return cast(value, x.dtype)
-    if not value.dtype.is_float and b.origin and finish is not _REDUCTIONS["ReduceMean"][2]:
-        value = cast(value, dtypes.float64)
-    return cast(finish(value, count), x.dtype)
+        return b.map("", dims(x), lambda *i: finished(term(b.read(x, i))))
+    last = finish is None and (combine in ("max", "min") or dtypes.accumulator(x.dtype) is x.dtype)
+    keep = bool(node.attributes.get("keepdims", 1))
+    total = reduce_over(b, "" if last else "total", x, axes, keep, combine, term)
+    return total if last else b.map("", dims(total), lambda *i: finished(b.read(total, i)))
 
 
 @operator("ReduceLogSumExp", constants=(1,))
@@ -124,9 +132,7 @@ def reduce_log_sum_exp(b: Builder, node: Node, x: Tensor, given: Tensor | None =
     top = reduce_over(b, "max", x, axes, True, "max", lambda v, *at: cast(v, wide))
     # an empty or all-minus-infinity row has no maximum to subtract
     shift = b.map("shift", dims(top), lambda *i: _finite(b.read(top, i)))
-    total = reduce_over(
-        b, "sum", x, axes, keep, "add", lambda v, *at: op("exp", cast(v, wide) - b.read(shift, at))
-    )
+    total = reduce_over(b, "sum", x, axes, keep, "add", lambda v, *at: op("exp", cast(v, wide) - b.read(shift, at)))
 
     def element(*i: Expr) -> Expr:
         at = i if keep else spread(x, axes, False, i, tuple(const(0) for _ in axes))
@@ -179,9 +185,10 @@ def _running(b: Builder, node: Node, x: Tensor, axis: int, operator: str) -> Ten
     start = b.constant(np.full(rest, neutral(operator, wide).value, wide.numpy), "start")
     carry = b.tensor("carry", rest, wide)
     following = b.map_compute(
-        "next", rest,
+        "next",
+        rest,
         lambda *i: op(operator, load(carry, i), cast(load(x, (*i[:axis], var(step), *i[axis:])), wide)),
-    )  # fmt: skip
+    )
     body = [following]
     kept = following.output
     if node.attributes.get("exclusive", 0):
@@ -191,9 +198,18 @@ def _running(b: Builder, node: Node, x: Tensor, axis: int, operator: str) -> Ten
     final_place = axis == 0 and wide is x.dtype
     stacked = b.tensor("" if final_place else "steps", (dims(x)[axis], *rest), wide)
     b.emit(
-        Scan(step, (start,), (carry,), tuple(body), (following.output,), (None,), ((kept, stacked),),
-             bool(node.attributes.get("reverse", 0)), b.origin)
-    )  # fmt: skip
+        Scan(
+            step,
+            (start,),
+            (carry,),
+            tuple(body),
+            (following.output,),
+            (None,),
+            ((kept, stacked),),
+            bool(node.attributes.get("reverse", 0)),
+            b.origin,
+        )
+    )
     if final_place:
         return stacked
     return b.map("", dims(x), lambda *i: cast(b.read(stacked, (i[axis], *i[:axis], *i[axis + 1 :])), x.dtype))
@@ -218,7 +234,14 @@ def _top_k(b: Builder, node: Node, x: Tensor, count: int) -> tuple[Tensor, Tenso
     shape = (*dims(x)[:axis], count, *dims(x)[axis + 1 :])
     values, indices = b.tensor("", shape, x.dtype), b.tensor("indices", shape, dtypes.int64)
     b.emit(
-        Sort((values, indices), axes, axes[axis], value, (value, var(axes[axis])),
-             bool(node.attributes.get("largest", 1)), b.origin)
-    )  # fmt: skip
+        Sort(
+            (values, indices),
+            axes,
+            axes[axis],
+            value,
+            (value, var(axes[axis])),
+            bool(node.attributes.get("largest", 1)),
+            b.origin,
+        )
+    )
     return values, indices

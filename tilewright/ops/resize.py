@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ def resize_by_scales(b: Builder, node: Node, x: Tensor, scales: Tensor) -> Tenso
 
 def _old(b: Builder, node: Node, x: Tensor, scales: list[float]) -> Tensor:
     """Before operator set 11 coordinates were the output's divided by the scale, and nearest rounded down."""
-    axes = [Sampling(n, int(math.floor(n * s)), s) for n, s in zip(dims(x), scales, strict=True)]
+    axes = [Sampling(n, math.floor(n * s), s) for n, s in zip(dims(x), scales, strict=True)]
     attributes = {
         "mode": node.attributes.get("mode", "nearest"),
         "coordinate_transformation_mode": "asymmetric",
@@ -55,13 +56,17 @@ def _old(b: Builder, node: Node, x: Tensor, scales: list[float]) -> Tensor:
 
 @operator("Resize", since=11, constants=(1, 2, 3))
 def resize(
-    b: Builder, node: Node, x: Tensor, roi: Tensor | None = None, scales: Tensor | None = None,
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    roi: Tensor | None = None,
+    scales: Tensor | None = None,
     sizes: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     chosen = [b.axis(a, x.rank) for a in node.attributes.get("axes", range(x.rank))]
     factors = None if scales is None else [float(s) for s in b.known(scales, "scales").ravel()]
     if factors:
-        outs = [int(math.floor(dims(x)[a] * s)) for a, s in zip(chosen, factors, strict=True)]
+        outs = [math.floor(dims(x)[a] * s) for a, s in zip(chosen, factors, strict=True)]
     elif sizes is not None:
         outs, factors = _sized(node, [dims(x)[a] for a in chosen], b.integers(sizes, "sizes"))
     else:
@@ -82,7 +87,7 @@ def _sized(node: Node, given: list[int], wanted: list[int]) -> tuple[list[int], 
     if policy == "stretch":
         return wanted, scales
     scale = min(scales) if policy == "not_larger" else max(scales)
-    return [int(math.floor(n * scale + 0.5)) for n in given], [scale] * len(given)
+    return [math.floor(n * scale + 0.5) for n in given], [scale] * len(given)
 
 
 def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, Sampling]) -> Tensor:
@@ -130,13 +135,13 @@ def _coordinates(b: Builder, attributes: dict, s: Sampling) -> np.ndarray:
 
 
 def _nearest(attributes: dict, where: np.ndarray, size: int) -> np.ndarray:
-    rounding = {
+    rounding: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "round_prefer_floor": lambda v: np.ceil(v - 0.5),
         "round_prefer_ceil": lambda v: np.floor(v + 0.5),
         "floor": np.floor,
         "ceil": np.ceil,
-    }[attributes.get("nearest_mode", "round_prefer_floor")]
-    return np.clip(rounding(where), 0, size - 1).astype(np.int64)
+    }
+    return np.clip(rounding[attributes.get("nearest_mode", "round_prefer_floor")](where), 0, size - 1).astype(np.int64)
 
 
 def _picked(b: Builder, hint: str, x: Tensor, axis: int, places: np.ndarray) -> Tensor:
@@ -145,7 +150,7 @@ def _picked(b: Builder, hint: str, x: Tensor, axis: int, places: np.ndarray) -> 
     return b.map(hint, shape, lambda *i: load(x, (*i[:axis], index(i[axis]), *i[axis + 1 :])))
 
 
-def _index(b: Builder, axis: int, places: np.ndarray):
+def _index(b: Builder, axis: int, places: np.ndarray) -> Callable[[Expr], Expr]:
     """A table of places as arithmetic where it is a repetition or a stride, else as a constant tensor."""
     at = np.arange(len(places))
     repeats = int(np.count_nonzero(places == places[0])) if len(places) else 1
@@ -163,7 +168,7 @@ def _taps(attributes: dict, mode: str, where: np.ndarray, s: Sampling) -> tuple[
     """Input places and weights of every output place, [out, taps]."""
     shrink = min(s.scale, 1.0) if attributes.get("antialias", 0) else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
-    first = int(math.floor(-reach)) + 1
+    first = math.floor(-reach) + 1
     offsets = np.arange(first, 2 - first)
     base = np.floor(where)
     places = base[:, None] + offsets[None, :]

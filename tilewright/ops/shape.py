@@ -126,9 +126,14 @@ def slice_by_attributes(b: Builder, node: Node, x: Tensor) -> Tensor:
 
 @operator("Slice", since=10, constants=(1, 2, 3, 4))
 def slice_(
-    b: Builder, node: Node, x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None,
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: Tensor | None = None,
     steps: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     first, last = b.integers(starts, "starts"), b.integers(ends, "ends")
     chosen = list(range(len(first))) if axes is None else b.integers(axes, "axes")
     stride = [1] * len(first) if steps is None else b.integers(steps, "steps")
@@ -147,9 +152,10 @@ def _slice(b: Builder, x: Tensor, starts: list[int], ends: list[int], axes: list
     if all(r == range(n) for r, n in zip(ranges, dims(x), strict=True)):
         return x
     return b.map(
-        "", [len(r) for r in ranges],
+        "",
+        [len(r) for r in ranges],
         lambda *i: b.read(x, [v * r.step + r.start for v, r in zip(i, ranges, strict=True)]),
-    )  # fmt: skip
+    )
 
 
 @operator("Split", since=1, constants=(1,))
@@ -172,9 +178,10 @@ def split(b: Builder, node: Node, x: Tensor, sizes: Tensor | None = None) -> tup
         shape = (*dims(x)[:axis], part, *dims(x)[axis + 1 :])
         results.append(
             b.map(
-                "" if place == 0 else f"part{place}", shape,
+                "" if place == 0 else f"part{place}",
+                shape,
                 lambda *i, start=start: b.read(x, (*i[:axis], i[axis] + start, *i[axis + 1 :])),
-            )  # fmt: skip
+            )
         )
     return tuple(results)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import dtypes
-from tilewright.ir.expr import Expr, cast, const, eq, op
+from tilewright.ir.expr import Expr, cast, eq, op
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
@@ -57,6 +57,4 @@ def hardmax(b: Builder, node: Node, x: Tensor) -> Tensor:
         "ArgMax", node.name, node.inputs, node.outputs, {"axis": axes[0], "keepdims": 0}, version=node.version
     )
     best = arg_extreme(b, argument, x)
-    return b.map(
-        "", dims(x), lambda *i: cast(eq(b.read(best, _outer(axes, i)), i[axes[0]]), x.dtype) * const(1, x.dtype)
-    )
+    return b.map("", dims(x), lambda *i: cast(eq(b.read(best, _outer(axes, i)), i[axes[0]]), x.dtype))

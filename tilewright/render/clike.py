@@ -52,7 +52,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Function:
-    """A call; `{t}` in the name becomes the C type the operands compute in; `by_type` has exceptions by element type."""
+    """A call; `{t}` in the name becomes the C type the operands compute in; `by_type` has exceptions."""
 
     name: str
     by_type: Mapping[str, str] = field(default_factory=dict)
@@ -153,7 +153,8 @@ class ExprPrinter:
     # ---- to be overridden where memory is read differently
 
     def load(self, node: Load) -> str:
-        return f"{self.names.of(node.source, node.source.name)}[{self.text(row_major(node.source.shape, node.indices))}]"
+        offset = self.text(row_major(node.source.shape, node.indices))
+        return f"{self.names.of(node.source, node.source.name)}[{offset}]"
 
     def convert(self, dtype: DType, text: str, precedence: int) -> tuple[str, int]:
         """`text` as a value of `dtype`."""
@@ -238,8 +239,7 @@ class ExprPrinter:
             text = (
                 f"{_wrapped(condition, TERNARY + 1)} ? {_wrapped(then, TERNARY + 1)} : {_wrapped(otherwise, TERNARY)}"
             )
-            # select moves a value without computing: nothing to round
-            return self._rounded(node, (text, TERNARY)) if node.dtype.name in self.dialect.computes_as else (text, TERNARY)
+            return self._rounded(node, (text, TERNARY))
         if isinstance(spelling, Infix):
             return self._rounded(node, self._infix(node, spelling, args))
         if isinstance(spelling, Prefix):
@@ -346,7 +346,7 @@ def _worth_naming(roots: tuple[Expr, ...]) -> list[Expr]:
         size[node] = 1 + sum(size[a] for a in node.args)
         reads[node] = isinstance(node, Load) or any(reads[a] for a in node.args)
     always = _always_evaluated(roots)
-    named = []
+    named: list[Expr] = []
     for node in order:
         if uses.get(node, 0) < 2 or not isinstance(node, Op | Load):
             continue

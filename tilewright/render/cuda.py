@@ -47,6 +47,8 @@ from tilewright.render.clike import (
 HEADER = "tilewright.cuh"
 MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
 
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
 CUDA = Dialect(
     name="cuda",
     types={
@@ -68,14 +70,10 @@ CUDA = Dialect(
         **COMMON_SPELLINGS,
         "floordiv": Division("/", "tw::floordiv<{t}>"),
         "mod": Division("%", "tw::modulo<{t}>"),
-        "fmod": Function(
-            "tw::remainder<{t}>", {name: "tw::fmod" for name in ("float32", "float64", "float16", "bfloat16")}
-        ),
+        "fmod": Function("tw::remainder<{t}>", dict.fromkeys(_FLOATS, "tw::fmod")),
         "min": Function("tw::minimum<{t}>"),
         "max": Function("tw::maximum<{t}>"),
-        "abs": Function(
-            "tw::absolute<{t}>", {name: "tw::absolute" for name in ("float32", "float64", "float16", "bfloat16")}
-        ),
+        "abs": Function("tw::absolute<{t}>", dict.fromkeys(_FLOATS, "tw::absolute")),
         "sign": Function("tw::sign<{t}>"),
         **{
             name: Function(f"tw::{name}")
@@ -275,7 +273,7 @@ class _Writer:
 
     def _barrier(self, barrier: Barrier) -> None:
         if barrier.scope is Scope.GRID:
-            raise InternalError(f"{self.kernel.name}: a grid barrier needs a cooperative launch, which is not there yet")
+            raise InternalError(f"{self.kernel.name}: grid barriers are not there yet")
         self.line("tw::barrier();" if barrier.scope is Scope.BLOCK else "tw::warp_barrier();")
 
     def _instruction(self, instruction: Instruction) -> None:
@@ -356,10 +354,13 @@ def _uses(root: Expr, axis: Axis) -> bool:
     return any(isinstance(n, Var) and n.axis is axis for n in walk(root))
 
 
-_RESERVED = frozenset(
-    """tw tw_arena alignas alignof asm auto bool break case catch char class const constexpr continue default delete do
-    double else enum explicit export extern false float for friend goto if inline int long mutable namespace new
-    noexcept nullptr operator private protected public register return short signed sizeof static struct switch
-    template this throw true try typedef typeid typename union unsigned using virtual void volatile while threadIdx
-    blockIdx blockDim gridDim warpSize half float4 int4 any""".split()
-)
+# Names a kernel may not give to its own things.
+_RESERVED = frozenset((
+    "tw", "tw_arena", "alignas", "alignof", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
+    "const", "constexpr", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export",
+    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace",
+    "new", "noexcept", "nullptr", "operator", "private", "protected", "public", "register", "return", "short",
+    "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true", "try", "typedef",
+    "typeid", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while", "threadIdx",
+    "blockIdx", "blockDim", "gridDim", "warpSize", "half", "float4", "int4", "any"
+))  # fmt: skip

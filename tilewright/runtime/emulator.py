@@ -20,7 +20,7 @@ from tilewright.runtime.toolchain import Compiler, compile_shared, find_compiler
 
 _NATIVE = Path(__file__).parent / "native"
 # No contraction: an emulated result must not depend on whether this host has fused multiply-add.
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing",
+_FLAGS = ("-std=c++17", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-exceptions",
           "-fno-sanitize=undefined", "-w")  # fmt: skip
 _KERNELS_A_FILE = 12  # one compiler run parses the header once for this many kernels
 _MOST_FAULTS = 64
@@ -105,10 +105,18 @@ class _CLaunch(ctypes.Structure):
 
 
 class EmulatedModule:
-    """Kernels compiled for the emulator. Launches hold the interpreter lock, so they run one at a time."""
+    """Kernels compiled for the emulator. Launches hold the interpreter lock, so they run one at a time.
+
+    `optimise=0` compiles three times faster, for kernels that run once on little data.
+    """
 
     def __init__(
-        self, sources: Mapping[str, str], cache: Cache, compiler: Compiler | None = None, jobs: int = 2
+        self,
+        sources: Mapping[str, str],
+        cache: Cache,
+        compiler: Compiler | None = None,
+        jobs: int = 2,
+        optimise: int = 1,
     ) -> None:
         chosen = compiler if compiler is not None else find_compiler()
         machine = this_machine()
@@ -117,13 +125,18 @@ class EmulatedModule:
         texts = [_unit_text({name: sources[name] for name in group}) for group in groups]
         engine_text = (_NATIVE / "emulate.cpp").read_text()
 
-        def build(text: str) -> Path:
+        # Neither the engine nor a kernel needs C++'s library, which zig would first have to build.
+        alone = ("-nostdlib++", "-nostdinc++") if chosen.kind == "zig" else ()
+
+        def build(text: str, level: int) -> Path:
+            flags = (*_FLAGS, *alone, f"-O{level}")
             return compile_shared(
-                text, chosen, machine, cache, language="c++", include_dirs=(_NATIVE,), flags=_FLAGS, name="emulated"
+                text, chosen, machine, cache, language="c++", include_dirs=(_NATIVE,), flags=flags, name="emulated"
             )
 
+        levels = [2, *(optimise for _ in texts)]
         with ThreadPoolExecutor(jobs) as pool:
-            paths = list(pool.map(build, [engine_text, *texts]))
+            paths = list(pool.map(build, [engine_text, *texts], levels))
         # PyDLL, not CDLL: the engine has one running launch, and the lock is what keeps a second one out.
         self._engine = ctypes.PyDLL(str(paths[0]))
         self._engine.tw_engine.restype = ctypes.c_void_p

@@ -157,6 +157,9 @@ def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
         flags.append("-mprefer-vector-width=512")
     flags += ["-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
     flags += ["-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+    if is_arm and compiler.kind == "gcc":
+        # Scheduling before register allocation spreads loads out and spills accumulators of a full register tile.
+        flags.append("-fno-schedule-insns")
     if compiler.kind == "zig":
         # Without it zig adds checks that trap at run time.
         flags.append("-fno-sanitize=all")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
@@ -61,6 +60,8 @@ class Connector:
         )  # fmt: skip
 
     def cost(self, nests: Sequence[Nest]) -> Choice | None:
+        if not _all_used(nests):
+            return None
         stored = self.stored(nests)
         key = (signature(nests, lambda t: (t in stored, t in self.context.constants, self.context.layout(t))),
                tuple(_shape_of(self.plans[n]) for n in nests))  # fmt: skip
@@ -148,9 +149,12 @@ class Connector:
         return fixed
 
 
+def _all_used(nests: Sequence[Nest]) -> bool:
+    """Whether every nest but the root feeds another of the group: only then the root's tile determines its tile."""
+    read = {t for n in nests for t in n.reads()}
+    return all(any(t in read for t in n.stores) for n in nests[:-1])
+
+
 def _shape_of(plan: NestPlan) -> Hashable:
     """A nest plan without its names."""
     return (plan.vector, plan.lanes, plan.register, plan.order, plan.unroll)
-
-
-__all__ = ["Connector", "Group", "pairwise"]

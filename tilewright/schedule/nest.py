@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, load, loads, rewrite, substitute, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, load, loads, rewrite, substitute, var, walk
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 
@@ -76,8 +76,14 @@ def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map
     last = epilogue[-1]
     value = inline(last.value, {**maps, **chain})
     value = simplify(substitute(value, {a: var(b) for a, b in zip(last.axes, core.axes, strict=True)}))
+    value = rewrite(value, lambda n: _here(n, accumulated, core.axes))
     return Nest((last.output,), core.axes, core.reduce_axes, elements, core.monoid, accumulated, (value,),
                 accumulated[0].name, tuple(m.output.name for m in epilogue))  # fmt: skip
+
+
+def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -> Expr | None:
+    """Reads of the reduction's result are all spelled the same way: at the axes themselves."""
+    return load(node.source, [var(a) for a in axes]) if isinstance(node, Load) and node.source in accumulated else None
 
 
 _HEAVY = {"exp": 12, "log": 14, "tanh": 18, "erf": 18, "sigmoid": 16, "sin": 16, "cos": 16, "pow": 30, "div": 4,
@@ -104,6 +110,8 @@ def is_view(compute: Compute) -> bool:
 
 
 def is_identity_read(node: Load, axes: Sequence[Axis]) -> bool:
+    """Whether a read takes the element at the axes themselves (index 0 along an axis of one element included)."""
     return len(node.indices) == len(axes) and all(
-        isinstance(i, Var) and i.axis is a for i, a in zip(node.indices, axes, strict=True)
+        (isinstance(i, Var) and i.axis is a) or (a.extent == 1 and isinstance(i, Const) and i.value == 0)
+        for i, a in zip(node.indices, axes, strict=True)
     )

@@ -29,6 +29,7 @@ class NestPlan:
     register: Sizes = ()  # register tile along output axes
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
     unroll: tuple[str, ...] = ()  # reduction axes written out
+    row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
     split: int = 1  # GPU: threads that share one reduction
     pad: int = 0  # elements added to the innermost storage axis against bank conflicts

@@ -10,6 +10,7 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.fuse import Fused, fuse_registers
+from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
@@ -120,6 +121,8 @@ def _kernel(
         scan=part.scan.outputs[0].name if part.scan else None, predicted_seconds=round(choice.seconds, 9),
         traffic=(("DRAM", choice.traffic),), footprint=choice.footprint, tiles=choice.tiles,
     )  # fmt: skip
+    if target.kind == "gpu":
+        plan = finish_gpu(plan, group.nests)
     return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
 
 

@@ -40,6 +40,10 @@ def choose_tile(
     fixed: Mapping[str, int] | None = None,
 ) -> Choice | None:
     """The best output tile; None when no tile's intermediates fit."""
+    if context.target.kind == "gpu":
+        from tilewright.schedule.gpu_tile import choose_gpu_tile
+
+        return choose_gpu_tile(nests, plans, context, stored, fixed or {})
     root = nests[-1]
     candidates = _candidates(root, plans[-1], nests, fixed or {})
     sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
@@ -50,10 +54,11 @@ def choose_tile(
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     compute = _compute_seconds(nests, plans, boxes, context)
-    traffic = _traffic(nests, boxes, context, stored)
+    traffic, movement = _traffic(nests, boxes, context, stored)
     footprint = _footprint(nests, boxes, stored)
     level = context.target.tile_level
-    per_tile = np.maximum(compute, traffic / level.bandwidth) + _TILE_SECONDS
+    # loads overlap with arithmetic, but never wholly
+    per_tile = np.maximum(compute, movement) + 0.2 * np.minimum(compute, movement) + _TILE_SECONDS
     waves = -(-tiles // context.target.units)
     seconds = waves * per_tile + context.target.kernel_cost
     # whatever the tiles, the distinct bytes come from main memory once
@@ -136,9 +141,12 @@ def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
     return full
 
 
-def _traffic(nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]) -> Size:
-    """Bytes one tile moves to and from main memory, in whole transactions."""
+def _traffic(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]
+) -> tuple[Size, Size]:
+    """Bytes one tile moves beyond the tile level, in whole transactions, and the seconds that takes."""
     total: Size = 0
+    seconds: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     for nest in nests:
@@ -148,10 +156,20 @@ def _traffic(nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestCont
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                total = total + 2 * _transactions(tensor, boxes[nest], context)
-    for moved in seen.values():
+                moved = 2 * _transactions(tensor, boxes[nest], context)
+                total = total + moved
+                seconds = seconds + moved / _bandwidth(tensor, context)
+    for tensor, moved in seen.items():
         total = total + moved
-    return total
+        seconds = seconds + moved / _bandwidth(tensor, context)
+    return total, seconds
+
+
+def _bandwidth(tensor: Tensor, context: NestContext) -> float:
+    """A tensor that fits half the tile level is still there when the next tile wants it."""
+    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    near = context.target.tile_level
+    return near.bandwidth if size <= near.capacity // 2 else context.target.main.bandwidth
 
 
 def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:

@@ -75,6 +75,10 @@ def is_contraction(nest: Nest) -> bool:
 
 def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> NestPlan:
     """The plan of a nest on its whole domain; the tile's own size only shortens the loops."""
+    if context.target.kind == "gpu":
+        from tilewright.schedule.gpu import plan_gpu_nest
+
+        return plan_gpu_nest(nest, context, phase, level)
     vector = _choose_vector(nest, context)
     lanes = context.target.lanes(max(t.dtype.bytes for t in nest.stores)) if vector is not None else 1
     if vector is not None:
@@ -86,12 +90,25 @@ def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str 
     order = _output_order(nest, vector, row_axes, context)
     reduction = _reduction_order(nest, context)
     unroll = _unrolled(nest, reduction, vector)
+    row_lanes = lanes if _reads_rows(nest, vector, reduction, context) and not unroll else 1
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=None if vector is None else names[vector], lanes=lanes,
         register=tuple((names[a], n) for a, n in register.items()),
         order=tuple(names[a] for a in (*order, *reduction)), unroll=tuple(names[a] for a in unroll),
+        row_lanes=row_lanes,
     )  # fmt: skip
+
+
+def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
+    """Whether the operand broadcast over the vector is contiguous along the innermost reduction, where that helps."""
+    if not context.target.lane_multiply or vector is None or vector not in nest.axes or not reduction:
+        return False
+    if not is_contraction(nest) or extent_of(reduction[-1].extent) < 8 or nest.tensor.dtype.name != "float32":
+        return False
+    return any(
+        vector not in axes_of(*n.indices) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements)
+    )
 
 
 def _fit_lanes(lanes: int, extent: int) -> int:
@@ -156,7 +173,8 @@ def _register_tile(
     budget = context.target.vector_registers * 3 // 4
     if vector in nest.reduce_axes:
         return _dot_tile(nest, vector, lanes, rows, budget)
-    row = max(rows, key=lambda a: _row_merit(nest, a, vector, context), default=None)
+    row = max(reversed(rows), key=lambda a: _row_merit(nest, a, vector, context), default=None)
+    by_lane = _reads_rows(nest, vector, _reduction_order(nest, context), context)
     best: tuple[float, int, int] = (float("inf"), 1, 1)
     width = extent_of(vector.extent)
     height = extent_of(row.extent) if row is not None else 1
@@ -164,9 +182,9 @@ def _register_tile(
         if columns > 1 and columns * lanes > width:
             break
         for mr in range(1, min(height, 12) + 1):
-            if mr * columns > budget:
+            if mr * columns > budget or (by_lane and mr * columns + mr + columns > context.target.vector_registers - 4):
                 break
-            cost = _tile_cost(height, mr, width, columns, lanes)
+            cost = _tile_cost(height, mr, width, columns, lanes, by_lane)
             if cost < best[0] * 0.999:
                 best = (cost, mr, columns)
     _, mr, columns = best
@@ -176,12 +194,15 @@ def _register_tile(
     return register, ()
 
 
-def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int) -> float:
+def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_lane: bool) -> float:
+    """Cycles of one step of the reduction over the whole output."""
+
     def step(rows: int, vectors: int) -> float:
         arithmetic = rows * vectors / _PIPES
-        # a broadcast occupies a vector pipe on some cores, so it counts half there besides its load
-        movement = (rows + vectors) / _PIPES
-        return max(arithmetic + 0.25 * rows, movement, float(_FMA_LATENCY))
+        # vector operands come from farther away than a row's scalars, which stay in L1: they weigh more
+        broadcasts = 0.0 if by_lane else rows / _PIPES
+        movement = vectors / _PIPES + (rows / lanes / _PIPES if by_lane else broadcasts)
+        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts, movement, float(_FMA_LATENCY))
 
     full_rows, rest_rows = divmod(height, mr)
     full_columns, rest = divmod(width, columns * lanes)
@@ -272,7 +293,7 @@ def _unrolled(nest: Nest, reduction: Sequence[Axis], vector: Axis | None) -> lis
 
 def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
     """Panels for constants read along the vector axis: (outer, other axes in loop order, one register tile wide)."""
-    if plan.vector is None or not is_contraction(nest):
+    if plan.vector is None or not is_contraction(nest) or context.target.kind == "gpu":
         return {}
     vector = nest.named(plan.vector)
     if vector not in nest.axes:

@@ -39,8 +39,8 @@ def _this_cpu() -> Target:
         MemoryLevel("DRAM", 1 << 40, 64, 1.2e10),
     )
     features = tuple(f for f in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp") if f in flags)
-    return Target("cpu", "cpu", architecture, os.cpu_count() or 1, vector_bytes, registers, fma, levels, 1.5e-6,
-                  features=features)  # fmt: skip
+    return Target("cpu", "cpu", architecture, os.cpu_count() or 1, vector_bytes, registers, fma, levels, 0.5e-6,
+                  lane_multiply=architecture == "aarch64", features=features)  # fmt: skip
 
 
 def _hopper(name: str) -> Target:

@@ -30,6 +30,7 @@ class Target:
     kernel_cost: float  # seconds to start a kernel (CPU: the barrier before it)
     warp: int = 1  # threads that run in lock-step
     max_threads: int = 1  # of a block
+    lane_multiply: bool = False  # a multiply-add can take one lane of a register as its scalar operand (NEON)
     features: tuple[str, ...] = ()
 
     def level(self, name: str) -> MemoryLevel:

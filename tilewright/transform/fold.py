@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.compute import Compute, Map, Monoid, Program, Reduce, Scan, Scatter, Sort, expressions, reads
+from tilewright.ir.compute import Compute, Map, Monoid, Program, Reduce, Region, Scan, Scatter, Sort, expressions, reads
 from tilewright.ir.expr import Axis, Expr, Extent, Load, load, rewrite, substitute, var
-from tilewright.ir.folding import fold, foldable
+from tilewright.ir.folding import fold, foldable, without_dead
 from tilewright.ir.tensor import Tensor
 
 
@@ -34,19 +34,7 @@ def fold_constants(program: Program) -> Program:
         if key is not None:
             seen.setdefault(key, compute)
         kept.append(compute)
-    return drop_dead(replace(program, computes=tuple(kept), constants=constants))
-
-
-def drop_dead(program: Program) -> Program:
-    """The Program without computes and constants that no output depends on."""
-    wanted = set(program.outputs)
-    kept: list[Compute] = []
-    for compute in reversed(program.computes):
-        if not wanted.isdisjoint(compute.outputs):
-            kept.append(compute)
-            wanted.update(reads(compute))
-    constants = {t: a for t, a in program.constants.items() if t in wanted}
-    return replace(program, computes=tuple(reversed(kept)), constants=constants)
+    return without_dead(replace(program, computes=tuple(kept), constants=constants))
 
 
 def replace_tensors(compute: Compute, merged: dict[Tensor, Tensor]) -> Compute:
@@ -68,15 +56,17 @@ def replace_tensors(compute: Compute, merged: dict[Tensor, Tensor]) -> Compute:
         return replace(compute, elements=tuple(map(rename, compute.elements)))
     if isinstance(compute, Scatter):
         return replace(
-            compute, initial=pick((compute.initial,))[0], indices=tuple(map(rename, compute.indices)),
+            compute,
+            initial=pick((compute.initial,))[0],
+            indices=tuple(map(rename, compute.indices)),
             value=rename(compute.value),
-        )  # fmt: skip
+        )
     if isinstance(compute, Sort):
         return replace(compute, key=rename(compute.key), payloads=tuple(map(rename, compute.payloads)))
     if isinstance(compute, Scan):
         body = tuple(replace_tensors(c, merged) for c in compute.body)
         return replace(compute, initial=pick(compute.initial), body=body, following=pick(compute.following))
-    if hasattr(compute, "captures"):
+    if isinstance(compute, Region):
         return replace(compute, condition=pick((compute.condition,))[0], captures=pick(compute.captures))
     return replace(compute, inputs=pick(compute.inputs))
 
@@ -101,9 +91,7 @@ def _merged_constants(program: Program) -> tuple[dict[Tensor, np.ndarray], dict[
 
 def _identical(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal bit by bit: NaN equals itself and -0.0 is not 0.0."""
-    return a is b or bool(np.array_equal(a.view(np.uint8) if a.ndim else a, b.view(np.uint8) if b.ndim else b)) and (
-        a.tobytes() == b.tobytes() if a.ndim == 0 else True
-    )
+    return a is b or a.tobytes() == b.tobytes()
 
 
 def _key(compute: Compute, pool: dict[tuple[int, Extent], Axis]) -> Any:

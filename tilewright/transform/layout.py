@@ -1,10 +1,237 @@
-"""Chooses the storage order of every intermediate tensor."""
+"""Chooses the storage order of every intermediate tensor, so that producer and consumers vectorise along one axis.
+
+A contraction with constants is fastest along the output axis its constants own (their panels are packed for it):
+that axis goes innermost, and everything elementwise around it follows. Tensors read through merged axes (x // n,
+x % n) are stored in the order that makes the merged axis one contiguous run.
+"""
 
 from __future__ import annotations
 
-from tilewright.ir.compute import Program
+from dataclasses import replace
+from itertools import permutations
+
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, load, loads, rewrite, substitute, var
+from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
+
+_MOST_AXES = 5  # permutations of more axes are not searched
 
 
 def choose_layouts(program: Program, target: Target) -> Program:
-    return program
+    program = split_constants(program)
+    inner = _inner_axes(program)
+    layouts = dict(program.layouts)
+    fixed = {*program.inputs, *program.outputs, *program.constants, *_scan_tensors(program)}
+    for compute in program.computes:
+        for tensor in compute.outputs if isinstance(compute, Map | Reduce) else ():
+            if tensor in fixed or tensor.rank < 2:
+                continue
+            axis = inner.get(tensor)
+            if axis is not None and axis != tensor.rank - 1:
+                order = [*(a for a in range(tensor.rank) if a != axis), axis]
+                layouts[tensor] = Layout.permuted(tuple(order))
+    layouts.update(_merged_reads(program, layouts, fixed))
+    return replace(program, layouts=layouts)
+
+
+def _scan_tensors(program: Program) -> set[Tensor]:
+    """Tensors that cross a Scan's border keep their natural order: the step is their first axis."""
+    found: set[Tensor] = set()
+    for compute in program.computes:
+        if isinstance(compute, Scan):
+            found.update((*compute.initial, *compute.carry, *compute.outputs, *compute.following))
+            found.update(t for t, _ in compute.stacked)
+    return found
+
+
+# --- the axis to vectorise
+
+
+def _inner_axes(program: Program) -> dict[Tensor, int]:
+    """For each tensor the axis that should be contiguous, from contractions outwards, in both directions."""
+    inner: dict[Tensor, int] = {}
+    for compute in program.computes:
+        if isinstance(compute, Reduce):
+            axis = _owned_axis(compute, program)
+            if axis is not None:
+                inner[compute.outputs[0]] = axis
+    for _ in range(2):
+        for compute in program.computes:
+            if isinstance(compute, Map | Reduce) and compute.outputs[0] not in inner:
+                _follow(compute, inner)
+        for compute in reversed(program.computes):
+            if isinstance(compute, Map | Reduce) and compute.outputs[0] in inner:
+                _lead(compute, inner, program)
+    return inner
+
+
+def _owned_axis(compute: Reduce, program: Program) -> int | None:
+    """The output axis that indexes a constant operand of a contraction, the longest one."""
+    best: tuple[int, int] | None = None
+    if len(loads(*compute.elements)) < 2:
+        return None
+    for node in loads(*compute.elements):
+        if node.source not in program.constants:
+            continue
+        for index in node.indices:
+            if isinstance(index, Var) and index.axis in compute.axes and isinstance(index.axis.extent, int):
+                size = index.axis.extent
+                if size > 1 and (best is None or size > best[0]):
+                    best = (size, compute.axes.index(index.axis))
+    return None if best is None else best[1]
+
+
+def _follow(compute: Map | Reduce, inner: dict[Tensor, int]) -> None:
+    """A result takes the contiguous axis of the largest tensor it reads, where that axis survives."""
+    choices = []
+    for node in loads(*expressions(compute)):
+        if node.source in inner and node.source.rank:
+            index = node.indices[inner[node.source]]
+            if isinstance(index, Var) and index.axis in compute.axes:
+                size = 1
+                for extent in node.source.shape:
+                    size *= extent if isinstance(extent, int) else 1
+                choices.append((size, compute.axes.index(index.axis)))
+    if choices:
+        inner[compute.outputs[0]] = max(choices)[1]
+
+
+def _lead(compute: Map | Reduce, inner: dict[Tensor, int], program: Program) -> None:
+    """What an elementwise result reads should be contiguous along the same axis."""
+    axis = compute.axes[inner[compute.outputs[0]]]
+    if isinstance(compute, Reduce) and len(loads(*compute.elements)) > 1:
+        return
+    for node in loads(*expressions(compute)):
+        if node.source in inner or node.source in program.constants:
+            continue
+        for position, index in enumerate(node.indices):
+            if isinstance(index, Var) and index.axis is axis:
+                inner[node.source] = position
+
+
+# --- merged axes
+
+
+def _merged_reads(program: Program, layouts: dict[Tensor, Layout], fixed: set[Tensor]) -> dict[Tensor, Layout]:
+    """Orders that turn reads like T[n // 64, s, n % 64] into one run along n."""
+    maps = {c.output: c for c in program.computes if isinstance(c, Map)}
+    found: dict[Tensor, Layout] = {}
+    for compute in program.computes:
+        if not isinstance(compute, Map) or not _is_merge(compute.value):
+            continue
+        node = compute.value
+        assert isinstance(node, Load)
+        source, indices = node.source, node.indices
+        while source in maps and _is_single_read(maps[source].value):
+            inner = maps[source]
+            value = substitute(inner.value, dict(zip(inner.axes, indices, strict=True)))
+            assert isinstance(value, Load)
+            source, indices = value.source, tuple(simplify(i) for i in value.indices)
+        if source in fixed or source in found or source in layouts or source.rank > _MOST_AXES:
+            continue
+        order = _contiguous_order(source, indices)
+        if order is not None:
+            found[source] = Layout.permuted(order)
+    return {t: layout for t, layout in found.items() if not layout.is_natural}
+
+
+def _is_single_read(value: Expr) -> bool:
+    return isinstance(value, Load)
+
+
+def _is_merge(value: Expr) -> bool:
+    return isinstance(value, Load) and any(
+        isinstance(n, Op) and n.op.name == "mod" for i in value.indices for n in (i, *linear(i).terms)
+    )
+
+
+def _contiguous_order(tensor: Tensor, indices: tuple[Expr, ...]) -> tuple[int, ...] | None:
+    natural = tuple(range(tensor.rank))
+    for order in sorted(permutations(natural), key=lambda p: sum(a != b for a, b in zip(p, natural, strict=True))):
+        if order[-1] != tensor.rank - 1:
+            continue
+        layout = Layout.permuted(order)
+        offset: Expr = as_index(0)
+        for index, size in zip(layout.storage_indices(indices), layout.storage_shape(tensor.shape), strict=True):
+            offset = offset * size + index
+        if all(isinstance(t, Var) for t in linear(join_divisions(simplify(offset))).terms):
+            return order
+    return None
+
+
+def as_index(value: int) -> Expr:
+    from tilewright.ir.expr import const
+
+    return const(value)
+
+
+def join_divisions(offset: Expr) -> Expr:
+    """c·d·(x // d) + c·(x % d) is c·x: what splitting an axis took apart, its storage puts together again."""
+    total = linear(offset)
+    for term, coefficient in total.terms.items():
+        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
+            divisor = int(term.args[1].value)
+            quotient = simplify(term.args[0] // divisor)
+            if total.terms.get(quotient) == coefficient * divisor:
+                rest = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
+                joined = type(total)(rest, total.constant).plus(linear(term.args[0]).scaled(coefficient))
+                return join_divisions(joined.expr())
+    return offset
+
+
+# --- constants indexed by several axes at once
+
+
+def split_constants(program: Program) -> Program:
+    """Reshape constants read at mixed-radix indices (W[g·H + j]) so that each axis has one of its own."""
+    constants = dict(program.constants)
+    made: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.source not in program.constants:
+            return None
+        shape: list[int] = []
+        indices: list[Expr] = []
+        for index, extent in zip(node.indices, node.source.shape, strict=True):
+            digits = _digits(index, extent)
+            shape.extend(int(d.extent) for d in digits) if digits else shape.append(int(extent))
+            indices.extend(var(d) for d in digits) if digits else indices.append(index)
+        if len(shape) == len(node.indices):
+            return None
+        key = (node.source, tuple(shape))
+        if key not in made:
+            made[key] = Tensor(f"{node.source.name}_as_{'x'.join(map(str, shape))}", tuple(shape), node.source.dtype)
+            constants[made[key]] = program.constants[node.source].reshape(shape)
+        return load(made[key], indices)
+
+    computes = tuple(_rewrite_compute(c, rule) for c in program.computes)
+    return replace(program, computes=computes, constants=constants)
+
+
+def _digits(index: Expr, extent: object) -> list[Axis] | None:
+    """The axes of a mixed-radix index, most significant first; None when it is not one."""
+    total = linear(index)
+    if total.constant or len(total.terms) < 2 or not all(isinstance(t, Var) for t in total.terms):
+        return None
+    terms = sorted(((c, t.axis) for t, c in total.terms.items()), key=lambda p: p[0])  # type: ignore[attr-defined]
+    weight = 1
+    for coefficient, axis in terms:
+        if coefficient != weight or not isinstance(axis.extent, int):
+            return None
+        weight *= axis.extent
+    return [axis for _, axis in reversed(terms)] if weight == extent else None
+
+
+def _rewrite_compute(compute: Compute, rule: object) -> Compute:
+    if isinstance(compute, Map):
+        return replace(compute, value=rewrite(compute.value, rule))  # type: ignore[arg-type]
+    if isinstance(compute, Reduce):
+        return replace(compute, elements=tuple(rewrite(e, rule) for e in compute.elements))  # type: ignore[arg-type]
+    if isinstance(compute, Scan):
+        return replace(compute, body=tuple(_rewrite_compute(c, rule) for c in compute.body))
+    return compute
+
+
+__all__ = ["axes_of", "choose_layouts", "join_divisions", "split_constants"]

@@ -1,10 +1,9 @@
 // The engine under emulated CUDA kernels: threads of a block as fibres, barriers, warp exchanges, asynchronous copies,
 // and the record of every tracked element from which races, poison reads and uncovered elements are told.
+// Uses C's library alone: the compiler of the ziglang package would first have to build C++'s.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include <vector>
 
 #include "tilewright.cuh"
 
@@ -137,10 +136,35 @@ constexpr size_t guard_bytes = 64 << 10;  // a whole page for every page size in
 
 enum State { READY, AT_BARRIER, AT_WARP, DONE };
 
+// A growing row of plain values.
+template <class T> struct Row {
+  T* data;
+  int size, room;
+
+  T* add() {
+    if (size == room) {
+      room = room ? room * 2 : 16;
+      data = static_cast<T*>(realloc(static_cast<void*>(data), room * sizeof(T)));
+      if (!data) abort();
+    }
+    return &data[size++];
+  }
+  T& operator[](int i) { return data[i]; }
+  T* begin() { return data; }
+  T* end() { return data + size; }
+};
+
+void* zeroed(size_t bytes) {
+  void* memory = calloc(bytes ? bytes : 1, 1);
+  if (!memory) abort();
+  return memory;
+}
+
 struct Copy {
   Buffer *to, *from;
   long long to_offset, from_offset;
   int count;
+  int group;
 };
 
 struct Thread {
@@ -150,25 +174,23 @@ struct Thread {
   int operation;  // -1: a warp barrier
   int argument;
   unsigned long long value, received;
-  std::vector<Copy> open;                 // issued, not committed
-  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+  Row<Copy> copies;  // issued and not landed, oldest first
+  int group;         // the one that a commit closes
 };
 
 struct Registers {
-  const char* name;
-  int rank;
-  const long long* extent;
-  std::vector<unsigned char> state;
+  Grid grid;
+  unsigned char* state;
+  int count;
 };
 
 struct Launch {
   tw_launch* given;
-  std::vector<Thread> threads;
-  std::vector<unsigned> warp_epoch;
-  std::vector<Buffer*> globals, shared;
-  std::vector<Registers> registers;
-  std::vector<Cell> arena_cells;
-  std::vector<std::vector<Cell>> global_cells;
+  Thread* threads;
+  unsigned* warp_epoch;
+  Row<Buffer*> globals, shared;
+  Row<Registers> registers;
+  Cell* arena_cells;
   unsigned char* arena;
   unsigned epoch, block_epoch;  // now, and when the running block began
   void* scheduler;
@@ -212,7 +234,7 @@ void report(int kind, const char* name, int rank, const long long* index, int ot
   fault.other_block[2] = other_block < 0 ? -1 : other_block / grid[0] / grid[1];
 }
 
-void report_element(int kind, const Buffer* buffer, long long offset, int other_thread, int other_block) {
+void report_element(int kind, const Grid* buffer, long long offset, int other_thread, int other_block) {
   long long index[most_dimensions];
   for (int d = buffer->rank - 1; d >= 0; --d) {
     index[d] = offset % buffer->extent[d];
@@ -235,7 +257,7 @@ long long elements(const Buffer* buffer) {
 }
 
 Buffer* new_buffer(const char* name, int element, int rank, const long long* extent) {
-  Buffer* buffer = new Buffer();
+  Buffer* buffer = static_cast<Buffer*>(zeroed(sizeof(Buffer)));
   buffer->name = name;
   buffer->element = element;
   buffer->rank = rank;
@@ -262,10 +284,9 @@ Buffer* open_global(void* data, const char* name, int element, bool writable, in
   buffer->whole_write = listed(given->writes_all, name);
   buffer->whole_read = listed(given->reads_all, name);
   if (writable || buffer->whole_read) {
-    now->global_cells.emplace_back(static_cast<size_t>(elements(buffer)) + 1);
-    buffer->cells = now->global_cells.back().data();
+    buffer->cells = static_cast<Cell*>(zeroed(static_cast<size_t>(elements(buffer)) * sizeof(Cell)));
   }
-  now->globals.push_back(buffer);
+  *now->globals.add() = buffer;
   return buffer;
 }
 
@@ -275,13 +296,13 @@ Buffer* open_shared(long long first_byte, const char* name, int element, int ran
   buffer->shared = true;
   buffer->base = now->arena + first_byte;
   buffer->bytes = now->given->shared_bytes - first_byte;
-  buffer->id = static_cast<short>(now->shared.size() + 1);
+  buffer->id = static_cast<short>(now->shared.size + 1);
   if (elements(buffer) * element > buffer->bytes) {
     report(SIZE, name, rank, extent, -1, -1);
     now->stop = true;
   }
-  buffer->cells = now->arena_cells.data() + first_byte;
-  now->shared.push_back(buffer);
+  buffer->cells = now->arena_cells + first_byte;
+  *now->shared.add() = buffer;
   return buffer;
 }
 
@@ -365,13 +386,15 @@ void fault(int kind, const char* name, int rank, const long long* index) {
   if (now->stop) stop_here();
 }
 
-void close_registers(const char* name, int rank, const long long* extent, int count, const unsigned char* state) {
+void close_registers(const Bank* bank, int count) {
   for (Registers& known : now->registers) {
-    if (known.name != name) continue;
-    for (int e = 0; e < count; ++e) known.state[e] |= state[e];
+    if (known.grid.name != bank->name) continue;
+    for (int e = 0; e < count; ++e) known.state[e] |= bank->state[e];
     return;
   }
-  now->registers.push_back({name, rank, extent, std::vector<unsigned char>(state, state + count)});
+  Registers* added = now->registers.add();
+  *added = {*bank, static_cast<unsigned char*>(zeroed(count)), count};
+  memcpy(added->state, bank->state, count);
 }
 
 // ---- fibres
@@ -383,20 +406,14 @@ void stop_here() {
   leave();
 }
 
-void land(Thread& thread, size_t groups) {
-  while (thread.groups.size() > groups) {
-    for (const Copy& copy : thread.groups.front()) {
-      for (int k = 0; k < copy.count; ++k) {
-        if (copy.from->cells) note_read(copy.from, copy.from_offset + k);
-        Cell& cell = cell_of(copy.to, copy.to_offset + k);
-        cell.in_flight = false;
-        note_write(copy.to, copy.to_offset + k);
-      }
-      const long long size = copy.to->element;
-      memcpy(copy.to->base + copy.to_offset * size, copy.from->base + copy.from_offset * size, copy.count * size);
-    }
-    thread.groups.erase(thread.groups.begin());
+void land(const Copy& copy) {
+  for (int k = 0; k < copy.count; ++k) {
+    if (copy.from->cells) note_read(copy.from, copy.from_offset + k);
+    cell_of(copy.to, copy.to_offset + k).in_flight = false;
+    note_write(copy.to, copy.to_offset + k);
   }
+  const long long size = copy.to->element;
+  memcpy(copy.to->base + copy.to_offset * size, copy.from->base + copy.from_offset * size, copy.count * size);
 }
 
 void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count) {
@@ -405,24 +422,24 @@ void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_of
     note_write(to, to_offset + k);  // issuing already forbids others to touch the place
     cell_of(to, to_offset + k).in_flight = true;
   }
-  thread.open.push_back({to, from, to_offset, from_offset, count});
+  *thread.copies.add() = {to, from, to_offset, from_offset, count, thread.group};
 }
 
-void commit() {
+void commit() { ++now->threads[shared_engine.thread].group; }
+
+// Groups land in order; `pending` of the committed ones may stay in the air.
+void wait(int pending) {
   Thread& thread = now->threads[shared_engine.thread];
-  thread.groups.push_back(thread.open);
-  thread.open.clear();
+  int landed = 0;
+  while (landed < thread.copies.size && thread.copies[landed].group < thread.group - pending) land(thread.copies[landed++]);
+  thread.copies.size -= landed;
+  memmove(thread.copies.data, thread.copies.data + landed, thread.copies.size * sizeof(Copy));
 }
-
-void wait(int pending) { land(now->threads[shared_engine.thread], static_cast<size_t>(pending)); }
 
 void fibre() {
   now->given->entry(now->given->arguments);
   Thread& thread = now->threads[shared_engine.thread];
-  if (!thread.open.empty() || !thread.groups.empty()) {
-    const Copy& lost = thread.open.empty() ? thread.groups.front().front() : thread.open.front();
-    report_element(ASYNC, lost.to, lost.to_offset, -1, -1);
-  }
+  if (thread.copies.size) report_element(ASYNC, thread.copies[0].to, thread.copies[0].to_offset, -1, -1);
   thread.state = DONE;
   leave();
   abort();  // a finished fibre is never resumed
@@ -455,7 +472,7 @@ void trouble(int kind, int who, int other) {
 
 // All lanes of a warp have arrived: hand each the value of its partner.
 void exchange_warp(int first, int end) {
-  Thread* threads = now->threads.data();
+  Thread* threads = now->threads;
   for (int t = first; t < end; ++t) {
     Thread& thread = threads[t];
     if (thread.operation != threads[first].operation || thread.line != threads[first].line) trouble(SHUFFLE, t, first);
@@ -477,8 +494,8 @@ void exchange_warp(int first, int end) {
 
 // Lets waiting threads go on; false when nobody can.
 bool release() {
-  Thread* threads = now->threads.data();
-  const int count = static_cast<int>(now->threads.size());
+  Thread* threads = now->threads;
+  const int count = now->given->threads;
   bool any_ready = false;
   for (int first = 0; first < count; first += warp_size) {
     const int end = first + warp_size < count ? first + warp_size : count;
@@ -522,8 +539,7 @@ void run_block() {
   for (int t = 0; t < count; ++t) {
     Thread& thread = launch.threads[t];
     thread.state = READY;
-    thread.open.clear();
-    thread.groups.clear();
+    thread.copies.size = thread.group = 0;
     thread.stack = fresh_stack(stacks + (t + 1) * stack_bytes, fibre);
   }
   while (!launch.stop) {
@@ -550,19 +566,15 @@ void check_promises() {
     }
   }
   if (!shared_engine.uses_all) return;
-  for (Buffer* buffer : now->shared) {
+  for (const Buffer* buffer : now->shared) {
     for (long long e = 0; e < elements(buffer); ++e) {
       const Cell& cell = buffer->cells[e * buffer->element];
       if (cell.ever_written && !cell.ever_read) report_element(UNREAD, buffer, e, -1, -1);
     }
   }
   for (const Registers& known : now->registers) {
-    Buffer shape{};
-    shape.name = known.name;
-    shape.rank = known.rank;
-    for (int d = 0; d < known.rank; ++d) shape.extent[d] = known.extent[d];
-    for (size_t e = 0; e < known.state.size(); ++e)
-      if (known.state[e] == 1) report_element(UNREAD, &shape, static_cast<long long>(e), -1, -1);
+    for (int e = 0; e < known.count; ++e)
+      if (known.state[e] == 1) report_element(UNREAD, &known.grid, e, -1, -1);
   }
 }
 
@@ -598,14 +610,14 @@ extern "C" Engine* tw_engine() {
 // 0 when the launch ran (with or without faults), 1 when there is no memory for it.
 extern "C" int tw_run(tw_launch* given) {
   if (!reserve_stacks(given->threads)) return 1;
+  const size_t arena_bytes = (static_cast<size_t>(given->shared_bytes) + 1023) / 1024 * 1024 + 1024;
   Launch launch{};
   launch.given = given;
-  launch.threads.resize(given->threads);
-  launch.warp_epoch.resize((given->threads + warp_size - 1) / warp_size);
-  launch.arena_cells.resize(given->shared_bytes + 1);
-  const size_t arena = (static_cast<size_t>(given->shared_bytes) + 1023) / 1024 * 1024 + 1024;
-  launch.arena = static_cast<unsigned char*>(aligned_alloc(1024, arena));
-  if (!launch.arena) return 1;
+  launch.threads = static_cast<Thread*>(zeroed(given->threads * sizeof(Thread)));
+  launch.warp_epoch = static_cast<unsigned*>(zeroed((given->threads + warp_size - 1) / warp_size * sizeof(unsigned)));
+  launch.arena_cells = static_cast<Cell*>(zeroed((given->shared_bytes + 1) * sizeof(Cell)));
+  launch.arena = static_cast<unsigned char*>(aligned_alloc(1024, arena_bytes));
+  if (!launch.arena) abort();
   now = &launch;
   given->fault_count = 0;
   shared_engine.uses_all = given->uses_all;
@@ -618,8 +630,19 @@ extern "C" int tw_run(tw_launch* given) {
         run_block();
       }
   if (!launch.stop) check_promises();
-  for (Buffer* buffer : launch.globals) delete buffer;
-  for (Buffer* buffer : launch.shared) delete buffer;
+  for (Buffer* buffer : launch.globals) {
+    free(buffer->cells);
+    free(buffer);
+  }
+  for (Buffer* buffer : launch.shared) free(buffer);
+  for (Registers& known : launch.registers) free(known.state);
+  for (int t = 0; t < given->threads; ++t) free(launch.threads[t].copies.data);
+  free(launch.globals.data);
+  free(launch.shared.data);
+  free(launch.registers.data);
+  free(launch.threads);
+  free(launch.warp_epoch);
+  free(launch.arena_cells);
   free(launch.arena);
   now = nullptr;
   return 0;

@@ -5,6 +5,9 @@
 namespace tw {
 namespace emulate {
 
+// The checks stay calls: inlined into every access they would triple the time a kernel takes to compile.
+#define TW_CALL __attribute__((noinline))
+
 constexpr int most_dimensions = 8;
 constexpr int warp_size = 32;
 
@@ -23,18 +26,24 @@ struct Cell {
   bool read_since_write, ever_read, ever_written, in_flight;
 };
 
-struct Buffer {
+// What an index is checked against.
+struct Grid {
   const char* name;
+  int rank;
+  long long extent[most_dimensions];
+};
+
+struct Buffer : Grid {
   unsigned char* base;
   long long bytes;
   int element;
   bool shared;
   bool whole_write, whole_read;  // promised: every element is written (read) by a launch
   short id;
-  int rank;
-  long long extent[most_dimensions];
   Cell* cells;  // one per element (global) or per byte of the arena (shared); null where nothing is to be tracked
 };
+
+struct Bank;
 
 struct Engine {
   int thread;
@@ -48,7 +57,7 @@ struct Engine {
   void (*barrier)(int line);
   void (*warp_barrier)(int line);
   unsigned long long (*exchange)(int operation, unsigned long long value, int lane, int line);
-  void (*close_registers)(const char* name, int rank, const long long* extent, int count, const unsigned char* state);
+  void (*close_registers)(const Bank*, int count);
   void (*copy_async)(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count);
   void (*commit)();
   void (*wait)(int pending);
@@ -57,17 +66,22 @@ struct Engine {
 static Engine* engine;
 
 // The element's number, or -1 (and a fault) where an index leaves its own dimension.
-inline long long locate(int rank, const long long* extent, const long long* index, const char* name) {
+static TW_CALL long long locate(const Grid* grid, const long long* index) {
   long long offset = 0;
-  for (int d = 0; d < rank; ++d) {
-    if (static_cast<unsigned long long>(index[d]) >= static_cast<unsigned long long>(extent[d])) {
-      engine->fault(OUT_OF_BOUNDS, name, rank, index);
+  for (int d = 0; d < grid->rank; ++d) {
+    if (static_cast<unsigned long long>(index[d]) >= static_cast<unsigned long long>(grid->extent[d])) {
+      engine->fault(OUT_OF_BOUNDS, grid->name, grid->rank, index);
       return -1;
     }
-    offset = offset * extent[d] + index[d];
+    offset = offset * grid->extent[d] + index[d];
   }
   return offset;
 }
+template <class... I> TW_CALL long long find(const Grid* grid, I... i) {
+  const long long index[] = {i..., 0};
+  return locate(grid, index);
+}
+template <class> using Whole = long long;  // every index travels as one type: one instance a rank
 
 template <class T> struct Plain { using type = T; };
 template <class T> struct Plain<const T> { using type = T; };
@@ -78,22 +92,40 @@ template <class T> struct Value { using type = T; };
 template <> struct Value<half> { using type = float; };
 template <> struct Value<bfloat16> { using type = float; };
 
+static TW_CALL void unwritten_register(const Grid* grid, long long offset) {
+  long long index[most_dimensions];
+  for (int d = grid->rank - 1; d >= 0; --d) {
+    index[d] = offset % grid->extent[d];
+    offset /= grid->extent[d];
+  }
+  engine->fault(UNINITIALISED, grid->name, grid->rank, index);
+}
+
+// The first element of `count` neighbours, or -1 (and a fault) where one of them is out of bounds.
+static TW_CALL long long whole_packet(const Grid* grid, const long long* index, int count) {
+  const int last = grid->rank - 1;
+  long long end[most_dimensions];
+  for (int d = 0; d <= last; ++d) end[d] = index[d];
+  end[last] += count - 1;
+  const long long first = locate(grid, index);
+  return first < 0 || locate(grid, end) < 0 ? -1 : first;
+}
+
 // One element of global or shared memory.
 template <class T> struct Reference {
   using Element = typename Plain<T>::type;
   Buffer* buffer;
-  T* data;
   long long offset;  // -1 out of bounds
 
-  Element read() const {
+  TW_CALL Element read() const {
     if (offset < 0) return Element{};
     if (buffer->cells) engine->read(buffer, offset);
-    return data[offset];
+    return reinterpret_cast<const Element*>(buffer->base)[offset];
   }
-  void write(Element value) const {
+  TW_CALL void write(Element value) const {
     if (offset < 0) return;
     engine->write(buffer, offset);
-    data[offset] = value;
+    reinterpret_cast<Element*>(buffer->base)[offset] = value;
   }
   operator typename Value<Element>::type() const { return read(); }
   const Reference& operator=(Element value) const { write(value); return *this; }
@@ -103,69 +135,50 @@ template <class T> struct Reference {
 // Where N neighbours along the last dimension begin.
 template <class T> struct Place {
   Buffer* buffer;
-  T* data;
   long long index[most_dimensions];
 
-  long long first(int count) const {
-    const int last = buffer->rank - 1;
-    const long long start = locate(buffer->rank, buffer->extent, index, buffer->name);
-    if (start < 0) return -1;
-    if (index[last] + count > buffer->extent[last]) {
-      long long end[most_dimensions];
-      for (int d = 0; d <= last; ++d) end[d] = index[d];
-      end[last] += count - 1;
-      engine->fault(OUT_OF_BOUNDS, buffer->name, buffer->rank, end);
-      return -1;
-    }
-    const unsigned long long address = reinterpret_cast<unsigned long long>(data + start);
-    if (address % (count * sizeof(T))) engine->fault(MISALIGNED, buffer->name, buffer->rank, index);
+  TW_CALL long long first(int count) const {
+    const long long start = whole_packet(buffer, index, count);
+    const unsigned long long address = reinterpret_cast<unsigned long long>(buffer->base + start * sizeof(T));
+    if (start >= 0 && address % (count * sizeof(T))) engine->fault(MISALIGNED, buffer->name, buffer->rank, index);
     return start;
   }
-  Reference<T> element(long long start, int k) const { return {buffer, data, start < 0 ? -1 : start + k}; }
+  Reference<T> element(long long start, int k) const { return {buffer, start + k}; }
 };
 
 template <class T, long long... E> struct View {
-  T* data;
   Buffer* buffer;
 
-  Reference<T> reference(const long long* index) const {
-    return {buffer, data, locate(sizeof...(E), buffer->extent, index, buffer->name)};
-  }
   template <class... I> Reference<T> operator()(I... i) const {
     static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
-    const long long index[] = {static_cast<long long>(i)..., 0};
-    return reference(index);
+    return {buffer, find<Whole<I>...>(buffer, i...)};
   }
   template <class... I> Place<T> at(I... i) const {
     static_assert(sizeof...(I) == sizeof...(E) && sizeof...(E) > 0, "one index per dimension");
-    return {buffer, data, {static_cast<long long>(i)...}};
+    return {buffer, {static_cast<long long>(i)...}};
   }
 };
 
+// A thread's register array; bit 0 of a state: written, bit 1: read.
+struct Bank : Grid {
+  void* data;
+  unsigned char* state;
+};
+
 template <class T> struct RegisterReference {
-  T* data;
-  unsigned char* state;  // bit 0: written, bit 1: read
-  const char* name;
-  int rank;
-  const long long* extent;
+  Bank* bank;
   long long offset;
 
-  void spoil() const {
-    long long index[most_dimensions];
-    long long rest = offset;
-    for (int d = rank - 1; d >= 0; --d) { index[d] = rest % extent[d]; rest /= extent[d]; }
-    engine->fault(UNINITIALISED, name, rank, index);
-  }
-  T read() const {
+  TW_CALL T read() const {
     if (offset < 0) return T{};
-    if (!(state[offset] & 1)) spoil();
-    state[offset] |= 2;
-    return data[offset];
+    if (!(bank->state[offset] & 1)) unwritten_register(bank, offset);
+    bank->state[offset] |= 2;
+    return static_cast<const T*>(bank->data)[offset];
   }
-  void write(T value) const {
+  TW_CALL void write(T value) const {
     if (offset < 0) return;
-    state[offset] |= 1;
-    data[offset] = value;
+    bank->state[offset] |= 1;
+    static_cast<T*>(bank->data)[offset] = value;
   }
   operator typename Value<T>::type() const { return read(); }
   const RegisterReference& operator=(T value) const { write(value); return *this; }
@@ -173,23 +186,11 @@ template <class T> struct RegisterReference {
 };
 
 template <class T> struct RegisterPlace {
-  RegisterReference<T> start;
-  long long last, extent;  // of the last dimension
+  Bank* bank;
+  long long index[most_dimensions];
 
-  long long first(int count) const {
-    if (start.offset < 0) return -1;
-    if (last + count > extent) {
-      const long long end = last + count - 1;
-      engine->fault(OUT_OF_BOUNDS, start.name, 1, &end);
-      return -1;
-    }
-    return 0;
-  }
-  RegisterReference<T> element(long long begin, int k) const {
-    RegisterReference<T> result = start;
-    result.offset = begin < 0 ? -1 : start.offset + k;
-    return result;
-  }
+  long long first(int count) const { return whole_packet(bank, index, count); }
+  RegisterReference<T> element(long long start, int k) const { return {bank, start + k}; }
 };
 
 // Calls a kernel of any signature with the arguments' addresses.
@@ -214,7 +215,6 @@ template <class T, long long... E> struct Global : emulate::View<T, E...> {
     int next = 0;
     for (unsigned d = 0; d < sizeof...(E); ++d) whole[d] = extent[d] == any ? given[next++] : extent[d];
     using Element = typename emulate::Plain<T>::type;
-    this->data = start;
     this->buffer = emulate::engine->open_global(const_cast<Element*>(start), name, sizeof(T),
                                                 !emulate::IsConst<T>::value, sizeof...(E), whole);
   }
@@ -224,29 +224,28 @@ template <class T, long long... E> struct Shared : emulate::View<T, E...> {
   Shared(int first_byte, const char* name) {
     const long long extent[] = {E..., 0};
     this->buffer = emulate::engine->open_shared(first_byte, name, sizeof(T), sizeof...(E), extent);
-    this->data = reinterpret_cast<T*>(this->buffer->base);
   }
 };
 
 template <class T, long long... E> struct Regs {
-  static constexpr int count = static_cast<int>(Shape<E...>::count);
-  static constexpr long long extent[sizeof...(E) + 1] = {E..., 0};
+  enum : int { count = static_cast<int>(Shape<E...>::count) };
   T data[count];
   unsigned char state[count] = {};
-  const char* name;
+  emulate::Bank bank;
 
-  explicit Regs(const char* text) : name(text) { __builtin_memset(data, 0xff, sizeof(data)); }
+  explicit Regs(const char* name) : bank{{name, sizeof...(E), {E...}}, data, state} {
+    __builtin_memset(data, 0xff, sizeof(data));
+  }
   ~Regs() {
-    if (emulate::engine->uses_all) emulate::engine->close_registers(name, sizeof...(E), extent, count, state);
+    if (emulate::engine->uses_all) emulate::engine->close_registers(&bank, count);
   }
   template <class... I> emulate::RegisterReference<T> operator()(I... i) {
     static_assert(sizeof...(I) == sizeof...(E), "one index per dimension");
-    const long long index[] = {static_cast<long long>(i)..., 0};
-    return {data, state, name, sizeof...(E), extent, emulate::locate(sizeof...(E), extent, index, name)};
+    return {&bank, emulate::find<emulate::Whole<I>...>(&bank, i...)};
   }
   template <class... I> emulate::RegisterPlace<T> at(I... i) {
-    const long long index[] = {static_cast<long long>(i)..., 0};
-    return {(*this)(i...), index[sizeof...(E) - 1], extent[sizeof...(E) - 1]};
+    static_assert(sizeof...(I) == sizeof...(E) && sizeof...(E) > 0, "one index per dimension");
+    return {&bank, {static_cast<long long>(i)...}};
   }
 };
 

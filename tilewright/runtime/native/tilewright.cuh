@@ -7,23 +7,25 @@
 #define TW_FN static __device__ __forceinline__
 #define TW_METHOD __device__ __forceinline__
 #define TW_MATH(name) ::name
+#define TW_MEMCPY memcpy
 #else
 #define TW_FN static inline
 #define TW_METHOD inline
 #define TW_MATH(name) __builtin_##name
+#define TW_MEMCPY __builtin_memcpy
 #define __global__
 #define __launch_bounds__(threads)
 #endif
 
 namespace tw {
 
-constexpr long long any = -1;  // an extent given at the call
-constexpr unsigned everyone = 0xffffffffu;
+// Constants are enumerators: NVRTC would give static constexpr members room in device memory.
+enum : long long { any = -1 };  // an extent given at the call
+enum : unsigned { everyone = 0xffffffffu };
 
 template <long long... E> struct Shape {
-  static constexpr int rank = sizeof...(E);
-  static constexpr int open = (0 + ... + (E == any ? 1 : 0));
-  static constexpr long long count = (1 * ... * E);
+  enum : int { open = (0 + ... + (E == any ? 1 : 0)) };
+  enum : long long { count = (1LL * ... * E) };
 };
 
 template <bool Wide> struct IndexType { using type = int; };
@@ -35,7 +37,7 @@ using Index = typename IndexType<(Shape<E...>::open > 0 || Shape<E...>::count > 
 template <class To, class From> TW_FN To bits_as(From value) {
   static_assert(sizeof(To) == sizeof(From), "same size");
   To result;
-  __builtin_memcpy(&result, &value, sizeof(To));
+  TW_MEMCPY(&result, &value, sizeof(To));
   return result;
 }
 
@@ -128,10 +130,16 @@ template <class T, long long... E> struct Regs {
   template <class... I> TW_METHOD T* at(I... i) { return data + offset(i...); }
 };
 
-TW_FN int thread() { return threadIdx.x; }
-TW_FN int block_x() { return blockIdx.x; }
-TW_FN int block_y() { return blockIdx.y; }
-TW_FN int block_z() { return blockIdx.z; }
+// Said not to be negative, so that division by a power of two is a shift.
+TW_FN int natural(unsigned number) {
+  const int value = static_cast<int>(number);
+  __builtin_assume(value >= 0);
+  return value;
+}
+TW_FN int thread() { return natural(threadIdx.x); }
+TW_FN int block_x() { return natural(blockIdx.x); }
+TW_FN int block_y() { return natural(blockIdx.y); }
+TW_FN int block_z() { return natural(blockIdx.z); }
 
 TW_FN void barrier() { __syncthreads(); }
 TW_FN void warp_barrier() { __syncwarp(); }

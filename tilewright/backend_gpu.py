@@ -1,0 +1,77 @@
+"""The GPU half of the pipeline: Loops to CUDA C++, and a model that runs on a device or under the emulator."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tilewright.backend_cpu import pack_weights
+from tilewright.errors import ToolError
+from tilewright.ir.compute import Program
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import elements
+from tilewright.lower.gpu_kernel import lower_gpu_kernel
+from tilewright.lower.memory import arena
+from tilewright.lower.shared_arena import place_shared
+from tilewright.options import Options
+from tilewright.render.cuda import launch_shape, render_kernel
+from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.schedule.plan import Plan
+from tilewright.target import Target
+
+lower_kernel = lower_gpu_kernel
+_CACHE_BYTES = 4 << 30
+
+
+def render(loops: LoopProgram, target: Target) -> dict[str, str]:
+    """CUDA source of every distinct kernel."""
+    return {k.name: render_kernel(k, place_shared(k).offsets) for k in loops.kernels}
+
+
+def load(
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options
+) -> Any:
+    """The model on a device ("cuda") or under the emulator ("cuda-emulated")."""
+    image = model_image(sources, loops, program, plan)
+    jobs = os.cpu_count() or 1
+    try:
+        cache = Cache(options.cache_dir, _CACHE_BYTES)
+        if target.name == "cuda":
+            from tilewright.runtime.cuda import CudaModel
+
+            return CudaModel(image, cache, jobs=jobs)
+        return EmulatedModel(image, cache, find_compiler(options.compiler), jobs)
+    except (ToolchainError, CompileError, CacheError) as error:
+        raise ToolError(str(error)) from error
+
+
+def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan) -> GpuModelImage:
+    offsets, arena_bytes = arena(loops)
+    weight_offsets, weights = pack_weights(loops, program, plan)
+    rows = {t.name: t for t in loops.tensors}
+    kernels = {k.name: k for k in loops.kernels}
+    shapes = {name: launch_shape(k) for name, k in kernels.items()}
+    made = tuple(
+        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes) for name, k in kernels.items()
+    )
+    calls = []
+    for call in loops.calls:
+        refs = []
+        for name in call.arguments:
+            row = rows[name]
+            if row.role in ("input", "output"):
+                refs.append(BufferRef(row.role, row.position))  # type: ignore[arg-type]
+            elif row.role == "constant":
+                refs.append(BufferRef("weight", weight_offsets[name]))
+            else:
+                refs.append(BufferRef("arena", offsets[name]))
+        x, y, z = (int(e) for e in shapes[call.kernel].grid)  # type: ignore[arg-type]
+        step = call.step if kernels[call.kernel].step is not None else None
+        calls.append(GpuCall(call.kernel, (x, y, z), tuple(refs), (), step))
+    inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
+    outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
+    return GpuModelImage(
+        made, tuple(calls), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
+        tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes,
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""Lowers a contraction whose operands pass through shared memory: all threads load a step, then all use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.expr import Axis, Expr, Load, all_of, const, load, loads, lt, mul, select, substitute, var
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Memory, Scope, Stmt, Store
+from tilewright.ir.simplify import linear, simplify
+from tilewright.lower.access import Access
+from tilewright.lower.gpu_nest import GpuNest, Spot, alloc, guarded, known_true_left_out
+from tilewright.schedule.gpu import Factor, factors
+from tilewright.schedule.propagate import extent_of
+
+SYNC = Barrier(Scope.BLOCK)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor as the inner loop reads it: from its buffer in shared memory, or where it is."""
+
+    factor: Factor
+    staged: Buffer | None
+    fragment: Buffer
+    steps: tuple[Axis, ...]  # the register tile's axes it depends on
+
+
+class GpuContract:
+    """The steps of a contraction, on the positions and registers of a GpuNest."""
+
+    def __init__(self, nest: GpuNest) -> None:
+        self.base = nest
+        self.step = nest.plan.step
+        self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
+        self.steps = -(-self.length // self.step)
+        self.buffers = {f: self._stage(f) for f in factors(nest.nest) if self._wants_stage(f)}
+
+    def statements(self) -> tuple[Stmt, ...]:
+        return self.base.in_rounds(self._round)
+
+    def _wants_stage(self, factor: Factor) -> bool:
+        """A factor that is one read of shared memory is as near as staging would bring it."""
+        if not factor.reductions:
+            return False
+        if isinstance(factor.value, Load):
+            return self.base.access.read[factor.value.source].buffer.memory is not Memory.SHARED
+        return bool(loads(factor.value))
+
+    def _stage(self, factor: Factor) -> Buffer:
+        base = self.base
+        sizes = [base.places[a] * base.register.get(a, 1) for a in self._ordered(factor)]
+        if sizes and self._reduction_first(factor):
+            sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
+        buffer = Buffer(base.names.fresh("stage"), (self.step, *sizes), factor.value.dtype, Memory.SHARED)
+        base.shared.append(buffer)
+        return buffer
+
+    def _ordered(self, factor: Factor) -> list[Axis]:
+        return [a for a in self.base.order if a in factor.outputs]
+
+    def _reduction_first(self, factor: Factor) -> bool:
+        """Whether neighbouring threads load along the reduction, because that is what is contiguous."""
+        if not self._ordered(factor):
+            return False
+        here = {a: var(a) for a in (*self.base.nest.axes, *self.base.nest.reduce_axes)}
+        for node in loads(self.base.access.lower(substitute(factor.value, here))):
+            total = linear(simplify(flat_offset(node)))
+            if total.terms.get(var(self._ordered(factor)[-1])) == 1:
+                return False
+            if self.base.reduction and total.terms.get(var(self.base.reduction[-1])) == 1:
+                return True
+        return False
+
+    # --- one round
+
+    def _round(self, spot: Spot) -> tuple[Stmt, ...]:
+        base = self.base
+        monoid = base.nest.monoid
+        assert monoid is not None
+        states = base.states(monoid, spot.shape, "acc")
+        operands = [self._operand(f, spot) for f in factors(base.nest)]
+        starts = base.initial(monoid, spot)
+        if base.nest.initial:
+            valid = [*spot.active, *spot.inside]
+            starts = tuple(select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True))
+        body: list[Stmt] = list(spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True))))
+        loop = Axis("step", self.steps)
+        start = simplify(var(loop) * self.step) if self.steps > 1 else const(0)
+        inner = [*self._load_step(start), SYNC, *self._use_step(start, spot, operands, states)]
+        if self.steps > 1 or base.rounds > 1:
+            inner.append(SYNC)
+        body.extend((For(loop, ForKind.SERIAL, tuple(inner)),) if self.steps > 1 else inner)
+        results = base.results(monoid, states, spot.index)
+        body.extend(guarded(spot.active, spot.around(guarded(spot.inside, base.stores(spot, results)))))
+        return alloc(states, body)
+
+    def _operand(self, factor: Factor, spot: Spot) -> Operand:
+        steps = tuple(s for a, s in self._steps(spot).items() if a in factor.outputs)
+        shape = tuple(extent_of(s.extent) for s in steps)
+        fragment = Buffer(self.base.names.fresh("part"), shape, factor.value.dtype, Memory.REGISTER)
+        return Operand(factor, self.buffers.get(factor), fragment, steps)
+
+    def _steps(self, spot: Spot) -> dict[Axis, Axis]:
+        tiled = [a for a in self.base.order if a in self.base.register]
+        return dict(zip(tiled, spot.unrolled, strict=True))
+
+    def _load_step(self, start: Expr) -> list[Stmt]:
+        """All threads fill the operands' buffers; what lies outside the box becomes zero."""
+        return [s for factor, buffer in self.buffers.items() for s in self._fill(factor, buffer, start)]
+
+    def _fill(self, factor: Factor, buffer: Buffer, start: Expr) -> tuple[Stmt, ...]:
+        base = self.base
+        axes = self._ordered(factor)
+        sizes = {a: base.places[a] * base.register.get(a, 1) for a in axes}
+        total = self.step * prod(sizes.values())
+        trips = -(-total // base.threads)
+        loop = Axis("fill", trips)
+        flat = var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0))
+        order: list[Axis | None] = [None, *axes]  # None is the reduction; the last varies fastest
+        if self._reduction_first(factor):
+            order = [*axes, None]
+        rest = simplify(flat)
+        own: dict[Axis | None, Expr] = {}
+        for number, item in reversed(list(enumerate(order))):
+            size = self.step if item is None else sizes[item]
+            own[item] = rest if number == 0 else simplify(rest % size)
+            rest = simplify(rest // size)
+        point, cut = base.reduction_point(simplify(start + own[None]))
+        env = {**{a: simplify(base.ranges[a].low + own[a]) for a in axes}, **point}
+        edges = known_true_left_out([lt(own[a], base.ranges[a].count) for a in axes if base.may_leave(a)])
+        value = simplify(base.access.lower(substitute(factor.value, env)))
+        if edges:
+            value = select(all_of(edges), value, const(0, value.dtype))
+        store = Store(buffer, (own[None], *(own[a] for a in axes)), value)
+        within = [lt(flat, total), *self._within(start, own[None]), *cut]
+        body = guarded(within, (store,))
+        return (For(loop, ForKind.SERIAL, body),) if trips > 1 else body
+
+    def _within(self, start: Expr, offset: Expr) -> list[Expr]:
+        return [lt(start + offset, self.length)] if self.length % self.step else []
+
+    def _use_step(self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer]) -> tuple[Stmt, ...]:
+        base = self.base
+        loop = Axis("k", self.step)
+        point, cut = base.reduction_point(simplify(start + var(loop)))
+        body: list[Stmt] = []
+        product: Expr | None = None
+        for operand in operands:
+            body.extend(self._fetch(operand, var(loop), {**spot.env, **point}, spot))
+            part = load(operand.fragment, tuple(var(s) for s in operand.steps))
+            product = part if product is None else mul(product, part)
+        assert product is not None and base.nest.monoid is not None
+        body.extend(spot.around(base.update(base.nest.monoid, states, spot.index, [product])))
+        inner = alloc([o.fragment for o in operands], body)
+        inner = guarded([*self._within(start, var(loop)), *cut], inner)
+        return guarded(spot.active, (For(loop, ForKind.SERIAL, inner),))
+
+    def _fetch(self, operand: Operand, k: Expr, env: dict[Axis, Expr], spot: Spot) -> tuple[Stmt, ...]:
+        axes = self._ordered(operand.factor)
+        if operand.staged is not None:
+            value: Expr = load(operand.staged, (k, *(spot.coordinates[a] for a in axes)))
+        else:
+            value = simplify(self.base.access.lower(substitute(operand.factor.value, env)))
+            steps = self._steps(spot)
+            edges = [lt(spot.coordinates[a], self.base.ranges[a].count) for a in axes if a in steps and self.base.may_leave(a)]
+            edges = list(known_true_left_out(edges))
+            if edges and loads(value):
+                value = select(all_of(edges), value, const(0, value.dtype))
+        return spot.around((Store(operand.fragment, tuple(var(s) for s in operand.steps), value),), operand.steps)
+
+
+def flat_offset(node: Load) -> Expr:
+    offset: Expr = const(0)
+    for index, size in zip(node.indices, node.source.shape, strict=True):
+        offset = offset * size + index
+    return offset
+
+
+__all__ = ["Access", "GpuContract"]

@@ -1,0 +1,111 @@
+"""How C spells types, constants and rows of the scalar table, for the C renderer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.ir import dtypes
+from tilewright.ir.dtypes import DType
+from tilewright.ir.expr import Const
+
+TYPES = {
+    "float32": "float", "float64": "double", "float16": "_Float16", "bfloat16": "tw_bf16", "bool": "uint8_t",
+    "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+    "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
+}  # fmt: skip
+
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+          "and": "&&", "or": "||"}  # fmt: skip
+MASK_INFIX = {"and": "&", "or": "|"}
+_LIBM = {"exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "sin": "sin", "cos": "cos",
+         "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow", "fmod": "fmod"}  # fmt: skip
+
+PRELUDE = """#include <stdint.h>
+#include <math.h>
+typedef struct { uint16_t bits; } tw_bf16;
+static inline float tw_from_bf16(tw_bf16 x) { union { uint32_t u; float f; } v = { (uint32_t)x.bits << 16 }; return v.f; }
+static inline tw_bf16 tw_to_bf16(float x) {
+    union { float f; uint32_t u; } v = { x };
+    if (x != x) return (tw_bf16){ (uint16_t)((v.u >> 16) | 0x40) };
+    return (tw_bf16){ (uint16_t)((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16) };
+}
+#define tw_floordiv(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _q = _a / _b; \\
+    _q - ((_a % _b != 0) && ((_a < 0) != (_b < 0))); })
+#define tw_mod(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _r = _a % _b; \\
+    _r + ((_r != 0) && ((_r < 0) != (_b < 0)) ? _b : 0); })
+#define tw_max(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a > _b) || (_a != _a) ? _a : _b; })
+#define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
+#define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
+#define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+"""
+
+
+def scalar_call(name: str, args: list[str], dtype: DType) -> str:
+    """A row of the scalar table, on C scalars."""
+    if name in INFIX:
+        return f"({args[0]} {INFIX[name]} {args[1]})"
+    if name == "select":
+        return f"({args[0]} ? {args[1]} : {args[2]})"
+    if name == "neg":
+        return f"(-{args[0]})"
+    if name == "not":
+        return f"(!{args[0]})"
+    if name in ("floordiv", "mod", "min", "max", "sign"):
+        return f"tw_{name}({', '.join(args)})"
+    if name == "abs":
+        return f"fabs{_suffix(dtype)}({args[0]})" if dtype.is_float else f"tw_abs({args[0]})"
+    if name == "fmod" and dtype.is_int:
+        return f"({args[0]} % {args[1]})"
+    if name == "rsqrt":
+        return f"(1 / sqrt{_suffix(dtype)}({args[0]}))"
+    if name == "sigmoid":
+        return f"(1 / (1 + exp{_suffix(dtype)}(-{args[0]})))"
+    if name in ("isnan", "isinf"):
+        return f"({args[0]} != {args[0]})" if name == "isnan" else f"(__builtin_isinf({args[0]}) != 0)"
+    if name in _LIBM:
+        return f"{_LIBM[name]}{_suffix(dtype)}({', '.join(args)})"
+    raise InternalError(f"the C renderer does not spell {name}")
+
+
+def _suffix(dtype: DType) -> str:
+    return "" if dtype is dtypes.float64 else "f"
+
+
+def literal(value: Const) -> str:
+    if value.dtype.kind == "b":
+        return "1" if value.value else "0"
+    if value.dtype.is_int:
+        return str(value.value) if abs(value.value) < 1 << 31 else f"INT64_C({value.value})" if value.value != -(1 << 63) else "INT64_MIN"
+    number = float(value.value)
+    if math.isnan(number):
+        return "NAN"
+    if math.isinf(number):
+        return "INFINITY" if number > 0 else "(-INFINITY)"
+    if value.dtype is dtypes.float64:
+        return repr(number)
+    text = repr(float(np.float32(number))) if math.isfinite(float(np.float32(number))) else repr(number)
+    text = np.format_float_scientific(np.float32(number), unique=True) if "e" in text else text
+    if number < 0 or (number == 0 and math.copysign(1, number) < 0):
+        return f"({text}f)"
+    return f"{text}f"
+
+
+def cast(text: str, source: DType, target: DType) -> str:
+    if source is dtypes.bfloat16:
+        return cast(f"tw_from_bf16({text})", dtypes.float32, target)
+    if target is dtypes.bfloat16:
+        return f"tw_to_bf16((float)({text}))"
+    if target.kind == "b":
+        return f"({text} != 0)"
+    return f"(({TYPES[target.name]}){text})"
+
+
+def mask_dtype(dtype: DType) -> DType:
+    return {8: dtypes.int8, 16: dtypes.int16, 32: dtypes.int32, 64: dtypes.int64}[dtype.bits]
+
+
+def vector_name(dtype: DType, lanes: int) -> str:
+    return f"v{lanes}{dtype.kind}{dtype.bits}"

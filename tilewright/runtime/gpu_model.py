@@ -1,0 +1,147 @@
+"""A GPU model as the compiler hands it over, and the same description run under the emulator."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.runtime.cache import Cache
+from tilewright.runtime.cpu_model import BufferRef
+from tilewright.runtime.emulator import Contract, EmulatedModule
+from tilewright.runtime.toolchain import Compiler
+
+ALIGNMENT = 16  # bytes: what a vector copy needs of every buffer's first byte
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A kernel's text and the shape of its blocks. It takes buffers, then extents, then the step if it has one."""
+
+    name: str
+    source: str
+    block: int
+    shared_bytes: int = 0
+    contract: Contract = field(default_factory=Contract)  # what the emulator also holds it to
+
+
+@dataclass(frozen=True)
+class GpuCall:
+    """One launch: `grid` counts blocks in x, y, z; `extents` are the values of the kernel's symbols."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    buffers: tuple[BufferRef, ...]
+    extents: tuple[int, ...] = ()
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuModelImage:
+    """Everything that makes a model on a GPU."""
+
+    kernels: tuple[GpuKernel, ...]
+    calls: tuple[GpuCall, ...]
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+    weights: bytes | bytearray | memoryview = b""
+    arena_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        names = [kernel.name for kernel in self.kernels]
+        if len(set(names)) != len(names):
+            raise InternalError("two GPU kernels have the same name")
+        for name in names:
+            if not _IDENTIFIER.fullmatch(name) or name.startswith("tw_"):
+                raise InternalError(f"GPU kernel name {name!r} is not an identifier of its own (tw_ is taken)")
+        limits = {
+            "input": len(self.input_bytes),
+            "output": len(self.output_bytes),
+            "weight": memoryview(self.weights).nbytes + 1,
+            "arena": self.arena_bytes + 1,
+        }
+        known = set(names)
+        for position, call in enumerate(self.calls):
+            _check_call(f"launch {position} ({call.kernel})", call, known, limits)
+
+    def kernel(self, name: str) -> GpuKernel:
+        return next(k for k in self.kernels if k.name == name)
+
+
+def _check_call(where: str, call: GpuCall, kernels: set[str], limits: Mapping[str, int]) -> None:
+    if call.kernel not in kernels:
+        raise InternalError(f"{where}: no such kernel")
+    if any(count < 0 for count in call.grid):
+        raise InternalError(f"{where}: negative grid {call.grid}")
+    for ref in call.buffers:
+        if not 0 <= ref.value < limits[ref.space]:
+            raise InternalError(f"{where}: {ref.space} {ref.value} is out of range")
+        if ref.space in ("weight", "arena") and ref.value % ALIGNMENT:
+            raise InternalError(f"{where}: {ref.space} offset {ref.value} is not a multiple of {ALIGNMENT}")
+
+
+class EmulatedModel:
+    """A model run launch by launch under the emulator; a broken rule is an EmulationFault."""
+
+    def __init__(self, image: GpuModelImage, cache: Cache, compiler: Compiler | None = None, jobs: int = 2) -> None:
+        self._image = image
+        self._kernels = {k.name: k for k in image.kernels}
+        self._module = EmulatedModule({k.name: k.source for k in image.kernels}, cache, compiler, jobs)
+        self._weights = _aligned(memoryview(image.weights).nbytes)
+        self._weights[:] = np.frombuffer(image.weights, np.uint8)
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        self.profile(inputs, outputs)
+
+    def profile(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[int]:
+        """Nanoseconds of each launch: the emulator's own time, which says nothing about a GPU."""
+        check_arrays(self._image, inputs, outputs)
+        arena = _aligned(self._image.arena_bytes)
+        arena.fill(0xFF)  # NaN as a float: a temporary that nobody wrote spoils what reads it
+        given = [_aligned_copy(a) for a in inputs]
+        results = [_aligned(a.nbytes) for a in outputs]
+        for result in results:
+            result.fill(0xFF)
+        spaces: Mapping[str, Callable[[int], np.ndarray]] = {
+            "input": lambda n: given[n],
+            "output": lambda n: results[n],
+            "weight": lambda n: self._weights[n:],
+            "arena": lambda n: arena[n:],
+        }
+        times = []
+        for call in self._image.calls:
+            kernel = self._kernels[call.kernel]
+            buffers = [spaces[ref.space](ref.value) for ref in call.buffers]
+            step = () if call.step is None else (call.step,)
+            begin = time.perf_counter_ns()
+            self._module.launch(
+                call.kernel, call.grid, kernel.block, kernel.shared_bytes, [*buffers, *call.extents, *step],
+                kernel.contract,
+            )  # fmt: skip
+            times.append(time.perf_counter_ns() - begin)
+        for output, result in zip(outputs, results, strict=True):
+            np.copyto(output, result.view(output.dtype).reshape(output.shape))
+        return times
+
+
+def check_arrays(image: GpuModelImage, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    for what, arrays, sizes in (("input", inputs, image.input_bytes), ("output", outputs, image.output_bytes)):
+        if [a.nbytes for a in arrays] != list(sizes):
+            raise InternalError(f"{what} arrays of {[a.nbytes for a in arrays]} bytes, the model has {list(sizes)}")
+
+
+def _aligned(size: int) -> np.ndarray:
+    room = np.empty(size + 128, np.uint8)
+    start = -room.ctypes.data % 128
+    return room[start : start + size]
+
+
+def _aligned_copy(array: np.ndarray) -> np.ndarray:
+    copy = _aligned(array.nbytes)
+    copy[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return copy

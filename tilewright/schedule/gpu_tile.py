@@ -1,0 +1,170 @@
+"""Compares output tiles of a kernel for a GPU by predicted time: all candidates in one NumPy batch.
+
+A multiprocessor runs several blocks at once, so latency overlaps between blocks while issue slots and bytes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.tensor import Tensor
+from tilewright.schedule.gpu import MOST_THREADS, factors, reused
+from tilewright.schedule.nest import Nest, data_cost
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.tile import Choice
+from tilewright.schedule.vectorise import NestContext
+
+_MOST_CANDIDATES = 2000
+_CLOCK = 1.7e9
+_LANES = 128  # multiply-adds a multiprocessor issues in a cycle
+_LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
+_SHARED_LATENCY = 12  # cycles of a dependent step, loads of the next steps overlapping
+_GLOBAL_LATENCY = 40  # a step that reads global memory, mostly from the first-level cache
+_FIRST_TOUCH = 800  # cycles until a nest's first operands arrive
+_BARRIER = 40
+_NEAR_BYTES = 40  # bytes a cycle and multiprocessor from the second-level cache
+_BLOCKS = 4  # that share a multiprocessor, as registers allow
+_BLOCK_START = 300  # cycles
+
+
+def choose_gpu_tile(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int],
+) -> Choice | None:  # fmt: skip
+    """The best output tile; None when no tile's intermediates fit in shared memory."""
+    root = nests[-1]
+    target = context.target
+    candidates = _candidates(root, plans[-1], fixed)
+    sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    box: Box = tuple(
+        Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent)) for i, a in enumerate(root.axes)
+    )
+    boxes = propagate(nests, box)
+    tiles = np.ones(len(candidates), dtype=np.int64)
+    for axis in root.axes:
+        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    work = [_work(n, p, boxes[n]) for n, p in zip(nests, plans, strict=True)]
+    threads = np.clip(-(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS)
+    issue: Size = np.zeros(len(candidates))
+    latency: Size = np.zeros(len(candidates)) + _BLOCK_START
+    for nest, plan, positions in zip(nests, plans, work, strict=True):
+        rounds = -(-positions // threads)
+        slots, wait = _step_cost(nest, plan, boxes[nest], nest is root and len(nests) == 1)
+        issue = issue + rounds * threads * slots / _LANES
+        latency = latency + rounds * wait + _FIRST_TOUCH / 2 + _BARRIER
+    traffic = _traffic(nests, boxes, context, stored)
+    footprint = _footprint(nests, boxes, stored)
+    alive = -(-tiles // target.units)
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(footprint + (8 << 10), 1)))
+    cycles = np.maximum(np.maximum(alive * issue, -(-alive // at_once) * latency), alive * traffic / _NEAR_BYTES)
+    seconds = cycles / _CLOCK
+    seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units)) + target.kernel_cost
+    seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
+    best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
+    if not np.isfinite(seconds[best]):
+        return None
+    tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
+                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]))  # fmt: skip
+
+
+def _candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    register = dict(plan.register)
+    names = root.axis_names()
+    choices: list[list[int]] = []
+    for axis in root.axes:
+        extent = extent_of(axis.extent)
+        if names[axis] in fixed:
+            choices.append([min(extent, fixed[names[axis]])])
+            continue
+        unit = min(register.get(names[axis], 1), extent)
+        found = {extent}
+        size = unit
+        while size < extent:
+            found.add(size)
+            size *= 2
+        choices.append(sorted(found))
+    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+        longest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        choices[longest] = sorted({*choices[longest][::2], choices[longest][-1]})
+    return list(product(*choices))
+
+
+def _work(nest: Nest, plan: NestPlan, box: Box) -> Size:
+    """Threads that a box could use."""
+    register = dict(plan.register)
+    names = nest.axis_names()
+    total: Size = plan.split
+    for axis, extent in zip(nest.axes, box, strict=True):
+        total = total * -(-extent.size // register.get(names[axis], 1))
+    return total
+
+
+def _step_cost(nest: Nest, plan: NestPlan, box: Box, alone: bool) -> tuple[float, float]:
+    """(issue slots, cycles of latency) of one thread for one position."""
+    outputs = prod(n for _, n in plan.register)
+    epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
+    if nest.monoid is None:
+        return epilogue, float(_GLOBAL_LATENCY + data_cost(*nest.values))
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
+    if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        fragments = 0
+        register = {nest.named(a): n for a, n in plan.register}
+        for factor in factors(nest):
+            fragments += prod(register.get(a, 1) for a in factor.outputs)
+        slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
+        return steps * slots + epilogue, steps * max(_SHARED_LATENCY, slots) + epilogue
+    slots = outputs * (_LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine))
+    return steps * slots + epilogue, steps * max(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue
+
+
+def _traffic(nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]) -> Size:
+    """Bytes one block moves from and to device memory, in whole transactions."""
+    total: Size = 0.0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    for nest in nests:
+        outside = {t for t in nest.reads() if t not in inside}
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
+            moved = _transactions(tensor, box, context)
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                total = total + _transactions(tensor, boxes[nest], context)
+    return sum(seen.values(), total)
+
+
+def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    width = context.target.main.transaction
+    size = box_elements(box) * tensor.dtype.bytes
+    if not tensor.rank:
+        return width
+    run = box[context.layout(tensor).order[-1].axis].size * tensor.dtype.bytes
+    return size * (-(-run // width) * width) / run
+
+
+def _footprint(nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor]) -> Size:
+    """Most bytes of intermediate tiles alive at once."""
+    last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
+    most: Size = np.int64(0)
+    alive: dict[Tensor, Size] = {}
+    for number, nest in enumerate(nests):
+        for tensor in nest.stores:
+            if tensor not in stored:
+                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
+        most = np.maximum(most, sum(alive.values(), np.int64(0)))
+        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
+    return most
+
+
+def _compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
+    inside = {t for n in nests for t in n.stores}
+    outside = {t for n in nests for t in n.reads() if t not in inside}
+    touched = outside | (inside & stored)
+    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)
