@@ -103,8 +103,7 @@ def _faulty(stmt: Stmt, site: Site) -> tuple[Stmt, ...]:
     if site.kind == "operand index":
         assert isinstance(stmt, Instruction)
         operands = tuple(
-            Operand(o.buffer, _shifted(o.origin, site)) if n == site.target else o
-            for n, o in enumerate(stmt.operands)
+            Operand(o.buffer, _shifted(o.origin, site)) if n == site.target else o for n, o in enumerate(stmt.operands)
         )
         return (replace(stmt, operands=operands),)
 

@@ -171,9 +171,7 @@ def softmax(rows: int = 6, columns: int = 96, name: str = "softmax") -> Case:
             ],
         )
 
-    body = loop(
-        "block", rows // 2, lambda b: [loop("t", 64, lambda t: thread(b, t), ForKind.THREAD)], ForKind.BLOCK
-    )
+    body = loop("block", rows // 2, lambda b: [loop("t", 64, lambda t: thread(b, t), ForKind.THREAD)], ForKind.BLOCK)
     data = np.random.default_rng(1).standard_normal((rows, columns), np.float32)
     powers = np.exp(data - data.max(axis=1, keepdims=True))
     return Case(Kernel(name, (x, y), (body,)), (data,), powers / powers.sum(axis=1, keepdims=True))

@@ -77,7 +77,7 @@ GOOD = {
 
 
 def kernel_text(name: str, body: str) -> str:
-    view = '' if "y_data" in body else 'const tw::Global<float, 32> y(y_data, "y");'
+    view = "" if "y_data" in body else 'const tw::Global<float, 32> y(y_data, "y");'
     return f"{HEAD}{name}(float* y_data) {{ {view} {ALL_LANES} {body} }}\n"
 
 

@@ -230,6 +230,10 @@ def test_traffic_of_conditions_programs_and_roles():
     assert program.stored["h"] == 12 + 5 * 12
     assert program.intermediate == (12 + 5 * 12) + (5 * 12 + 5 * 12)
     assert program.by_role["input"] == 60
+    again = count_traffic(LoopProgram((copy_kernel(6, 0),), (Call("copy", ("a", "b")),), (
+        Storage("a", (6,), F, "temporary"), Storage("b", (6,), F, "output"),
+    )))  # fmt: skip
+    assert again.intermediate == 24
 
 
 def test_traffic_of_long_dynamic_loops_is_close():
@@ -240,3 +244,55 @@ def test_traffic_of_long_dynamic_loops_is_close():
     nest = For(i, ForKind.PARALLEL, (For(j, ForKind.SERIAL, (inner,)),))
     exact = 4 * 4000 * 4000 * (2 + 2000 - 0.5)
     assert count_traffic(Kernel("long", (y,), (nest,))).stored["y"] == pytest.approx(exact, rel=0.01)
+
+
+def prefix_kernel(distance: int) -> Kernel:
+    """y[i + distance] += y[i], one after the other: iterations meet unless distance is as long as the loop."""
+    y = Buffer("y", (12,), F, Memory.GLOBAL)
+    i = Axis("i", 12 - distance)
+    add = Store(y, (var(i) + distance,), load(y, (var(i) + distance,)) + load(y, (var(i),)))
+    return Kernel("prefix", (y,), (For(i, ForKind.SERIAL, (add,)),))
+
+
+def test_serial_loops_that_carry_a_value_stay_serial():
+    y = np.ones(12, np.float32)
+    run_kernel(prefix_kernel(1), {"y": y})
+    np.testing.assert_array_equal(y, np.arange(1, 13))
+    assert not loop_facts.Facts().lock_step(prefix_kernel(1).body[0])
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: tiled_matmul(19, 12, 7), lambda: copy_kernel(6, 2, "if"), lambda: prefix_kernel(3)]
+)
+def test_lock_step_changes_nothing(build, monkeypatch):
+    kernel = build()
+
+    def run() -> list[np.ndarray]:
+        arrays = {p: rand(*p.shape, seed=n) for n, p in enumerate(kernel.params)}
+        run_kernel(kernel, arrays)
+        return list(arrays.values())
+
+    fast = run()
+    monkeypatch.setattr(loop_facts.Facts, "lock_step", lambda self, loop: loop.kind in loop_facts.LOCK_STEP)
+    for a, b in zip(fast, run(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_which_loops_are_independent():
+    matmul = tiled_matmul(19, 12, 7)
+    facts = loop_facts.Facts()
+    rows = matmul.body[0].body[0]
+    columns = rows.body[0]
+    (depth,) = (s for s in columns.body[0].body if s.axis.name == "k")
+    assert facts.lock_step(rows) and facts.lock_step(columns) and not facts.lock_step(depth)
+
+
+def test_a_branch_no_lane_takes_may_be_out_of_range():
+    x, y = (Buffer(n, (4,), F, Memory.GLOBAL) for n in "xy")
+    i = Axis("i", 4)
+    never = select(lt(var(i), 0), load(x, (const(9),)), ZERO)
+    out = np.ones(4, np.float32)
+    run_kernel(
+        Kernel("never", (x, y), (For(i, ForKind.PARALLEL, (Store(y, (var(i),), never),)),)), {"x": rand(4), "y": out}
+    )
+    assert (out == 0).all()

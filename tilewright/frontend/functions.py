@@ -32,7 +32,7 @@ def _definition(node: onnx.NodeProto, version: int) -> Any:  # an OpSchema, whos
     if version > onnx.defs.onnx_opset_version() or not onnx.defs.has(node.op_type):
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, version)
+        schema: Any = onnx.defs.get_schema(node.op_type, version)
     except onnx.defs.SchemaError:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None

@@ -1,9 +1,9 @@
 """The meaning of Loops, run with NumPy in lock-step: iterations side by side are a dimension of the arrays.
 
-PARALLEL, BLOCK, THREAD and VECTOR loops add a dimension, as do serial loops whose iterations cannot meet; other
-loops run one by one. A condition becomes a mask. All lanes move together, statement by statement, so a barrier holds by construction. Stricter than
-hardware: an access out of range, a read of an element never written, and lanes that disagree about one element
-all raise LoopFault.
+PARALLEL, BLOCK, THREAD and VECTOR loops add a dimension, as do serial loops whose iterations cannot meet; other loops
+run one by one. A condition becomes a mask. All lanes move together, statement by statement, so a barrier holds by
+construction. Stricter than hardware: an access out of range, a read of an element never written, and lanes that
+disagree about one element all raise LoopFault.
 """
 
 from __future__ import annotations

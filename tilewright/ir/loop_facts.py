@@ -67,7 +67,7 @@ class Facts:
         """How many lanes one iteration brings along; None where a barrier needs all iterations at once."""
         if loop not in self._lanes:
             whole = loop.kind in (ForKind.THREAD, ForKind.VECTOR) or _has_grid_barrier(loop)
-            self._lanes[loop] = 0 if whole else _lanes_inside(loop.body, self)
+            self._lanes[loop] = 0 if whole else _lanes_inside(loop.body)
         return self._lanes[loop] or None
 
     def plan(self, root: Expr) -> list[Expr]:
@@ -124,18 +124,18 @@ def _has_grid_barrier(loop: For) -> bool:
     return any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(loop.body))
 
 
-def _lanes_inside(body: Iterable[Stmt], facts: Facts) -> int:
+def _lanes_inside(body: Iterable[Stmt]) -> int:
     most = 1
     for stmt in body:
         inside = 1
         if isinstance(stmt, For):
-            inside = _lanes_inside(stmt.body, facts)
+            inside = _lanes_inside(stmt.body)
             if stmt.kind in LOCK_STEP:
                 inside *= _finite(stmt.axis.extent)
         elif isinstance(stmt, If):
-            inside = max(_lanes_inside(stmt.then, facts), _lanes_inside(stmt.otherwise, facts))
+            inside = max(_lanes_inside(stmt.then), _lanes_inside(stmt.otherwise))
         elif isinstance(stmt, Alloc):
-            inside = max(prod(_finite(e) for e in stmt.buffer.shape), _lanes_inside(stmt.body, facts))
+            inside = max(prod(_finite(e) for e in stmt.buffer.shape), _lanes_inside(stmt.body))
         most = max(most, inside)
     return most
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,18 @@ class Traffic:
     loaded_by: dict[Memory, float] = field(default_factory=dict)
     stored_by: dict[Memory, float] = field(default_factory=dict)
     by_role: dict[str, float] = field(default_factory=dict)  # both ways together; programs alone
+    distinct: dict[str, float] = field(default_factory=dict)  # by role, an element once a call and direction
 
     def total(self, memory: Memory) -> float:
         return self.loaded_by.get(memory, 0) + self.stored_by.get(memory, 0)
 
     @property
     def intermediate(self) -> float:
-        """Bytes moved to and from temporaries in global memory."""
-        return self.by_role.get("temporary", 0)
+        """Bytes moved to and from temporaries in global memory, an element once a call and direction.
+
+        What a kernel reads again comes from caches; a temporary that never leaves a kernel does not count at all.
+        """
+        return self.distinct.get("temporary", 0)
 
 
 def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None = None) -> Traffic:
@@ -59,6 +64,7 @@ def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None
         return _Counter(loops, symbols or {}).result
     total = Traffic()
     roles = {s.name: s.role for s in loops.tensors}
+    sizes = {s.name: prod(s.shape) * s.dtype.bytes for s in loops.tensors}
     counted = {k.name: _Counter(k, symbols or {}).result for k in loops.kernels}
     for call in loops.calls:
         one, kernel = counted[call.kernel], loops.kernel(call.kernel)
@@ -71,6 +77,8 @@ def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None
                 result[argument] = result.get(argument, 0) + moved
                 role = roles.get(argument, "temporary")
                 total.by_role[role] = total.by_role.get(role, 0) + moved
+                once = min(moved, sizes.get(argument, moved))
+                total.distinct[role] = total.distinct.get(role, 0) + once
     return total
 
 

@@ -67,10 +67,11 @@ def verify_loops(loops: LoopProgram) -> None:
     for item in loops.tensors:
         if item.role not in ROLES:
             raise InternalError(f"tensor {item.name} has the role {item.role}")
+    known = {n: (s.dtype.name, prod(s.shape)) for n, s in tensors.items()}
     for call in loops.calls:
         if call.kernel not in kernels:
             raise InternalError(f"call of kernel {call.kernel}, which is not defined")
-        _call(call, kernels[call.kernel], {n: (s.dtype.name, prod(s.shape)) for n, s in tensors.items()})
+        _call(call, kernels[call.kernel], known)
 
 
 def _call(call: Call, kernel: Kernel, tensors: dict[str, tuple[str, int]]) -> None:

@@ -48,9 +48,7 @@ def place_shared(kernel: Kernel) -> SharedArena:
     placed: list[Buffer] = []
     offsets: dict[Buffer, int] = {}
     for buffer in sorted(buffers, key=lambda b: (-sizes[b], buffers.index(b))):
-        rivals = sorted(
-            (offsets[p], offsets[p] + sizes[p]) for p in placed if _meet(live.get(p), live.get(buffer))
-        )
+        rivals = sorted((offsets[p], offsets[p] + sizes[p]) for p in placed if _meet(live.get(p), live.get(buffer)))
         offsets[buffer] = _first_gap(rivals, sizes[buffer])
         placed.append(buffer)
     total = max(offsets[b] + sizes[b] for b in buffers)

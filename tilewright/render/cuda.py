@@ -73,7 +73,7 @@ CUDA = Dialect(
         "fmod": Function("tw::remainder<{t}>", dict.fromkeys(_FLOATS, "tw::fmod")),
         "min": Function("tw::minimum<{t}>"),
         "max": Function("tw::maximum<{t}>"),
-        "abs": Function("tw::absolute<{t}>", dict.fromkeys(_FLOATS, "tw::absolute")),
+        "abs": Function("tw::absolute_integer<{t}>", dict.fromkeys(_FLOATS, "tw::absolute")),
         "sign": Function("tw::sign<{t}>"),
         **{
             name: Function(f"tw::{name}")
@@ -130,7 +130,9 @@ def render_kernel(kernel: Kernel, shared_offsets: Mapping[str, int]) -> str:
     return _Writer(kernel, shared_offsets).write()
 
 
-class _CudaPrinter(ExprPrinter):
+class CudaPrinter(ExprPrinter):
+    """Memory is read through views, indexed per dimension."""
+
     def load(self, node: Load) -> str:
         return self.element(node.source, node.indices)
 
@@ -157,7 +159,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.names = Names(_RESERVED)
-        self.printer = _CudaPrinter(CUDA, self.names)
+        self.printer = CudaPrinter(CUDA, self.names)
         axes = [s.axis for s in statements(self.kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
         self.block_axes = dict(zip(reversed(axes), ("x", "y", "z"), strict=False))
 

@@ -140,11 +140,11 @@ class EmulatedModule:
         # PyDLL, not CDLL: the engine has one running launch, and the lock is what keeps a second one out.
         self._engine = ctypes.PyDLL(str(paths[0]))
         self._engine.tw_engine.restype = ctypes.c_void_p
-        engine = self._engine.tw_engine()
+        engine = ctypes.c_void_p(self._engine.tw_engine())
         self._libraries: dict[str, ctypes.PyDLL] = {}
         for group, path in zip(groups, paths[1:], strict=True):
             library = ctypes.PyDLL(str(path))
-            library.tw_attach(ctypes.c_void_p(engine))
+            library.tw_attach(engine)
             self._libraries |= dict.fromkeys(group, library)
 
     def launch(

@@ -18,6 +18,7 @@ from tilewright.schedule.tile import Choice, choose_tile
 from tilewright.schedule.vectorise import NestContext
 
 _MOST_NESTS = 16
+_LEAST_GAIN = 0.03  # of the joined time: less is within the model's own error
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Connector:
                 if choice is None or feeder.choice is None or group.choice is None:
                     continue
                 saved = feeder.choice.seconds + group.choice.seconds - choice.seconds
-                if saved > gain:
+                if saved > max(gain, _LEAST_GAIN * choice.seconds):
                     best, gain = Group(merged, choice), saved
             if best is None:
                 return

@@ -24,11 +24,14 @@ _MOST_CANDIDATES = 2000
 _CLOCK = 1.7e9
 _LANES = 128  # multiply-adds a multiprocessor issues in a cycle
 _LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
+_STAGE_SLOTS = 16  # loading, placing and storing one operand element in shared memory
 _SHARED_LATENCY = 12  # cycles of a dependent step, loads of the next steps overlapping
 _GLOBAL_LATENCY = 40  # a step that reads global memory, mostly from the first-level cache
 _FIRST_TOUCH = 800  # cycles until a nest's first operands arrive
 _BARRIER = 40
 _NEAR_BYTES = 40  # bytes a cycle and multiprocessor from the second-level cache
+_BUSY_THREADS = 256
+_RAMP_SECONDS = 1e-6  # until all blocks of a kernel run, and until the last has ended
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 
@@ -55,16 +58,22 @@ def choose_gpu_tile(
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     for nest, plan, positions in zip(nests, plans, work, strict=True):
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, boxes[nest], nest is root and len(nests) == 1)
-        issue = issue + rounds * threads * slots / _LANES
+        slots, wait = _step_cost(nest, plan)
+        issue = issue + (rounds * threads * slots + rounds * _staging(nest, boxes[nest])) / _LANES
         latency = latency + rounds * wait + _FIRST_TOUCH / 2 + _BARRIER
     traffic = _traffic(nests, boxes, context, stored)
     footprint = _footprint(nests, boxes, stored)
     alive = -(-tiles // target.units)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(footprint + (8 << 10), 1)))
-    cycles = np.maximum(np.maximum(alive * issue, -(-alive // at_once) * latency), alive * traffic / _NEAR_BYTES)
+    # a few warps cannot keep the multiprocessor busy
+    issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
+    moving = alive * traffic / _NEAR_BYTES
+    # loads overlap with arithmetic, but never wholly
+    cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
+    cycles = np.maximum(cycles, -(-alive // at_once) * latency)
     seconds = cycles / _CLOCK
-    seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units)) + target.kernel_cost
+    seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units))
+    seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
@@ -106,7 +115,20 @@ def _work(nest: Nest, plan: NestPlan, box: Box) -> Size:
     return total
 
 
-def _step_cost(nest: Nest, plan: NestPlan, box: Box, alone: bool) -> tuple[float, float]:
+def _staging(nest: Nest, box: Box) -> Size:
+    """Issue slots that bring the operands of a contraction into shared memory, all threads together."""
+    if not reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        return 0
+    ranges = dict(zip(nest.axes, box, strict=True))
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    total: Size = 0
+    for factor in factors(nest):
+        if factor.reductions:
+            total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * _STAGE_SLOTS
+    return total
+
+
+def _step_cost(nest: Nest, plan: NestPlan) -> tuple[float, float]:
     """(issue slots, cycles of latency) of one thread for one position."""
     outputs = prod(n for _, n in plan.register)
     epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))

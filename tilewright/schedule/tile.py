@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, Sizes
@@ -121,7 +121,10 @@ def _point_cost(nest: Nest, plan: NestPlan) -> float:
     if nest.monoid is None:
         return 0.0
     if is_contraction(nest):
-        return 1.25 if len(plan.register) > 1 else 2.5
+        vector = nest.named(plan.vector) if plan.vector else None
+        broadcast = any(vector not in axes_of(*n.indices) for n in loads(*nest.elements))
+        # without an operand shared by the lanes every multiply-add waits for two vector loads
+        return (1.1 if len(plan.register) > 1 else 1.6) if broadcast else 2.4
     return max(2.0, data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements)))
 
 

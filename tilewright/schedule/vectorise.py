@@ -202,7 +202,7 @@ def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_la
         # vector operands come from farther away than a row's scalars, which stay in L1: they weigh more
         broadcasts = 0.0 if by_lane else rows / _PIPES
         movement = vectors / _PIPES + (rows / lanes / _PIPES if by_lane else broadcasts)
-        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts, movement, float(_FMA_LATENCY))
+        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(_FMA_LATENCY))
 
     full_rows, rest_rows = divmod(height, mr)
     full_columns, rest = divmod(width, columns * lanes)

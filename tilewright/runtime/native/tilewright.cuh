@@ -210,7 +210,7 @@ template <class T> TW_FN T modulo(T a, T b) {
 template <class T> TW_FN T remainder(T a, T b) { return b == 0 ? T(0) : static_cast<T>(a % b); }
 
 template <class T> TW_FN T sign(T a) { return a != a ? a : T((a > T(0)) - (a < T(0))); }
-template <class T> TW_FN T absolute(T a) { return a < 0 ? static_cast<T>(-a) : a; }
+template <class T> TW_FN T absolute_integer(T a) { return a < 0 ? static_cast<T>(-a) : a; }
 
 TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
 TW_FN float exp(float a) { return TW_MATH(expf)(a); }
