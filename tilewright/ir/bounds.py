@@ -15,10 +15,12 @@ def bounds(root: Expr, ranges: Mapping[Axis, Interval] | None = None) -> Interva
         return _own_bounds(root)
     known: dict[Expr, Interval] = {}
     for node in walk(root):
-        if any(a in ranges for a in node.axes):
-            known[node] = ranges[node.axis] if isinstance(node, Var) else _from_operands(node, [known[a] for a in node.args])
-        else:
+        if not any(a in ranges for a in node.axes):
             known[node] = _own_bounds(node)
+        elif isinstance(node, Var):
+            known[node] = ranges[node.axis]
+        else:
+            known[node] = _from_operands(node, [known[a] for a in node.args])
     return known[root]
 
 

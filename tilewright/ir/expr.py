@@ -429,10 +429,7 @@ def substitute(root: Expr, values: Mapping[Axis, ExprLike]) -> Expr:
 
 
 def _mentions(node: Expr, values: Mapping[Axis, ExprLike]) -> bool:
-    for axis in node.axes:  # a plain loop: this runs once for every node of every unrolled copy
-        if axis in values:
-            return True
-    return False
+    return any(axis in values for axis in node.axes)
 
 
 def replace_nodes(root: Expr, values: Mapping[Expr, Expr]) -> Expr:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.expr import Axis, Expr, Load, all_of, const, load, loads, lt, mul, select, substitute, var
-from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Memory, Scope, Stmt, Store
+from tilewright.ir.expr import Axis, Expr, Load, all_of, axes_of, const, load, loads, lt, mul, select, substitute, var
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
-from tilewright.lower.access import Access
-from tilewright.lower.gpu_nest import GpuNest, Spot, alloc, guarded, known_true_left_out
+from tilewright.lower.gpu_nest import WARP, GpuNest, Spot, alloc, guarded, known_true_left_out
 from tilewright.schedule.gpu import Factor, factors
 from tilewright.schedule.propagate import extent_of
 
 SYNC = Barrier(Scope.BLOCK)
+PACKET_BYTES = 16  # the most one thread loads at once
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,19 @@ class GpuContract:
         sizes = [base.places[a] * base.register.get(a, 1) for a in self._ordered(factor)]
         if sizes and self._reduction_first(factor):
             sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
+        elif sizes and base.plan.split > 1:
+            sizes[-1] += self._spread(sizes)
         buffer = Buffer(base.names.fresh("stage"), (self.step, *sizes), factor.value.dtype, Memory.SHARED)
         base.shared.append(buffer)
         return buffer
+
+    def _spread(self, sizes: list[int]) -> int:
+        """Padding after which the rows that the shares of a warp read at once lie in banks of their own."""
+        near = WARP // self.base.plan.split
+        for pad in range(0, WARP, 4):
+            if prod(sizes[:-1]) * (sizes[-1] + pad) % WARP == near:
+                return pad
+        return 0
 
     def _ordered(self, factor: Factor) -> list[Axis]:
         return [a for a in self.base.order if a in factor.outputs]
@@ -80,8 +90,8 @@ class GpuContract:
         assert monoid is not None
         states = base.states(monoid, spot.shape, "acc")
         operands = [self._operand(f, spot) for f in factors(base.nest)]
-        starts = base.initial(monoid, spot)
-        if base.nest.initial:
+        starts = base.initial(monoid, spot) if base.plan.split == 1 else monoid.identity
+        if base.nest.initial and base.plan.split == 1:
             valid = [*spot.active, *spot.inside]
             starts = tuple(select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True))
         body: list[Stmt] = list(spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True))))
@@ -91,8 +101,9 @@ class GpuContract:
         if self.steps > 1 or base.rounds > 1:
             inner.append(SYNC)
         body.extend((For(loop, ForKind.SERIAL, tuple(inner)),) if self.steps > 1 else inner)
-        results = base.results(monoid, states, spot.index)
-        body.extend(guarded(spot.active, spot.around(guarded(spot.inside, base.stores(spot, results)))))
+        if base.plan.split > 1:
+            body.extend(base.combine_shares(monoid, states, spot))
+        body.extend(base.finish(monoid, states, spot))
         return alloc(states, body)
 
     def _operand(self, factor: Factor, spot: Spot) -> Operand:
@@ -113,7 +124,8 @@ class GpuContract:
         base = self.base
         axes = self._ordered(factor)
         sizes = {a: base.places[a] * base.register.get(a, 1) for a in axes}
-        total = self.step * prod(sizes.values())
+        wide = self._packet(factor, axes, sizes)
+        total = self.step * prod(sizes.values()) // wide
         trips = -(-total // base.threads)
         loop = Axis("fill", trips)
         flat = var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0))
@@ -124,36 +136,71 @@ class GpuContract:
         own: dict[Axis | None, Expr] = {}
         for number, item in reversed(list(enumerate(order))):
             size = self.step if item is None else sizes[item]
+            if wide > 1 and number == len(order) - 1:
+                size //= wide
             own[item] = rest if number == 0 else simplify(rest % size)
             rest = simplify(rest // size)
+        lane = Axis("lane", wide)
+        if wide > 1:
+            own[axes[-1]] = simplify(own[axes[-1]] * wide + var(lane))
         point, cut = base.reduction_point(simplify(start + own[None]))
         env = {**{a: simplify(base.ranges[a].low + own[a]) for a in axes}, **point}
         edges = known_true_left_out([lt(own[a], base.ranges[a].count) for a in axes if base.may_leave(a)])
         value = simplify(base.access.lower(substitute(factor.value, env)))
-        if edges:
-            value = select(all_of(edges), value, const(0, value.dtype))
-        store = Store(buffer, (own[None], *(own[a] for a in axes)), value)
+        place = (own[None], *(own[a] for a in axes))
+        zero = const(0, value.dtype)
+        filled: tuple[Stmt, ...]
+        if wide > 1:
+            # a packet lies wholly inside or wholly outside the box
+            first = [simplify(substitute(e, {lane: const(0)})) for e in edges]
+            copy = For(lane, ForKind.VECTOR, (Store(buffer, place, value),))
+            filled = (If(all_of(first), (copy,), (For(lane, ForKind.VECTOR, (Store(buffer, place, zero),)),)),) if edges else (copy,)
+        else:
+            filled = (Store(buffer, place, select(all_of(edges), value, zero) if edges else value),)
         within = [lt(flat, total), *self._within(start, own[None]), *cut]
-        body = guarded(within, (store,))
+        body = guarded(within, filled)
         return (For(loop, ForKind.SERIAL, body),) if trips > 1 else body
+
+    def _packet(self, factor: Factor, axes: list[Axis], sizes: dict[Axis, int]) -> int:
+        """Neighbouring elements that one load brings: where a row is contiguous and every piece of it aligned."""
+        if not axes or not isinstance(factor.value, Load) or self._reduction_first(factor):
+            return 1
+        here = {a: var(a) for a in (*self.base.nest.axes, *self.base.nest.reduce_axes)}
+        node = self.base.access.lower(substitute(factor.value, here))
+        assert isinstance(node, Load)
+        last = axes[-1]
+        wide = PACKET_BYTES // node.source.dtype.bytes
+        known = self.base.ranges[last]
+        low = linear(known.low)
+        even = [sizes[last], known.extent, low.constant, *low.terms.values(), 0 if known.size >= known.extent else int(known.size)]
+        if wide < 2 or any(n % wide for n in even):
+            return 1
+        total = linear(simplify(flat_offset(node)))
+        steps = [c for t, c in total.terms.items() if t is not var(last)]
+        others = [t for t in total.terms if t is not var(last) and last in axes_of(t)]
+        whole = isinstance(node.indices[-1], Expr) and linear(simplify(node.indices[-1])).terms.get(var(last)) == 1
+        aligned = not others and all(c % wide == 0 for c in steps) and total.constant % wide == 0
+        return wide if whole and aligned and total.terms.get(var(last)) == 1 else 1
 
     def _within(self, start: Expr, offset: Expr) -> list[Expr]:
         return [lt(start + offset, self.length)] if self.length % self.step else []
 
     def _use_step(self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer]) -> tuple[Stmt, ...]:
         base = self.base
-        loop = Axis("k", self.step)
-        point, cut = base.reduction_point(simplify(start + var(loop)))
+        split = base.plan.split
+        loop = Axis("k", -(-self.step // split))
+        k = simplify(var(loop) * split + base.taker()[1])
+        point, cut = base.reduction_point(simplify(start + k))
         body: list[Stmt] = []
         product: Expr | None = None
         for operand in operands:
-            body.extend(self._fetch(operand, var(loop), {**spot.env, **point}, spot))
+            body.extend(self._fetch(operand, k, {**spot.env, **point}, spot))
             part = load(operand.fragment, tuple(var(s) for s in operand.steps))
             product = part if product is None else mul(product, part)
         assert product is not None and base.nest.monoid is not None
         body.extend(spot.around(base.update(base.nest.monoid, states, spot.index, [product])))
         inner = alloc([o.fragment for o in operands], body)
-        inner = guarded([*self._within(start, var(loop)), *cut], inner)
+        inner = guarded([lt(k, self.step), *self._within(start, k), *cut], inner)
         return guarded(spot.active, (For(loop, ForKind.SERIAL, inner),))
 
     def _fetch(self, operand: Operand, k: Expr, env: dict[Axis, Expr], spot: Spot) -> tuple[Stmt, ...]:
@@ -175,6 +222,3 @@ def flat_offset(node: Load) -> Expr:
     for index, size in zip(node.indices, node.source.shape, strict=True):
         offset = offset * size + index
     return offset
-
-
-__all__ = ["Access", "GpuContract"]

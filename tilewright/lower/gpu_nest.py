@@ -194,27 +194,34 @@ class GpuNest:
         step = guarded(conditions, self.update(monoid, states, (), self.elements({**spot.env, **env})))
         body: list[Stmt] = [Store(s, (), v) for s, v in zip(states, monoid.identity, strict=True)]
         body.extend(guarded(spot.active, (For(loop, ForKind.SERIAL, step),)))
+        body.extend(self.combine_shares(monoid, states, spot))
+        body.extend(self.finish(monoid, states, spot))
+        return tuple(body)
+
+    def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+        """Every thread of a position gets the whole reduction; all threads take part."""
+        split = self.plan.split
         distance = 1 if self.along_reduction else WARP // split
         others = self.states(monoid, (), "other")
         combine: list[Stmt] = []
         for _ in range(split.bit_length() - 1):
             for state, other in zip(states, others, strict=True):
-                combine.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(state, ())), (const(distance),)))
-            combine.extend(self.update(monoid, states, (), [load(o, ()) for o in others]))
+                operands = (Operand(other, ()), Operand(state, spot.index))
+                combine.append(Instruction("shuffle_xor", operands, (const(distance),)))
+            combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
             distance *= 2
-        body.extend(alloc(others, combine))
-        last: list[Stmt] = []
-        if self.nest.initial:
-            last.extend(self._after_initial(monoid, states, spot))
-        last.extend(self.stores(spot, self.results(monoid, states, ())))
-        body.extend(guarded([*spot.active, eq(share, 0)], tuple(last)))
-        return tuple(body)
+        return spot.around(alloc(others, combine))
 
-    def _after_initial(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
-        """states = combine(initial, states)."""
-        now = dict(zip(monoid.left, self.initial(monoid, spot), strict=True))
-        now.update({s: load(b, ()) for s, b in zip(monoid.right, states, strict=True)})
-        return self._assign(states, (), [replace_nodes(c, now) for c in monoid.combine])
+    def finish(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+        """One thread of a position stores; it alone reads what the accumulators should have started from."""
+        last: list[Stmt] = []
+        if self.nest.initial and self.plan.split > 1:
+            now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, spot), strict=True))
+            now.update({s: load(b, spot.index) for s, b in zip(monoid.right, states, strict=True)})
+            last.extend(self._assign(states, spot.index, [replace_nodes(c, now) for c in monoid.combine]))
+        last.extend(self.stores(spot, self.results(monoid, states, spot.index)))
+        alone = [eq(self.taker()[1], 0)] if self.plan.split > 1 else []
+        return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
 
     def reduction_point(self, flat: Expr) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Reduction axes from a flat index, and the conditions that cut ranges add."""

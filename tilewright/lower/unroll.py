@@ -38,7 +38,9 @@ def _statement(stmt: Stmt, env: dict[Axis, Expr]) -> tuple[Stmt, ...]:
     if isinstance(stmt, Alloc):
         return (Alloc(stmt.buffer, _body(stmt.body, env)),)
     if isinstance(stmt, Store):
-        return (Store(stmt.buffer, tuple(substitute(i, env) for i in stmt.indices), substitute(stmt.value, env)),)
+        # in most copies of a padded window its conditions are decided, and whole vectors can be read
+        value = simplify(substitute(stmt.value, env)) if env else stmt.value
+        return (Store(stmt.buffer, tuple(substitute(i, env) for i in stmt.indices), value),)
     if isinstance(stmt, Instruction):
         operands = tuple(Operand(o.buffer, tuple(substitute(i, env) for i in o.origin)) for o in stmt.operands)
         return (Instruction(stmt.name, operands, tuple(substitute(s, env) for s in stmt.scalars)),)

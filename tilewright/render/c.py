@@ -13,11 +13,22 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
-from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements, stmt_exprs
+from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_math
+from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride
 from tilewright.render.c_scope import Scope, Scopes
-from tilewright.render.c_text import INFIX, MASK_INFIX, PRELUDE, TYPES, cast, literal, mask_dtype, scalar_call, vector_name
+from tilewright.render.c_text import (
+    INFIX,
+    MASK_INFIX,
+    TYPES,
+    cast,
+    literal,
+    mask_dtype,
+    prelude,
+    scalar_call,
+    vector_name,
+)
 
 
 class CKernel:
@@ -30,11 +41,12 @@ class CKernel:
         self.depth = 1
         self.names: dict[Axis, str] = {}
         self.taken: dict[str, int] = {}
-        self.reserved = {b.name for b in kernel.params} | {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
+        self.reserved = {b.name for b in kernel.params}
+        self.reserved |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
         self.scopes = Scopes(self.scalar, self.fresh)
-        self.held: dict[Expr, str] = {}  # what was read from memory into a named vector since the last store to memory
+        self.held: dict[Expr, str] = {}  # vectors read from memory since the last store to memory, by name
         self.lane: Axis | None = None
-        self.lane_buffers = _lane_buffers(kernel)
+        self.lane_buffers = lane_buffers(kernel)
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
 
@@ -45,14 +57,18 @@ class CKernel:
             self.emit(f"{TYPES[buffer.dtype.name]} *restrict {buffer.name} = buffers[{position}];")
         for position, symbol in enumerate(self.kernel.symbols):
             self.emit(f"const int64_t {symbol.name} = extents[{position}];")
+        outermost = self.scopes.open(self.depth)
         if self.kernel.step is not None:
             self.names[self.kernel.step] = "step"
+            self.scopes.bind(self.kernel.step)
             self.emit(f"const int64_t step = extents[{len(self.kernel.symbols)}];")
-        self.lines.append(self.scopes.open(self.depth, *((self.kernel.step,) if self.kernel.step is not None else ())))
+        self.lines.append(outermost)
         self.block(self.kernel.body)
-        head = f"void {self.kernel.name}(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch) {{\n"
-        body = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
-        return PRELUDE + self.vector_types() + head + "\n".join(body) + "\n}\n"
+        arguments = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
+        head = f"void {self.kernel.name}({arguments}) {{\n"
+        lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
+        body = self.vector_types() + head + "\n".join(lines) + "\n}\n"
+        return prelude(body) + body
 
     def vector_types(self) -> str:
         out: list[str] = []
@@ -63,9 +79,9 @@ class CKernel:
             if name in declared:
                 return
             declared.add(name)
-            size = lanes * dtype.bytes
-            out.append(f"typedef {TYPES[dtype.name]} {name} __attribute__((vector_size({size})));\n")
-            out.append(f"typedef {TYPES[dtype.name]} {name}u __attribute__((vector_size({size}), aligned({dtype.bytes}), may_alias));\n")
+            kind, size = TYPES[dtype.name], f"vector_size({lanes * dtype.bytes})"
+            out.append(f"typedef {kind} {name} __attribute__(({size}));\n")
+            out.append(f"typedef {kind} {name}u __attribute__(({size}, aligned({dtype.bytes}), may_alias));\n")
 
         for dtype, lanes in sorted(self.used_vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
@@ -162,7 +178,7 @@ class CKernel:
         if lanes:
             self.used_vectors.add((buffer.dtype, lanes))
         kind = vector_name(buffer.dtype, lanes) if lanes else TYPES[buffer.dtype.name]
-        names = [_element_name(buffer, index) for index in np.ndindex(*shape)]  # type: ignore[arg-type]
+        names = [element_name(buffer, index) for index in np.ndindex(*shape)]  # type: ignore[arg-type]
         self.emit(f"{kind} {', '.join(names)};")
         self.block(stmt.body)
         self.held = {}
@@ -177,15 +193,18 @@ class CKernel:
         self.held = {}
 
     def store_register(self, stmt: Store) -> None:
-        if self.lane is None or self.lane not in (axes := {a for i in stmt.indices for a in i.axes}):
-            text = self.scalar(stmt.value) if self.lane is None else self.vector(stmt.value) or self.by_lanes(stmt.value)
+        if self.lane is None:
+            self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {self.scalar(stmt.value)};")
+            return
+        if not any(self.depends(i) for i in stmt.indices):
+            text = self.vector(stmt.value) or self.by_lanes(stmt.value)
             self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {text};")
             return
-        assert self.lane in axes
         lanes = int(self.lane.extent)  # type: ignore[arg-type]
         text = self.vector(stmt.value, hold=True) or self.by_lanes(stmt.value)
         self.used_vectors.add((stmt.buffer.dtype, lanes))
-        self.emit(f"{_element_name(stmt.buffer, _constants(stmt.indices[:-1]))} = {self.splat(stmt.value, text, lanes)};")
+        register = element_name(stmt.buffer, constants(stmt.indices[:-1]))
+        self.emit(f"{register} = {self.splat(stmt.value, text, lanes)};")
 
     def store_memory(self, stmt: Store) -> None:
         name = stmt.buffer.name
@@ -195,8 +214,8 @@ class CKernel:
             return
         lanes = int(self.lane.extent)  # type: ignore[arg-type]
         value_text = self.vector(stmt.value)
-        offset = _flat(stmt.buffer, stmt.indices)
-        stride = _lane_stride(offset, self.lane)
+        offset = flat(stmt.buffer, stmt.indices)
+        stride = lane_stride(offset, self.lane)
         if value_text is not None and stmt.value.dtype.kind != "b" and stmt.value.dtype is not dtypes.bfloat16:
             self.used_vectors.add((stmt.buffer.dtype, lanes))
             kind = vector_name(stmt.buffer.dtype, lanes)
@@ -228,11 +247,11 @@ class CKernel:
 
     def place(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         if buffer.memory is Memory.REGISTER:
-            position = _constants(indices)
+            position = constants(indices)
             if buffer in self.lane_buffers:
-                return f"{_element_name(buffer, position[:-1])}[{position[-1]}]"
-            return _element_name(buffer, position)
-        return f"{buffer.name}[{self.scopes.offset(_flat(buffer, indices))}]"
+                return f"{element_name(buffer, position[:-1])}[{position[-1]}]"
+            return element_name(buffer, position)
+        return f"{buffer.name}[{self.scopes.offset(flat(buffer, indices))}]"
 
     # --- scalar expressions
 
@@ -297,7 +316,8 @@ class CKernel:
                 if waiting:
                     stack.extend(reversed(waiting))
                     continue
-                done[node] = self.hold(node) if node in certain and self.holdable(node) else self.vector_node(node, done)
+                held = node in certain and self.holdable(node)
+                done[node] = self.hold(node) if held else self.vector_node(node, done)
             stack.pop()
         return done[value]
 
@@ -373,13 +393,16 @@ class CKernel:
         name = node.op.name
         operand = node.args[-1].dtype
         if self.lanes_only(node):
-            return None if node.dtype.kind == "b" or node.dtype is dtypes.index and name not in ("select", "cast") else self.by_lanes(node)
+            plain_index = node.dtype is dtypes.index and name not in ("select", "cast")
+            return None if node.dtype.kind == "b" or plain_index else self.by_lanes(node)
         args = [done[a] for a in node.args]
         if any(a is None for a in args):
             return self.by_lanes(node) if node.dtype.kind != "b" else None
         if name == "select" and not self.depends(node.args[0]):
             a, b = (self.splat(e, t, lanes) for e, t in zip(node.args[1:], args[1:], strict=True))
-            return f"({args[0]} ? {a} : {b})"
+            # an unaligned read has a type of its own, and both arms need the same
+            kind = vector_name(node.dtype, lanes)
+            return f"({args[0]} ? ({kind}){a} : ({kind}){b})"
         texts = [self.splat(a, t, lanes) for a, t in zip(node.args, args, strict=True)]
         if name == "select":
             self.used_math.setdefault((node.dtype.name, lanes), set()).add("select")
@@ -405,11 +428,11 @@ class CKernel:
     def vector_load(self, node: Load, lanes: int) -> str | None:
         assert self.lane is not None
         if node.source.memory is Memory.REGISTER:
-            return _element_name(node.source, _constants(node.indices[:-1]))
+            return element_name(node.source, constants(node.indices[:-1]))
         if node.dtype.kind == "b" or node.dtype is dtypes.bfloat16:
             return None
-        offset = _flat(node.source, node.indices)
-        stride = _lane_stride(offset, self.lane)
+        offset = flat(node.source, node.indices)
+        stride = lane_stride(offset, self.lane)
         self.used_vectors.add((node.dtype, lanes))
         kind = vector_name(node.dtype, lanes)
         if stride == 1:
@@ -437,7 +460,9 @@ class CKernel:
             return text
         self.used_vectors.add((value.dtype, lanes))
         kind = vector_name(value.dtype, lanes)
-        return f"(({kind}){{{', '.join([text] * lanes)}}})" if isinstance(value, Const) else f"(({text}) - ({kind}){{}})"
+        if isinstance(value, Const):
+            return f"(({kind}){{{', '.join([text] * lanes)}}})"
+        return f"(({text}) - ({kind}){{}})"
 
     def by_lanes(self, node: Expr) -> str:
         """A vector put together from scalars."""
@@ -448,81 +473,6 @@ class CKernel:
         self.lane = lane
         self.used_vectors.add((node.dtype, lanes))
         return f"(({vector_name(node.dtype, lanes)}){{{', '.join(texts)}}})"
-
-
-def _flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
-    """Where an element is, counted from the start of the buffer."""
-    if not all(isinstance(e, int) for e in buffer.shape):
-        offset: Expr = const(0)
-        for index, extent in zip(indices, buffer.shape, strict=True):
-            offset = offset * extent + index
-        return _join_divisions(linear(simplify(offset)))
-    total = Linear({}, 0)
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        total = total.scaled(extent).plus(_simple_sum(index))  # type: ignore[arg-type]
-    return _join_divisions(total)
-
-
-def _simple_sum(index: Expr) -> Linear:
-    """The sum of an index with every term simplified; plain variables, the common case, stay as they are."""
-    total = linear(index)
-    if all(isinstance(t, Var) for t in total.terms):
-        return total
-    result = Linear({}, total.constant)
-    for term, coefficient in total.terms.items():
-        result = result.plus(linear(simplify(term)).scaled(coefficient))
-    return result
-
-
-def _join_divisions(total: Linear) -> Linear:
-    """c·d·(x // d) + c·(x % d) is c·x: what packing split, addressing puts together again."""
-    for term, coefficient in total.terms.items():
-        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
-            divisor = int(term.args[1].value)
-            quotient = simplify(term.args[0] // divisor)
-            if total.terms.get(quotient) == coefficient * divisor:
-                terms = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
-                return _join_divisions(Linear(terms, total.constant).plus(linear(term.args[0]).scaled(coefficient)))
-    return total
-
-
-def _lane_buffers(kernel: Kernel) -> dict[Buffer, int]:
-    """Register buffers whose last axis is the lanes of a vector."""
-    lanes: dict[Buffer, int] = {}
-    vector_axes: set[Axis] = {s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.VECTOR}
-    for stmt in statements(kernel.body):
-        accesses = [(n.source, n.indices) for n in loads(*stmt_exprs(stmt))]
-        if isinstance(stmt, Store):
-            accesses.append((stmt.buffer, stmt.indices))
-        for buffer, indices in accesses:
-            if buffer.memory is Memory.REGISTER and indices and isinstance(indices[-1], Var) and indices[-1].axis in vector_axes:
-                lanes[buffer] = int(indices[-1].axis.extent)  # type: ignore[arg-type]
-    return lanes
-
-
-def _lane_stride(offset: Linear, lane: Axis) -> int | None:
-    """Elements between neighbouring lanes; None when it is not one number."""
-    stride = 0
-    for term, coefficient in offset.terms.items():
-        if isinstance(term, Var) and term.axis is lane:
-            stride = coefficient
-        elif lane in term.axes:
-            return None
-    return stride
-
-
-def _constants(indices: tuple[Expr, ...]) -> tuple[int, ...]:
-    result = []
-    for index in indices:
-        known = simplify(index)
-        if not isinstance(known, Const):
-            raise InternalError(f"register index {index} is not a constant")
-        result.append(int(known.value))
-    return tuple(result)
-
-
-def _element_name(buffer: Buffer, position: tuple[int, ...]) -> str:
-    return "_".join([buffer.name, *map(str, position)])
 
 
 def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int]) -> str:

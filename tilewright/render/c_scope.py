@@ -109,6 +109,7 @@ def _total(term: Expr) -> bool:
     for node in walk(term):
         if isinstance(node, Load | State):
             return False
-        if isinstance(node, Op) and node.op.name in ("floordiv", "mod", "fmod", "div") and not isinstance(node.args[1], Const):
+        divides = isinstance(node, Op) and node.op.name in ("floordiv", "mod", "fmod", "div")
+        if divides and not isinstance(node.args[1], Const):
             return False
     return True

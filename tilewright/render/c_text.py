@@ -21,17 +21,17 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
           "and": "&&", "or": "||"}  # fmt: skip
 MASK_INFIX = {"and": "&", "or": "|"}
 _LIBM = {"exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "sin": "sin", "cos": "cos",
-         "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow", "fmod": "fmod"}  # fmt: skip
+         "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow",
+         "fmod": "fmod", "abs": "fabs"}  # fmt: skip
 
-PRELUDE = """#include <stdint.h>
-#include <math.h>
-typedef struct { uint16_t bits; } tw_bf16;
-static inline float tw_from_bf16(tw_bf16 x) { union { uint32_t u; float f; } v = { (uint32_t)x.bits << 16 }; return v.f; }
-static inline tw_bf16 tw_to_bf16(float x) {
-    union { float f; uint32_t u; } v = { x };
-    if (x != x) return (tw_bf16){ (uint16_t)((v.u >> 16) | 0x40) };
-    return (tw_bf16){ (uint16_t)((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16) };
-}
+_INTEGERS = "".join(
+    f"typedef __{kind}{bits}_TYPE__ {kind.lower()}{bits}_t;\n" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)
+)
+
+# No headers: reading <math.h> and <stdint.h> takes longer than compiling a small kernel. Compilers know the
+# functions as builtins and the types as macros.
+_PRELUDE = """#define INFINITY (__builtin_inff())
+#define NAN (__builtin_nanf(""))
 #define tw_floordiv(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _q = _a / _b; \\
     _q - ((_a % _b != 0) && ((_a < 0) != (_b < 0))); })
 #define tw_mod(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _r = _a % _b; \\
@@ -41,6 +41,23 @@ static inline tw_bf16 tw_to_bf16(float x) {
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
 """
+
+_BFLOAT16 = """typedef struct { uint16_t bits; } tw_bf16;
+static inline float tw_from_bf16(tw_bf16 x) {
+    union { uint32_t u; float f; } v = { (uint32_t)x.bits << 16 };
+    return v.f;
+}
+static inline tw_bf16 tw_to_bf16(float x) {
+    union { float f; uint32_t u; } v = { x };
+    if (x != x) return (tw_bf16){ (uint16_t)((v.u >> 16) | 0x40) };
+    return (tw_bf16){ (uint16_t)((v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16) };
+}
+"""
+
+
+def prelude(body: str) -> str:
+    """What must stand before `body`: types, constants and the helpers it names."""
+    return _INTEGERS + _PRELUDE + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:
@@ -56,29 +73,29 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
     if name in ("floordiv", "mod", "min", "max", "sign"):
         return f"tw_{name}({', '.join(args)})"
     if name == "abs":
-        return f"fabs{_suffix(dtype)}({args[0]})" if dtype.is_float else f"tw_abs({args[0]})"
+        return _libm(name, args, dtype) if dtype.is_float else f"tw_abs({args[0]})"
     if name == "fmod" and dtype.is_int:
         return f"({args[0]} % {args[1]})"
     if name == "rsqrt":
-        return f"(1 / sqrt{_suffix(dtype)}({args[0]}))"
+        return f"(1 / {_libm('sqrt', args, dtype)})"
     if name == "sigmoid":
-        return f"(1 / (1 + exp{_suffix(dtype)}(-{args[0]})))"
+        return f"(1 / (1 + {_libm('exp', [f'-{args[0]}'], dtype)}))"
     if name in ("isnan", "isinf"):
         return f"({args[0]} != {args[0]})" if name == "isnan" else f"(__builtin_isinf({args[0]}) != 0)"
     if name in _LIBM:
-        return f"{_LIBM[name]}{_suffix(dtype)}({', '.join(args)})"
+        return _libm(name, args, dtype)
     raise InternalError(f"the C renderer does not spell {name}")
 
 
-def _suffix(dtype: DType) -> str:
-    return "" if dtype is dtypes.float64 else "f"
+def _libm(name: str, args: list[str], dtype: DType) -> str:
+    return f"__builtin_{_LIBM[name]}{'' if dtype is dtypes.float64 else 'f'}({', '.join(args)})"
 
 
 def literal(value: Const) -> str:
     if value.dtype.kind == "b":
         return "1" if value.value else "0"
     if value.dtype.is_int:
-        return str(value.value) if abs(value.value) < 1 << 31 else f"INT64_C({value.value})" if value.value != -(1 << 63) else "INT64_MIN"
+        return _integer(int(value.value))
     number = float(value.value)
     if math.isnan(number):
         return "NAN"
@@ -91,6 +108,14 @@ def literal(value: Const) -> str:
     if number < 0 or (number == 0 and math.copysign(1, number) < 0):
         return f"({text}f)"
     return f"{text}f"
+
+
+def _integer(value: int) -> str:
+    if abs(value) < 1 << 31:
+        return str(value)
+    if value == -(1 << 63):  # C has no negative literals, and the positive one does not fit
+        return "(-9223372036854775807LL - 1)"
+    return f"{value}LL" if value < 1 << 63 else f"{value}ULL"
 
 
 def cast(text: str, source: DType, target: DType) -> str:

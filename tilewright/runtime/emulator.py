@@ -21,7 +21,7 @@ from tilewright.runtime.toolchain import Compiler, compile_shared, find_compiler
 _NATIVE = Path(__file__).parent / "native"
 # No contraction: an emulated result must not depend on whether this host has fused multiply-add.
 _FLAGS = ("-std=c++17", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-exceptions",
-          "-fno-sanitize=undefined", "-w")  # fmt: skip
+          "-fvisibility=hidden", "-fno-sanitize=undefined", "-w")  # fmt: skip
 _KERNELS_A_FILE = 12  # one compiler run parses the header once for this many kernels
 _MOST_FAULTS = 64
 _DIMENSIONS = 8
@@ -199,7 +199,7 @@ class EmulatedModule:
         )
         if self._engine.tw_run(ctypes.byref(launch)) != 0:
             raise ToolError(f"kernel {name}: not enough memory to emulate {block} threads")
-        return tuple(_fault(f) for f in faults[: min(launch.fault_count, _MOST_FAULTS)])
+        return tuple(_fault(f) for f in faults[: launch.fault_count])
 
 
 def _slot(value: np.ndarray | int) -> ctypes.c_void_p | ctypes.c_longlong:

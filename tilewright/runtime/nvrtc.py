@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code by NVRTC, loaded from the `nvidia-cuda-nvrtc` package; needs neither driver nor GPU."""
+"""CUDA C++ to machine code by NVRTC, from the `nvidia-cuda-nvrtc` package or a toolkit; needs neither driver nor GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import importlib.util
 import re
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -62,7 +63,7 @@ def is_available() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL:
-    tried = [*_packaged_libraries(), ctypes.util.find_library("nvrtc")]
+    tried = [*_packaged_libraries(), ctypes.util.find_library("nvrtc"), *_toolkit_libraries()]
     for path in tried:
         if path is None:
             continue
@@ -73,6 +74,15 @@ def _library() -> ctypes.CDLL:
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
     raise NvrtcError("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
+
+
+def _toolkit_libraries() -> list[Path]:
+    """The CUDA toolkit keeps it beside its compiler."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        return []
+    root = Path(compiler).resolve().parents[1]
+    return sorted(p for folder in ("lib64", "targets/*/lib") for p in root.glob(f"{folder}/libnvrtc.so"))
 
 
 def _packaged_libraries() -> list[Path]:

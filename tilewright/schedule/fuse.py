@@ -13,6 +13,7 @@ from tilewright.schedule.nest import data_cost, is_identity_read, is_view
 from tilewright.schedule.propagate import extent_of
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
+_LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
 
 
@@ -46,21 +47,49 @@ def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fuse
 
 
 def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> list[Map]:
-    """The chain of maps that read the reduction's result point for point and are its only readers."""
-    chain: list[Map] = []
-    current = reduce.outputs[0]
-    while current not in kept:
-        readers = users.get(current, [])
-        if len(readers) != 1 or not isinstance(readers[0], Map):
-            break
-        reader = readers[0]
-        own = [n for n in loads(reader.value) if n.source is current]
-        same_shape = tuple(a.extent for a in reader.axes) == tuple(a.extent for a in reduce.axes)
-        if not same_shape or not all(is_identity_read(n, reader.axes) for n in own):
-            break
-        chain.append(reader)
-        current = reader.output
-    return chain
+    """The maps that can run on the reduction's registers: all read it point for point, and only the last is read outside."""
+    start = reduce.outputs[0]
+    shape = tuple(a.extent for a in reduce.axes)
+    reached: dict[Tensor, Map] = {}
+    frontier = [start]
+    while frontier and len(reached) < _LONGEST_EPILOGUE:
+        for reader in users.get(frontier.pop(0), []):
+            if isinstance(reader, Map) and reader.output not in reached and tuple(a.extent for a in reader.axes) == shape:
+                reached[reader.output] = reader
+                frontier.append(reader.output)
+    best: list[Map] = []
+    for last in reached.values():
+        chain = _between(start, last, reached)
+        if chain is not None and len(chain) > len(best) and _closed(start, chain, users, kept):
+            best = chain
+    return best
+
+
+def _between(start: Tensor, last: Map, reached: dict[Tensor, Map]) -> list[Map] | None:
+    """The reached maps that `last` depends on, in order, with `last`; None when one reads another than point for point."""
+    inside: dict[Tensor, None] = {}
+    stack = [last]
+    while stack:
+        current = stack.pop()
+        for node in loads(current.value):
+            if node.source is start or node.source in reached:
+                if not is_identity_read(node, current.axes):
+                    return None
+                if node.source is not start and node.source not in inside:
+                    inside[node.source] = None
+                    stack.append(reached[node.source])
+    return [m for m in reached.values() if m.output in inside] + [last]
+
+
+def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> bool:
+    """Nothing before the last map is wanted elsewhere, and the composed value stays readable."""
+    members = set(chain)
+    if sum(1 for m in chain for _ in walk(m.value)) > _LARGEST_VALUE:
+        return False
+    return all(
+        tensor not in kept and all(r in members for r in users.get(tensor, []))
+        for tensor in (start, *(m.output for m in chain[:-1]))
+    )
 
 
 def _composes(compute: Map, readers: Sequence[Compute]) -> bool:

@@ -22,7 +22,7 @@ from tilewright.schedule.streams import stream_phases
 from tilewright.schedule.vectorise import NestContext, is_contraction, offset_of, stride
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
-_WISHED_THREADS = 64  # a multiprocessor, below which register tiles shrink to make more of them
+_WISHED_THREADS = 132 * 128  # on the whole GPU, below which register tiles shrink to make more of them
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
 
@@ -70,7 +70,10 @@ def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: 
     register = _register_tile(nest)
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
-    split, along = (1, order[-1] if order else None) if register or _staged(nest) else _split(nest, order, reduction, context)
+    if _staged(nest):
+        split, along = _contraction_split(nest, register), order[-1]
+    else:
+        split, along = _split(nest, order, reduction, context)
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
@@ -88,7 +91,7 @@ def _register_tile(nest: Nest) -> dict[Axis, int]:
         return {}
     parts = [f for f in factors(nest) if loads(f.value)]
     points = prod(extent_of(a.extent) for a in nest.axes)
-    room = points // (132 * _WISHED_THREADS)
+    room = points * _most_shares(nest) // _WISHED_THREADS
     chosen: dict[Axis, int] = {}
     for part in parts[:2]:
         own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
@@ -103,6 +106,23 @@ def _register_tile(nest: Nest) -> dict[Axis, int]:
         smallest = min(grown, key=lambda a: chosen[a])
         chosen[smallest] *= 2
     return {a: n for a, n in chosen.items() if n > 1}
+
+
+def _most_shares(nest: Nest) -> int:
+    """Threads that may share a contraction without having too little to do each."""
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    shares = 1
+    while shares < 4 and length >= shares * 2 * 32:
+        shares *= 2
+    return shares
+
+
+def _contraction_split(nest: Nest, register: Mapping[Axis, int]) -> int:
+    places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
+    split = 1
+    while split < _most_shares(nest) and places * split < _WISHED_THREADS:
+        split *= 2
+    return split
 
 
 def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
@@ -199,7 +219,7 @@ def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis,
     register = tuple((a, n) for a, n in ((a, min(n, sizes[nest.named(a)])) for a, n in plan.register) if n > 1)
     plan = replace(plan, register=register)
     step = 0
-    if plan.split == 1 and reused(nest, sizes):
+    if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
         step = _step(plan, nest, box, reduce_box)
     if not step:
         plan = replace(plan, register=())

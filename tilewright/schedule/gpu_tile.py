@@ -24,14 +24,15 @@ _MOST_CANDIDATES = 2000
 _CLOCK = 1.7e9
 _LANES = 128  # multiply-adds a multiprocessor issues in a cycle
 _LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
-_STAGE_SLOTS = 16  # loading, placing and storing one operand element in shared memory
+_STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
 _SHARED_LATENCY = 12  # cycles of a dependent step, loads of the next steps overlapping
 _GLOBAL_LATENCY = 40  # a step that reads global memory, mostly from the first-level cache
 _FIRST_TOUCH = 800  # cycles until a nest's first operands arrive
 _BARRIER = 40
 _NEAR_BYTES = 40  # bytes a cycle and multiprocessor from the second-level cache
-_BUSY_THREADS = 256
-_RAMP_SECONDS = 1e-6  # until all blocks of a kernel run, and until the last has ended
+_BUSY_THREADS = 128  # a warp for each of the four schedulers
+_RAMP_SECONDS = 1.5e-6  # between kernels: the last block of one has ended, all blocks of the next run
+_REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 
@@ -59,7 +60,8 @@ def choose_gpu_tile(
     for nest, plan, positions in zip(nests, plans, work, strict=True):
         rounds = -(-positions // threads)
         slots, wait = _step_cost(nest, plan)
-        issue = issue + (rounds * threads * slots + rounds * _staging(nest, boxes[nest])) / _LANES
+        busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
+        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / _LANES
         latency = latency + rounds * wait + _FIRST_TOUCH / 2 + _BARRIER
     traffic = _traffic(nests, boxes, context, stored)
     footprint = _footprint(nests, boxes, stored)
@@ -71,7 +73,7 @@ def choose_gpu_tile(
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
-    seconds = cycles / _CLOCK
+    seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles) - 1))
     seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units))
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
@@ -81,6 +83,17 @@ def choose_gpu_tile(
     tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]))  # fmt: skip
+
+
+def _repeated(nests: Sequence[Nest], boxes: Mapping[Nest, Box], tiles: Size) -> Size:
+    """Arithmetic of all tiles over the arithmetic that is needed: tiles that overlap compute the same again."""
+    done: Size = 0.0
+    needed = 0.0
+    for nest in nests:
+        steps = 1 + prod(extent_of(a.extent) for a in nest.reduce_axes)
+        done = done + tiles * box_elements(boxes[nest]) * float(steps)
+        needed += prod(extent_of(a.extent) for a in nest.axes) * steps
+    return np.maximum(1.0, done / needed)
 
 
 def _candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -141,6 +154,7 @@ def _step_cost(nest: Nest, plan: NestPlan) -> tuple[float, float]:
         for factor in factors(nest):
             fragments += prod(register.get(a, 1) for a in factor.outputs)
         slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
+        epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         return steps * slots + epilogue, steps * max(_SHARED_LATENCY, slots) + epilogue
     slots = outputs * (_LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine))
     return steps * slots + epilogue, steps * max(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group
@@ -13,6 +13,7 @@ from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
 from tilewright.target import Target
 
@@ -28,7 +29,7 @@ class _Part:
     scan: Scan | None = None
 
 
-def make_plan(program: Program, target: Target, schedule: str = "connected") -> Plan:
+def make_plan(program: Program, target: Target, schedule: str = "connected", streaming: str = "auto") -> Plan:
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level."""
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
@@ -44,7 +45,7 @@ def make_plan(program: Program, target: Target, schedule: str = "connected") -> 
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
     for part, fused, nests, plans in planned:
-        connector = Connector(context, plans, part.kept)
+        connector = Connector(context, plans, part.kept, streaming=streaming)
         for group in connector.connect(nests, joining=schedule == "connected"):
             kernels.append(_kernel(group, part, fused, plans, connector, target))
     ordered = _in_order(program, parts, kernels)
@@ -111,19 +112,27 @@ def _kernel(
         replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name) for n in group.nests
     )
     edges = [EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored]
+    if choice_of(group).stream is not None:
+        edges = [replace(e, mode="stream") for e in edges]
     used = _inlined_by(group.nests, part, fused)
     edges += [EdgePlan(name, "registers", "recompute") for name in used]
-    choice = group.choice
-    assert choice is not None, f"no tile for {group.nests[-1].tensor.name}"
+    choice = choice_of(group)
     inside = {t for n in group.nests for t in n.stores}
     plan = KernelPlan(
         "", (group.nests[-1].tensor.name,), choice.tile, nest_plans, tuple(edges),
         scan=part.scan.outputs[0].name if part.scan else None, predicted_seconds=round(choice.seconds, 9),
         traffic=(("DRAM", choice.traffic),), footprint=choice.footprint, tiles=choice.tiles,
+        stream=choice.stream,
     )  # fmt: skip
     if target.kind == "gpu":
         plan = finish_gpu(plan, group.nests)
     return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
+
+
+def choice_of(group: Group) -> Choice:
+    if group.choice is None:
+        raise InternalError(f"no tile of {group.nests[-1].tensor.name} fits")
+    return group.choice
 
 
 def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:

@@ -1,18 +1,30 @@
-"""Splits the nests of a kernel into what runs once a tile, in every block of a streamed axis, and after it."""
+"""Streams a reduction axis through a connected group: blocks of it are computed, used and forgotten.
+
+Nests with the axis among their outputs are *wide*: only a block of them exists at a time. Nests that reduce over it
+are *reducers*: their state is carried from block to block. A reducer whose elements depend on another reducer's
+result is corrected whenever that result changes (see separate.py); until a result carries a scale at all (a maximum
+that is still -inf), the elements under it contribute nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tilewright.ir.expr import Axis
-from tilewright.schedule.nest import Nest
+from tilewright.ir.compute import Map
+from tilewright.ir.expr import Axis, Expr, Load, Var, const, load, loads, op, replace_nodes, select, substitute, var
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.schedule.nest import Nest, inline, is_identity_read
 from tilewright.schedule.plan import KernelPlan, NestPlan
-from tilewright.schedule.propagate import Box, Range, propagate
+from tilewright.schedule.propagate import Box, Range, extent_of, propagate
+from tilewright.schedule.separate import change, split_product, split_sum
 
 
 @dataclass(frozen=True)
 class Phases:
+    """Nests in the order they run: once a tile, in every block of `loop`, after it."""
+
     before: tuple[Nest, ...]
     loop: Axis | None
     inside: tuple[Nest, ...]
@@ -26,6 +38,264 @@ class Phases:
         return (*self.before, *self.inside, *self.after)
 
 
+@dataclass(frozen=True)
+class Stream:
+    """A streamable axis of a group: which nests carry it, and how each reducer follows the ones it depends on."""
+
+    tensor: Tensor  # the first wide tensor, and its axis: how a plan names the stream
+    axis: int
+    extent: int
+    wide: dict[Nest, Axis]
+    reducers: dict[Nest, Axis]
+    factors: dict[Nest, tuple[Expr, frozenset[Load]]]  # reducer -> (b, the results it reads)
+
+    def reduce_boxes(self, low: Expr, size: object) -> dict[Nest, dict[Axis, Range]]:
+        return {n: {a: Range(low, size, self.extent)} for n, a in self.reducers.items()}
+
+
+def find_stream(nests: Sequence[Nest]) -> Stream | None:
+    """An axis along which the whole group can be streamed, tried from the root backwards."""
+    inside = {t: n for n in nests for t in n.stores}
+    for nest in reversed(nests):
+        for axis in nest.reduce_axes:
+            if any(n.source in inside and axis in _axes(n) for n in loads(*nest.elements)):
+                found = _closure(nests, nest, axis, inside)
+                if found is not None:
+                    return found
+    return None
+
+
+def _axes(node: Load) -> set[Axis]:
+    from tilewright.ir.expr import axes_of
+
+    return set(axes_of(*node.indices))
+
+
+def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mapping[Tensor, Nest]) -> Stream | None:
+    """Follow the axis through every read until all wide nests and reducers are known; None when a read breaks it."""
+    wide: dict[Nest, Axis] = {}
+    dimension: dict[Tensor, int] = {}
+    reducers: dict[Nest, Axis] = {start: start_axis}
+    work = [(start, start_axis)]
+    while work:
+        nest, axis = work.pop()
+        for node in nest.loads():
+            if axis not in _axes(node) or node.source not in inside:
+                continue
+            places = [d for d, i in enumerate(node.indices) if isinstance(i, Var) and i.axis is axis]
+            if len(places) != 1 or sum(axis in _axes_of(i) for i in node.indices) != 1:
+                return None
+            producer = inside[node.source]
+            producer_axis = producer.axes[places[0]]
+            if wide.setdefault(producer, producer_axis) is not producer_axis:
+                return None
+            if node.source not in dimension:
+                dimension[node.source] = places[0]
+                work.append((producer, producer_axis))
+    for nest in nests:  # every other reader of a wide tensor must walk it along the same axis, too
+        for node in nest.loads():
+            if node.source not in dimension:
+                continue
+            index = node.indices[dimension[node.source]]
+            if not isinstance(index, Var):
+                return None
+            if index.axis in nest.reduce_axes:
+                if reducers.setdefault(nest, index.axis) is not index.axis:
+                    return None
+            elif wide.get(nest) is not index.axis:
+                return None
+    if not wide or nests[-1] in wide:
+        return None
+    if any(extent_of(a.extent) != extent_of(start_axis.extent) for a in (*wide.values(), *reducers.values())):
+        return None
+    factors = _factors(nests, wide, reducers)
+    if factors is None:
+        return None
+    first = next(n for n in nests if n in wide)
+    return Stream(first.tensor, first.axes.index(wide[first]), extent_of(start_axis.extent), wide, reducers, factors)
+
+
+def _axes_of(node: Expr) -> list[Axis]:
+    from tilewright.ir.expr import axes_of
+
+    return axes_of(node)
+
+
+def _factors(
+    nests: Sequence[Nest], wide: Mapping[Nest, Axis], reducers: Mapping[Nest, Axis]
+) -> dict[Nest, tuple[Expr, frozenset[Load]]] | None:
+    """For every reducer that depends on others: b of its split element; None when some element does not split."""
+    maps: dict[Tensor, Map] = {}
+    for nest in nests:
+        if nest in wide and nest.monoid is None:
+            maps[nest.tensor] = Map(nest.tensor, nest.axes, nest.values[0])
+    results = {t for n in reducers for t in n.stores}
+    for nest in nests:
+        if nest in wide and nest.monoid is not None and any(n.source in results for n in nest.loads()):
+            return None  # a wide reduction under a moving result: its own partial sums would have to follow, too
+    factors: dict[Nest, tuple[Expr, frozenset[Load]]] = {}
+    for nest in reducers:
+        if nest.monoid is None or nest.monoid.operator not in ("add", "max", "min", "mul", "and", "or"):
+            return None
+        element = inline(nest.elements[0], maps)
+        moving = frozenset(n for n in loads(element) if n.source in results)
+        if not moving:
+            continue
+        if nest.monoid.operator not in ("add", "max", "min") or any(n.source is nest.tensor for n in moving):
+            return None
+        if any(set(_axes(n)) - set(nest.axes) for n in moving):
+            return None
+        split = (split_product if nest.monoid.operator == "add" else split_sum)(element, moving)
+        if split is None or split[1] is None:
+            return None
+        factors[nest] = (split[1], moving)
+    return factors
+
+
 def stream_phases(plan: KernelPlan, nests: Sequence[Nest], root_box: Box) -> Phases:
+    """The phases of a kernel: all nests once a tile, or the streamed form its plan asks for."""
     plans = dict(zip(nests, plan.nests, strict=True))
-    return Phases(tuple(nests), None, (), (), plans, propagate(nests, root_box))
+    if plan.stream is None:
+        return Phases(tuple(nests), None, (), (), plans, propagate(nests, root_box))
+    stream = find_stream(nests)
+    if stream is None or stream.tensor.name != plan.stream.tensor:
+        raise ValueError(f"{plan.stream.tensor} cannot be streamed in kernel {plan.name}")
+    return _Streamer(stream, nests, plans, plan.stream.block, root_box).phases()
+
+
+class _Streamer:
+    """Writes the nests of a streamed kernel."""
+
+    def __init__(self, stream: Stream, nests: Sequence[Nest], plans: Mapping[Nest, NestPlan], block: int, root_box: Box) -> None:
+        self.stream = stream
+        self.nests = nests
+        self.given = plans
+        self.loop = Axis("block", -(-stream.extent // block))
+        limits = stream.reduce_boxes(simplify(var(self.loop) * block), block)
+        if block >= stream.extent:
+            limits = {}
+        self.limits = limits
+        self.boxes: dict[Nest, Box] = dict(propagate(nests, root_box, limits))
+        self.plans: dict[Nest, NestPlan] = {}
+        self.reduce_boxes: dict[Nest, dict[Axis, Range]] = {}
+        self.level = next(p.level for n, p in plans.items() if n in stream.wide)
+        # a reducer read by wide nests or other reducers in the block needs its current value there
+        read_inside = {x.source for n in (*stream.wide, *stream.reducers) for x in n.loads()}
+        self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
+                        for n in stream.reducers if n.tensor in read_inside}  # fmt: skip
+        self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
+        self.states = {n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers}
+
+    def phases(self) -> Phases:
+        before: list[Nest] = []
+        inside: list[Nest] = []
+        after: list[Nest] = []
+        done: set[Tensor] = set()
+        for nest in self.nests:
+            if nest in self.stream.reducers:
+                before.extend(self._start(nest))
+                inside.extend(self._step(nest))
+                after.append(self._finish(nest))
+                done.update(nest.stores)
+            elif nest in self.stream.wide:
+                inside.append(self._wide(nest))
+            elif any(t in done for t in nest.reads()):
+                after.append(self._same(nest))
+                done.update(nest.stores)
+            else:
+                before.append(self._same(nest))
+        return Phases(tuple(before), self.loop, tuple(inside), tuple(after), self.plans, self.boxes, self.reduce_boxes)
+
+    def _same(self, nest: Nest) -> Nest:
+        self.plans[nest] = self.given[nest]
+        return nest
+
+    def _now(self, node: Expr) -> Expr:
+        """Results of reducers are read at their value of this block."""
+        names = {n.tensor: t for n, t in self.current.items()}
+        return replace_nodes(node, {x: load(names[x.source], x.indices) for x in loads(node) if x.source in names})
+
+    def _wide(self, nest: Nest) -> Nest:
+        made = replace(nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values))
+        self.boxes[made] = self.boxes[nest]
+        self.plans[made] = self.given[nest]
+        return made
+
+    def _start(self, nest: Nest) -> list[Nest]:
+        assert nest.monoid is not None
+        made = [self._point(nest, self.states[nest], nest.monoid.identity[0])]
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._value(nest)))
+        return made
+
+    def _value(self, nest: Nest) -> Expr:
+        """The nest's stored value, from its state."""
+        here = [var(a) for a in nest.axes]
+        return self._now(replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)}))
+
+    def _step(self, nest: Nest) -> list[Nest]:
+        monoid = nest.monoid
+        assert monoid is not None and monoid.operator is not None
+        here = [var(a) for a in nest.axes]
+        state = self.states[nest]
+        initial: Expr = load(state, here)
+        element = self._now(nest.elements[0])
+        made: list[Nest] = []
+        if nest in self.current:
+            made.append(self._point(nest, self.previous[nest], load(self.current[nest], here)))
+        if nest in self.stream.factors:
+            change_now, lost = self._correction(nest)
+            shift = Tensor(f"{nest.tensor.name}@shift", nest.tensor.shape, state.dtype)
+            made.append(self._point(nest, shift, change_now))
+            initial = op("mul" if monoid.operator == "add" else "add", initial, load(shift, here))
+            element = select(lost, monoid.identity[0], element)
+        update = replace(
+            nest, stores=(state,), elements=(element,), initial=(initial,), values=(load(nest.accumulated[0], here),), epilogue=()
+        )
+        self.boxes[update] = self.boxes[nest]
+        self.plans[update] = replace(self.given[nest], level=self.level, tensor=state.name)
+        self.reduce_boxes[update] = dict(self.limits.get(nest, {}))
+        made.append(update)
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._value(nest)))
+        return made
+
+    def _correction(self, nest: Nest) -> tuple[Expr, Expr]:
+        """What the old state is multiplied by (or added to), and where elements do not count yet."""
+        factor, moving = self.stream.factors[nest]
+        assert nest.monoid is not None and nest.monoid.operator is not None
+        owner = {n.tensor: n for n in self.current}
+        old: dict[Expr, Expr] = {x: load(self.previous[owner[x.source]], x.indices) for x in moving}
+        new: dict[Expr, Expr] = {x: load(self.current[owner[x.source]], x.indices) for x in moving}
+        operator = nest.monoid.operator
+        neutral = const(1 if operator == "add" else 0, factor.dtype)
+        unscaled = op("isnan", change(operator, factor, old, old))
+        return select(unscaled, neutral, change(operator, factor, old, new)), op("isnan", change(operator, factor, new, new))
+
+    def _finish(self, nest: Nest) -> Nest:
+        value = self._value(nest)
+        if nest in self.stream.factors:
+            # a scale that never came (every element masked): the plain reduction has no number either
+            _, lost = self._correction(nest)
+            value = select(lost, const(float("nan"), value.dtype), value)
+        made = self._point(nest, nest.tensor, value)
+        self.plans[made] = replace(self.plans[made], level=self.given[nest].level)
+        return made
+
+    def _point(self, nest: Nest, tensor: Tensor, value: Expr) -> Nest:
+        """A map over the reducer's own axes."""
+        axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
+        moved = substitute(value, {a: var(b) for a, b in zip(nest.axes, axes, strict=True)})
+        made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
+        self.boxes[made] = self.boxes[nest]
+        given = self.given[nest]
+        vector = given.vector if given.vector and given.vector[0] == "o" else None
+        register = tuple((a, n) for a, n in given.register if a == vector)
+        self.plans[made] = NestPlan(
+            tensor.name, tensor.name, level=self.level, vector=vector, lanes=given.lanes if vector else 1, register=register,
+            order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
+        )  # fmt: skip
+        return made
+
+
+__all__ = ["Phases", "Stream", "find_stream", "is_identity_read", "stream_phases"]

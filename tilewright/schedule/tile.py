@@ -16,11 +16,15 @@ import numpy as np
 from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest, data_cost
-from tilewright.schedule.plan import NestPlan, Sizes
+from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext, is_contraction
 
 _MOST_CANDIDATES = 2000
+_FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
+_NEAR_EXPOSED = 0.2  # the same for the caches
+_STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 
@@ -33,13 +37,14 @@ class Choice:
     tiles: int
     footprint: int
     traffic: int  # bytes from and to main memory
+    stream: StreamPlan | None = None
 
 
 def choose_tile(
     nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
-    fixed: Mapping[str, int] | None = None,
+    fixed: Mapping[str, int] | None = None, stream: Stream | None = None, block: int = 0,
 ) -> Choice | None:
-    """The best output tile; None when no tile's intermediates fit."""
+    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
     if context.target.kind == "gpu":
         from tilewright.schedule.gpu_tile import choose_gpu_tile
 
@@ -49,16 +54,20 @@ def choose_tile(
     sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
     origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
     box: Box = tuple(Range(var(origins[a]), sizes[a], extent_of(a.extent)) for a in root.axes)
-    boxes = propagate(nests, box)
+    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    boxes = propagate(nests, box, limits)
+    repeats = {n: -(-stream.extent // block) for n in stream.wide} if stream else {}
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
-    compute = _compute_seconds(nests, plans, boxes, context)
-    traffic, movement = _traffic(nests, boxes, context, stored)
+    compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
+    traffic, far, near = _traffic(nests, boxes, context, stored, repeats)
     footprint = _footprint(nests, boxes, stored)
+    near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, footprint)
     level = context.target.tile_level
-    # loads overlap with arithmetic, but never wholly
-    per_tile = np.maximum(compute, movement) + 0.2 * np.minimum(compute, movement) + _TILE_SECONDS
+    # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
+    exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
     waves = -(-tiles // context.target.units)
     seconds = waves * per_tile + context.target.kernel_cost
     # whatever the tiles, the distinct bytes come from main memory once
@@ -71,7 +80,8 @@ def choose_tile(
         return None
     tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
-                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]))  # fmt: skip
+                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
+                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
 
 
 def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -102,18 +112,40 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
     return list(product(*choices))
 
 
-def _compute_seconds(nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], context: NestContext) -> Size:
+def _compute_seconds(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], context: NestContext,
+    repeats: Mapping[Nest, int], stream: Stream | None, block: int,
+) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
     rate = context.target.fma_rate
     wide = context.target.lanes(4)
     for nest, plan in zip(nests, plans, strict=True):
-        points = box_elements(boxes[nest])
+        points = box_elements(boxes[nest]) * repeats.get(nest, 1)
         reduction = prod(extent_of(a.extent) for a in nest.reduce_axes)
         per_point = _point_cost(nest, plan) * reduction + _epilogue_cost(nest, plan)
+        if stream is not None and nest in stream.reducers:
+            per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
     return total
+
+
+def _scratch_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, int], stream: Stream | None, block: int, footprint: Size,
+) -> Size:  # fmt: skip
+    """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
+    nearest = context.target.levels[1]
+    speed = np.where(footprint <= nearest.capacity // 2, nearest.bandwidth, context.target.tile_level.bandwidth)
+    moved: Size = 0
+    for nest in nests:
+        size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
+        if stream is not None and nest in stream.reducers:
+            moved = moved + 3 * size * -(-stream.extent // block)
+        elif nest.tensor not in stored:
+            moved = moved + 2 * size * repeats.get(nest, 1)
+    return moved / speed
 
 
 def _point_cost(nest: Nest, plan: NestPlan) -> float:
@@ -145,34 +177,40 @@ def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
 
 
 def _traffic(
-    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]
-) -> tuple[Size, Size]:
-    """Bytes one tile moves beyond the tile level, in whole transactions, and the seconds that takes."""
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, int],
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from main memory and from caches."""
     total: Size = 0
-    seconds: Size = 0.0
+    seconds: dict[bool, Size] = {True: 0.0, False: 0.0}
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = _transactions(tensor, box, context)
+            moved = _transactions(tensor, box, context) * repeats.get(nest, 1)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
                 moved = 2 * _transactions(tensor, boxes[nest], context)
                 total = total + moved
-                seconds = seconds + moved / _bandwidth(tensor, context)
+                is_near = _stays_near(tensor, context)
+                seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
     for tensor, moved in seen.items():
         total = total + moved
-        seconds = seconds + moved / _bandwidth(tensor, context)
-    return total, seconds
+        is_near = _stays_near(tensor, context)
+        seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
+    return total, seconds[False], seconds[True]
 
 
-def _bandwidth(tensor: Tensor, context: NestContext) -> float:
+def _stays_near(tensor: Tensor, context: NestContext) -> bool:
     """A tensor that fits half the tile level is still there when the next tile wants it."""
     size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    near = context.target.tile_level
-    return near.bandwidth if size <= near.capacity // 2 else context.target.main.bandwidth
+    return size <= context.target.tile_level.capacity // 2
+
+
+def _bandwidth(is_near: bool, context: NestContext) -> float:
+    return context.target.tile_level.bandwidth if is_near else context.target.main.bandwidth
 
 
 def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "fibres.hpp"
 #include "tilewright.cuh"
 
 using namespace tw::emulate;
@@ -33,101 +34,8 @@ extern "C" struct tw_launch {
   int uses_all;
   int most_faults;
   tw_fault* faults;
-  int fault_count;  // all that were found; the first most_faults are described
+  int fault_count;
 };
-
-// ---- switching between fibres: save the registers a call must keep, change the stack, go on over there
-
-#if defined(__linux__) && defined(__aarch64__)
-asm(R"(
-.text
-.p2align 2
-.local tw_switch
-.type tw_switch, %function
-tw_switch:
-  sub sp, sp, #160
-  stp x19, x20, [sp, #0]
-  stp x21, x22, [sp, #16]
-  stp x23, x24, [sp, #32]
-  stp x25, x26, [sp, #48]
-  stp x27, x28, [sp, #64]
-  stp x29, x30, [sp, #80]
-  stp d8, d9, [sp, #96]
-  stp d10, d11, [sp, #112]
-  stp d12, d13, [sp, #128]
-  stp d14, d15, [sp, #144]
-  mov x9, sp
-  str x9, [x0]
-  mov sp, x1
-  ldp x19, x20, [sp, #0]
-  ldp x21, x22, [sp, #16]
-  ldp x23, x24, [sp, #32]
-  ldp x25, x26, [sp, #48]
-  ldp x27, x28, [sp, #64]
-  ldp x29, x30, [sp, #80]
-  ldp d8, d9, [sp, #96]
-  ldp d10, d11, [sp, #112]
-  ldp d12, d13, [sp, #128]
-  ldp d14, d15, [sp, #144]
-  add sp, sp, #160
-  ret
-)");
-extern "C" void tw_switch(void** save, void* load);
-static void* fresh_stack(unsigned char* top, void (*start)()) {
-  void** frame = reinterpret_cast<void**>(top - 160);
-  memset(frame, 0, 160);
-  frame[11] = reinterpret_cast<void*>(start);  // x30
-  return frame;
-}
-#elif defined(__linux__) && defined(__x86_64__)
-asm(R"(
-.text
-.p2align 4
-.local tw_switch
-.type tw_switch, @function
-tw_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-)");
-extern "C" void tw_switch(void** save, void* load);
-static void* fresh_stack(unsigned char* top, void (*start)()) {
-  // Six registers, the address `ret` takes, and a zero return address: at its start rsp is 8 below a multiple of 16.
-  void** frame = reinterpret_cast<void**>(top - 64);
-  memset(frame, 0, 64);
-  frame[6] = reinterpret_cast<void*>(start);
-  return frame;
-}
-#else
-#include <ucontext.h>
-struct Portable { ucontext_t context; };
-static void tw_switch(void** save, void* load) {
-  Portable from;
-  *save = &from;
-  swapcontext(&from.context, &static_cast<Portable*>(load)->context);
-}
-static void* fresh_stack(unsigned char* top, void (*start)()) {
-  Portable* made = reinterpret_cast<Portable*>(top - ((sizeof(Portable) + 63) / 64 * 64));
-  getcontext(&made->context);
-  made->context.uc_stack.ss_sp = top - (192 << 10);
-  made->context.uc_stack.ss_size = (192 << 10) - ((sizeof(Portable) + 63) / 64 * 64) - 64;
-  made->context.uc_link = nullptr;
-  makecontext(&made->context, start, 0);
-  return made;
-}
-#endif
 
 namespace {
 
@@ -193,6 +101,7 @@ struct Launch {
   Cell* arena_cells;
   unsigned char* arena;
   unsigned epoch, block_epoch;  // now, and when the running block began
+  int block;                    // the running one's number
   void* scheduler;
   bool stop;
 };
@@ -202,24 +111,15 @@ Launch* now;
 unsigned char* stacks;
 int stack_count;
 
-int block_number() {
-  const int* grid = now->given->grid;
-  const int* block = shared_engine.block;
-  return (block[2] * grid[1] + block[1]) * grid[0] + block[0];
-}
+int block_number() { return now->block; }
 
 void report(int kind, const char* name, int rank, const long long* index, int other_thread, int other_block) {
   tw_launch* given = now->given;
-  const int known = given->fault_count < given->most_faults ? given->fault_count : given->most_faults;
   int alike = 0;
-  for (int f = 0; f < known; ++f) alike += given->faults[f].kind == kind && !strncmp(given->faults[f].name, name, 63);
-  ++given->fault_count;
-  if (given->fault_count > 20000) now->stop = true;
-  if (alike >= 3 || known >= given->most_faults) {
-    if (alike >= 3) --given->fault_count;  // the third of a kind says it all
-    return;
-  }
-  tw_fault& fault = given->faults[known];
+  for (int f = 0; f < given->fault_count; ++f)
+    alike += given->faults[f].kind == kind && !strncmp(given->faults[f].name, name, sizeof(given->faults[f].name) - 1);
+  if (alike >= 3 || given->fault_count >= given->most_faults) return;  // the third of a kind says it all
+  tw_fault& fault = given->faults[given->fault_count++];
   memset(&fault, 0, sizeof(fault));
   fault.kind = kind;
   fault.rank = rank;
@@ -265,6 +165,15 @@ Buffer* new_buffer(const char* name, int element, int rank, const long long* ext
   return buffer;
 }
 
+void stop_here();
+
+// A view of more than there is: no access through it would be safe.
+void refuse(const Buffer* buffer) {
+  report(SIZE, buffer->name, buffer->rank, buffer->extent, -1, -1);
+  now->stop = true;
+  stop_here();
+}
+
 Buffer* open_global(void* data, const char* name, int element, bool writable, int rank, const long long* extent) {
   for (Buffer* buffer : now->globals) if (buffer->name == name) return buffer;
   Buffer* buffer = new_buffer(name, element, rank, extent);
@@ -273,8 +182,8 @@ Buffer* open_global(void* data, const char* name, int element, bool writable, in
   for (int a = 0; a < given->arrays; ++a) if (given->addresses[a] == data) buffer->bytes = given->sizes[a];
   const long long wanted = elements(buffer) * element;
   if (wanted > buffer->bytes) {
-    report(SIZE, name, rank, extent, -1, -1);
-    now->stop = true;
+    *now->globals.add() = buffer;
+    refuse(buffer);
   }
   for (const Buffer* other : now->globals) {
     const bool apart = buffer->base + wanted <= other->base || other->base + elements(other) * other->element <= buffer->base;
@@ -298,22 +207,27 @@ Buffer* open_shared(long long first_byte, const char* name, int element, int ran
   buffer->bytes = now->given->shared_bytes - first_byte;
   buffer->id = static_cast<short>(now->shared.size + 1);
   if (elements(buffer) * element > buffer->bytes) {
-    report(SIZE, name, rank, extent, -1, -1);
-    now->stop = true;
+    *now->shared.add() = buffer;
+    refuse(buffer);
   }
-  buffer->cells = now->arena_cells + first_byte;
+  buffer->cells = now->arena_cells;
   *now->shared.add() = buffer;
   return buffer;
 }
 
 // ---- the record of accesses
 
-void stop_here();
+// Shared cells are kept by byte of the arena, so that buffers of different types that share bytes meet in one record;
+// first bytes of words lie together, because most accesses are to them.
+inline Cell& cell_at(const Buffer* buffer, long long offset) {
+  if (!buffer->shared) return buffer->cells[offset];
+  const long long byte = buffer->base - now->arena + offset * buffer->element;
+  return buffer->cells[byte / 4 + byte % 4 * (now->given->shared_bytes / 4 + 1)];
+}
 
-Cell& cell_of(Buffer* buffer, long long offset) {
+inline Cell& cell_of(Buffer* buffer, long long offset) {
   if (now->stop) stop_here();
-  // Shared cells are counted in bytes, so that buffers of different types that share bytes meet in one record.
-  return buffer->cells[buffer->shared ? offset * buffer->element : offset];
+  return cell_at(buffer, offset);
 }
 
 bool same_warp(int a, int b) { return a / warp_size == b / warp_size; }
@@ -322,6 +236,9 @@ void note_read(Buffer* buffer, long long offset) {
   Cell& cell = cell_of(buffer, offset);
   const int me = shared_engine.thread;
   const unsigned warp_epoch = now->warp_epoch[me / warp_size];
+  const bool again = cell.read_since_write && cell.reader == me && cell.read_epoch == now->epoch &&
+                     cell.read_warp_epoch == warp_epoch && cell.owner == buffer->id;
+  if (again && !cell.in_flight) return;  // nothing has happened since this thread read it
   if (cell.in_flight) report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
   const bool from_here = cell.ever_written && cell.write_epoch >= now->block_epoch;
   if (buffer->shared ? !from_here || cell.owner != buffer->id : buffer->whole_write && !cell.ever_written) {
@@ -568,7 +485,7 @@ void check_promises() {
   if (!shared_engine.uses_all) return;
   for (const Buffer* buffer : now->shared) {
     for (long long e = 0; e < elements(buffer); ++e) {
-      const Cell& cell = buffer->cells[e * buffer->element];
+      const Cell& cell = cell_at(buffer, e);
       if (cell.ever_written && !cell.ever_read) report_element(UNREAD, buffer, e, -1, -1);
     }
   }
@@ -591,7 +508,7 @@ bool reserve_stacks(int count) {
 
 }  // namespace
 
-extern "C" Engine* tw_engine() {
+extern "C" TW_EXPORT Engine* tw_engine() {
   shared_engine.open_global = open_global;
   shared_engine.open_shared = open_shared;
   shared_engine.read = note_read;
@@ -608,14 +525,14 @@ extern "C" Engine* tw_engine() {
 }
 
 // 0 when the launch ran (with or without faults), 1 when there is no memory for it.
-extern "C" int tw_run(tw_launch* given) {
+extern "C" TW_EXPORT int tw_run(tw_launch* given) {
   if (!reserve_stacks(given->threads)) return 1;
   const size_t arena_bytes = (static_cast<size_t>(given->shared_bytes) + 1023) / 1024 * 1024 + 1024;
   Launch launch{};
   launch.given = given;
   launch.threads = static_cast<Thread*>(zeroed(given->threads * sizeof(Thread)));
   launch.warp_epoch = static_cast<unsigned*>(zeroed((given->threads + warp_size - 1) / warp_size * sizeof(unsigned)));
-  launch.arena_cells = static_cast<Cell*>(zeroed((given->shared_bytes + 1) * sizeof(Cell)));
+  launch.arena_cells = static_cast<Cell*>(zeroed((given->shared_bytes + 4) * sizeof(Cell)));
   launch.arena = static_cast<unsigned char*>(aligned_alloc(1024, arena_bytes));
   if (!launch.arena) abort();
   now = &launch;
@@ -627,6 +544,7 @@ extern "C" int tw_run(tw_launch* given) {
         shared_engine.block[0] = x;
         shared_engine.block[1] = y;
         shared_engine.block[2] = z;
+        launch.block = (z * given->grid[1] + y) * given->grid[0] + x;
         run_block();
       }
   if (!launch.stop) check_promises();

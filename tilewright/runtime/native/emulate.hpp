@@ -7,6 +7,7 @@ namespace emulate {
 
 // The checks stay calls: inlined into every access they would triple the time a kernel takes to compile.
 #define TW_CALL __attribute__((noinline))
+#define TW_EXPORT __attribute__((visibility("default")))
 
 constexpr int most_dimensions = 8;
 constexpr int warp_size = 32;
@@ -40,7 +41,7 @@ struct Buffer : Grid {
   bool shared;
   bool whole_write, whole_read;  // promised: every element is written (read) by a launch
   short id;
-  Cell* cells;  // one per element (global) or per byte of the arena (shared); null where nothing is to be tracked
+  Cell* cells;  // one per element (global), or those of the whole arena (shared); null where nothing is tracked
 };
 
 struct Bank;
@@ -78,8 +79,14 @@ static TW_CALL long long locate(const Grid* grid, const long long* index) {
   return offset;
 }
 template <class... I> TW_CALL long long find(const Grid* grid, I... i) {
+  long long offset = 0;
+  const long long* extent = grid->extent;
+  bool inside = true;
+  ((inside = inside && static_cast<unsigned long long>(i) < static_cast<unsigned long long>(*extent),
+    offset = offset * *extent++ + i), ...);
+  if (inside) return offset;
   const long long index[] = {i..., 0};
-  return locate(grid, index);
+  return locate(grid, index);  // names the fault
 }
 template <class> using Whole = long long;  // every index travels as one type: one instance a rank
 
@@ -324,7 +331,8 @@ template <int Pending> TW_FN void wait() { emulate::engine->wait(Pending); }
 
 }  // namespace tw
 
-#define TW_ENTRY(name)                                                                              \
-  extern "C" void tw_call_##name(void** arguments) { tw::emulate::call(name, arguments); }          \
-  extern "C" int tw_parameters_##name() { return tw::emulate::parameters(name); }
-#define TW_ATTACH extern "C" void tw_attach(tw::emulate::Engine* engine) { tw::emulate::engine = engine; }
+#define TW_ENTRY(name)                                                                                \
+  extern "C" TW_EXPORT void tw_call_##name(void** arguments) { tw::emulate::call(name, arguments); }  \
+  extern "C" TW_EXPORT int tw_parameters_##name() { return tw::emulate::parameters(name); }
+#define TW_ATTACH \
+  extern "C" TW_EXPORT void tw_attach(tw::emulate::Engine* engine) { tw::emulate::engine = engine; }

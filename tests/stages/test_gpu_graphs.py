@@ -1,0 +1,74 @@
+"""Small graphs through the GPU's stages: Loops and the emulated kernels mean what the Program means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gpu_stages import GRAPHS, attention, compiled, on_emulator, on_loops, random_inputs, softmax_of_matmul
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
+from tilewright.runtime import nvrtc
+
+SCHEDULES = ("none", "connected")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph(name: str, schedule: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    artifact = compiled(GRAPHS[name], schedule, cache)
+    inputs = random_inputs(artifact)
+    assert artifact.program is not None
+    means = evaluate(artifact.program, inputs)
+    loops, emulated = on_loops(artifact, inputs), on_emulator(artifact, inputs)
+    for tensor, port in zip(artifact.program.outputs, artifact.outputs, strict=True):
+        expected = means[tensor.name]
+        scale = float(np.abs(expected).max()) or 1.0
+        np.testing.assert_allclose(loops[port.name], expected, rtol=2e-5, atol=2e-6 * scale, err_msg="Loops")
+        np.testing.assert_allclose(emulated[port.name], expected, rtol=2e-5, atol=2e-6 * scale, err_msg="emulator")
+
+
+@pytest.mark.parametrize("head", (40, 64))
+@pytest.mark.parametrize("length", (77, 128, 1000))
+def test_attention_is_one_kernel(length: int, head: int, tmp_path: Path) -> None:
+    artifact = compiled(attention(length, head), "connected", tmp_path, stop_after="loops")
+    assert artifact.plan is not None and artifact.loops is not None
+    assert len(artifact.plan.kernels) == 1
+    kernel = artifact.loops.kernels[0]
+    found = list(statements(kernel.body))
+    assert any(isinstance(s, Alloc) and s.buffer.memory is Memory.SHARED for s in found)
+    assert any(isinstance(s, Barrier) for s in found)
+    assert [s.kind for s in found if isinstance(s, For) and s.kind in (ForKind.BLOCK, ForKind.THREAD)] == [
+        ForKind.BLOCK, ForKind.THREAD,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", (77, 128, 1000))
+def test_softmax_of_matmul_is_one_kernel(size: int, tmp_path: Path) -> None:
+    artifact = compiled(softmax_of_matmul(size, 64, size), "connected", tmp_path, stop_after="plan")
+    assert artifact.plan is not None and len(artifact.plan.kernels) == 1
+
+
+def test_a_contraction_is_staged_and_a_row_reduction_is_shared(tmp_path: Path) -> None:
+    plan = compiled(softmax_of_matmul(64, 64, 128), "none", tmp_path, stop_after="plan").plan
+    assert plan is not None
+    nests = {n.tensor: n for k in plan.kernels for n in k.nests}
+    product, largest = nests["s"], next(n for t, n in nests.items() if "max" in t)
+    assert product.step > 0 and product.register and product.split == 1
+    assert largest.split == 32 and largest.vector == "r0"
+
+
+def test_two_compilations_give_the_same_text(tmp_path: Path) -> None:
+    first = compiled(attention(13, 5), "connected", tmp_path, stop_after="source").sources
+    assert first == compiled(attention(13, 5), "connected", tmp_path, stop_after="source").sources
+
+
+@pytest.mark.skipif(not nvrtc.is_available(), reason="needs the nvidia-cuda-nvrtc package")
+@pytest.mark.parametrize("name", ("matmul", "attention_77", "argmax_row", "convolution"))
+def test_nvrtc_takes_the_source(name: str, tmp_path: Path) -> None:
+    for source in compiled(GRAPHS[name], "connected", tmp_path, stop_after="source").sources.values():
+        for architecture in ("sm_80", "sm_90"):
+            assert nvrtc.compile_to_cubin(source, architecture)[:4] == b"\x7fELF"

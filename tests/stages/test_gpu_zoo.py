@@ -1,0 +1,50 @@
+"""The zoo's small models through the GPU's Loops and on the emulated GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
+
+from bench import zoo  # noqa: E402
+from tests.gpu_stages import compiled, on_emulator, on_loops  # noqa: E402
+
+NAMES = tuple(zoo.MODELS)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """The model's file, its inputs and float64 outputs."""
+    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
+    module, inputs = zoo.build(request.param, "small")
+    zoo.export_module(module, inputs, path)
+    return path, inputs, zoo.reference(module, inputs)
+
+
+@pytest.mark.parametrize("schedule", ("none", "connected"))
+def test_model(exported: tuple[Path, Any, Any], schedule: str) -> None:
+    path, inputs, reference = exported
+    artifact = compiled(path, schedule, path.parent / "cache")
+    assert zoo.relative_error(on_loops(artifact, inputs), reference) < 1e-5
+    assert zoo.relative_error(on_emulator(artifact, inputs), reference) < 1e-5
+
+
+def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any]) -> None:
+    counts = {}
+    for schedule in ("none", "connected"):
+        plan = compiled(exported[0], schedule, exported[0].parent / "cache", stop_after="plan").plan
+        assert plan is not None
+        counts[schedule] = len(plan.kernels)
+    assert counts["connected"] < counts["none"]
+
+
+def test_runs_agree_to_the_bit(exported: tuple[Path, Any, Any]) -> None:
+    path, inputs, _ = exported
+    artifact = compiled(path, "connected", path.parent / "cache")
+    first, second = on_emulator(artifact, inputs), on_emulator(artifact, inputs)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])

@@ -1,0 +1,85 @@
+"""Where the elements of a buffer are: flat offsets as sums of terms, strides between lanes, names of registers."""
+
+from __future__ import annotations
+
+from tilewright.errors import InternalError
+from tilewright.ir.expr import Axis, Const, Expr, Op, Var, const, loads
+from tilewright.ir.loops import Buffer, For, ForKind, Kernel, Memory, Store, statements, stmt_exprs
+from tilewright.ir.simplify import Linear, linear, simplify
+
+
+def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
+    """Where an element is, counted from the start of the buffer."""
+    if not all(isinstance(e, int) for e in buffer.shape):
+        offset: Expr = const(0)
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            offset = offset * extent + index
+        return _join_divisions(linear(simplify(offset)))
+    total = Linear({}, 0)
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        total = total.scaled(extent).plus(_simple_sum(index))  # type: ignore[arg-type]
+    return _join_divisions(total)
+
+
+def _simple_sum(index: Expr) -> Linear:
+    """The sum of an index with every term simplified; plain variables, the common case, stay as they are."""
+    total = linear(index)
+    if all(isinstance(t, Var) for t in total.terms):
+        return total
+    result = Linear({}, total.constant)
+    for term, coefficient in total.terms.items():
+        result = result.plus(linear(simplify(term)).scaled(coefficient))
+    return result
+
+
+def _join_divisions(total: Linear) -> Linear:
+    """c·d·(x // d) + c·(x % d) is c·x: what packing split, addressing puts together again."""
+    for term, coefficient in total.terms.items():
+        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
+            divisor = int(term.args[1].value)
+            quotient = simplify(term.args[0] // divisor)
+            if total.terms.get(quotient) == coefficient * divisor:
+                terms = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
+                return _join_divisions(Linear(terms, total.constant).plus(linear(term.args[0]).scaled(coefficient)))
+    return total
+
+
+def lane_buffers(kernel: Kernel) -> dict[Buffer, int]:
+    """Register buffers whose last axis is the lanes of a vector."""
+    lanes: dict[Buffer, int] = {}
+    body = list(statements(kernel.body))
+    vector_axes = {s.axis for s in body if isinstance(s, For) and s.kind is ForKind.VECTOR}
+    for stmt in body:
+        accesses = [(n.source, n.indices) for n in loads(*stmt_exprs(stmt))]
+        if isinstance(stmt, Store):
+            accesses.append((stmt.buffer, stmt.indices))
+        for buffer, indices in accesses:
+            last = indices[-1] if indices and buffer.memory is Memory.REGISTER else None
+            if isinstance(last, Var) and last.axis in vector_axes:
+                lanes[buffer] = int(last.axis.extent)  # type: ignore[arg-type]
+    return lanes
+
+
+def lane_stride(offset: Linear, lane: Axis) -> int | None:
+    """Elements between neighbouring lanes; None when it is not one number."""
+    stride = 0
+    for term, coefficient in offset.terms.items():
+        if isinstance(term, Var) and term.axis is lane:
+            stride = coefficient
+        elif lane in term.axes:
+            return None
+    return stride
+
+
+def constants(indices: tuple[Expr, ...]) -> tuple[int, ...]:
+    result = []
+    for index in indices:
+        known = simplify(index)
+        if not isinstance(known, Const):
+            raise InternalError(f"register index {index} is not a constant")
+        result.append(int(known.value))
+    return tuple(result)
+
+
+def element_name(buffer: Buffer, position: tuple[int, ...]) -> str:
+    return "_".join([buffer.name, *map(str, position)])

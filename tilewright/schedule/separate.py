@@ -1,0 +1,145 @@
+"""Algebra of streamed reductions: when a term f(x, v) splits into a(x) ⊗ b(v), old sums can follow a changing v.
+
+If ⊗ distributes over the reduction's ⊕ (products over sums, sums over maxima), a partial result under the old v
+becomes one under the new v by ⊗ with b(new) / b(old). Nothing here knows softmax: exp(x - m) splits by the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.ir.expr import Const, Expr, Load, Op, cast, const, is_op, op, replace_nodes, select, walk
+from tilewright.ir.simplify import simplify
+
+Split = tuple[Expr | None, Expr | None]  # (part without the variables, part of the variables alone); None is neutral
+
+
+def mentions(node: Expr, variables: frozenset[Load]) -> bool:
+    return any(n in variables for n in walk(node))
+
+
+def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
+    """node = a · b with b free of everything but the variables; None where the rules find no such split."""
+    if not mentions(node, variables):
+        return node, None
+    if not _others(node, variables):
+        return None, node
+    if not isinstance(node, Op):
+        return None
+    name = node.op.name
+    if name in ("mul", "div"):
+        left, right = (split_product(a, variables) for a in node.args)
+        if left is None or right is None:
+            return None
+        return _times(name, left[0], right[0], node), _times(name, left[1], right[1], node)
+    if name == "exp":
+        inner = split_sum(node.args[0], variables)
+        return None if inner is None else tuple(None if part is None else op("exp", part) for part in inner)  # type: ignore[return-value]
+    if name in ("neg", "cast"):
+        inner = split_product(node.args[0], variables)
+        if inner is None or (name == "cast" and inner[1] is not None):
+            return None
+        return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), inner[1]
+    if name in ("abs", "sqrt", "rsqrt"):
+        inner = split_product(node.args[0], variables)
+        return None if inner is None else tuple(None if part is None else op(name, part) for part in inner)  # type: ignore[return-value]
+    if name == "pow" and not mentions(node.args[1], variables):
+        inner = split_product(node.args[0], variables)
+        return None if inner is None else tuple(None if p is None else op("pow", p, node.args[1]) for p in inner)  # type: ignore[return-value]
+    if name == "select" and not mentions(node.args[0], variables):
+        return _split_select(node, variables)
+    return None
+
+
+def _split_select(node: Op, variables: frozenset[Load]) -> Split | None:
+    condition, then, otherwise = node.args
+    zero = isinstance(otherwise, Const) and otherwise.value == 0
+    a = split_product(then, variables)
+    b = (otherwise, None) if zero else split_product(otherwise, variables)
+    if a is None or b is None:
+        return None
+    if not zero and a[1] is not b[1]:
+        return None
+    one = const(1, node.dtype)
+    return select(condition, a[0] if a[0] is not None else one, b[0] if b[0] is not None else one), a[1]
+
+
+def split_sum(node: Expr, variables: frozenset[Load]) -> Split | None:
+    """node = a + b with b free of everything but the variables."""
+    if not mentions(node, variables):
+        return node, None
+    if not _others(node, variables):
+        return None, node
+    if not isinstance(node, Op):
+        return None
+    name = node.op.name
+    if name in ("add", "sub"):
+        left, right = (split_sum(a, variables) for a in node.args)
+        if left is None or right is None:
+            return None
+        return _plus(name, left[0], right[0]), _plus(name, left[1], right[1])
+    if name == "neg":
+        inner = split_sum(node.args[0], variables)
+        return None if inner is None else tuple(None if part is None else op("neg", part) for part in inner)  # type: ignore[return-value]
+    if name in ("mul", "div") and not mentions(node.args[1], variables) and not _reads(node.args[1]):
+        inner = split_sum(node.args[0], variables)
+        return None if inner is None else tuple(None if part is None else op(name, part, node.args[1]) for part in inner)  # type: ignore[return-value]
+    if name == "mul" and not _reads(node.args[0]):
+        inner = split_sum(node.args[1], variables)
+        return None if inner is None else tuple(None if part is None else op(name, node.args[0], part) for part in inner)  # type: ignore[return-value]
+    return None
+
+
+def change(operator: str, factor: Expr, old: Mapping[Expr, Expr], new: Mapping[Expr, Expr]) -> Expr:
+    """b(new) / b(old) for a sum, b(new) - b(old) for a maximum or minimum, small arguments kept small."""
+    if operator == "add":
+        return simplify(_ratio(factor, old, new))
+    return simplify(op("sub", replace_nodes(factor, new), replace_nodes(factor, old)))
+
+
+def _ratio(factor: Expr, old: Mapping[Expr, Expr], new: Mapping[Expr, Expr]) -> Expr:
+    if is_op(factor, "exp"):  # exp(p) / exp(q) would overflow where exp(p - q) does not
+        inner = factor.args[0]
+        return op("exp", op("sub", replace_nodes(inner, new), replace_nodes(inner, old)))
+    if is_op(factor, "mul") or is_op(factor, "div"):
+        assert isinstance(factor, Op)
+        return op(factor.op.name, *(_ratio(a, old, new) for a in factor.args))
+    if isinstance(factor, Const):
+        return const(1, factor.dtype)
+    return op("div", replace_nodes(factor, new), replace_nodes(factor, old))
+
+
+def _others(node: Expr, variables: frozenset[Load]) -> bool:
+    """Whether anything but the variables is read."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current in variables:
+            continue
+        if isinstance(current, Load):
+            return True
+        stack.extend(current.args)
+    return False
+
+
+def _reads(node: Expr) -> bool:
+    return any(isinstance(n, Load) for n in walk(node))
+
+
+def _times(name: str, left: Expr | None, right: Expr | None, node: Expr) -> Expr | None:
+    if right is None:
+        return left
+    if left is None:
+        return right if name == "mul" else op("div", const(1, node.dtype), right)
+    return op(name, left, right)
+
+
+def _plus(name: str, left: Expr | None, right: Expr | None) -> Expr | None:
+    if right is None:
+        return left
+    if left is None:
+        return right if name == "add" else op("neg", right)
+    return op(name, left, right)
+
+
+__all__ = ["cast", "change", "mentions", "split_product", "split_sum"]
