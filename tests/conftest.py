@@ -95,3 +95,9 @@ def add_file(tmp_path: Path, add_model: Callable[..., ModelProto]) -> Path:
     path = tmp_path / "add.onnx"
     path.write_bytes(add_model().SerializeToString())
     return path
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all tests of a run keep compiled kernels: equal kernels are compiled once."""
+    return tmp_path_factory.mktemp("kernels")

@@ -76,7 +76,9 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
             refs.append(ref)
             if row.role != "constant":
                 start = ref.value if ref.space == "arena" else row.position << 48
-                touches.append((ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel]))
+                touches.append(
+                    (ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel])
+                )
         stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
                             barrier_before=hazards.step(touches), first_extent=call.step))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
@@ -94,9 +96,7 @@ class Hazards:
         self.seen: list[tuple[str, int, int, bool]] = []
 
     def step(self, touches: list[tuple[str, int, int, bool]]) -> bool:
-        clash = any(
-            s[0] == t[0] and s[1] < t[2] and t[1] < s[2] and (s[3] or t[3]) for t in touches for s in self.seen
-        )
+        clash = any(s[0] == t[0] and s[1] < t[2] and t[1] < s[2] and (s[3] or t[3]) for t in touches for s in self.seen)
         self.seen = list(touches) if clash else [*self.seen, *touches]
         return clash
 

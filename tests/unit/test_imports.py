@@ -28,7 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": {"ir", "target", "intrinsics"},
     "runtime": set(),
     "options": {"runtime"},
-    "compiler": {"options", *BELOW_COMPILER},
+    "compiler": {"options", "backend_cpu", "backend_gpu", "verifying", *BELOW_COMPILER},
+    "verifying": {"options", *BELOW_COMPILER},
+    "backend_cpu": {"options", *BELOW_COMPILER},
+    "backend_gpu": {"options", *BELOW_COMPILER},
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
     "api": {"report", "tune", *COMPILER_AND_BELOW},
@@ -38,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.
-PLAN_MODULES = tuple(f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams"))
+PLAN_MODULES = tuple(f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams", "signature"))
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

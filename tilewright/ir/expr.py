@@ -35,10 +35,11 @@ class Expr:
     it by the module that derives it, and goes when the node goes.
     """
 
-    __slots__ = ("dtype", "args", "axes", "simplified", "as_linear", "interval", "__weakref__")
+    __slots__ = ("dtype", "args", "axes", "reads", "simplified", "as_linear", "interval", "__weakref__")
     dtype: DType
     args: tuple[Expr, ...]
     axes: tuple[Axis, ...]  # every axis below, each once, in the order of a walk
+    reads: bool  # whether it is a Load or holds one
     simplified: Any
     as_linear: Any
     interval: Any
@@ -180,6 +181,11 @@ def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Ax
     node.dtype = dtype
     node.args = args
     node.axes = axes
+    node.reads = cls is Load
+    for arg in args:
+        if arg.reads:
+            node.reads = True
+            break
     node.simplified = node.as_linear = node.interval = None
     return node
 
@@ -379,7 +385,25 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 
 def loads(*roots: Expr) -> list[Load]:
-    return [n for n in walk(*roots) if isinstance(n, Load)]
+    """Every distinct Load below the roots, in the order of a walk."""
+    done: set[Expr] = set()
+    found: list[Load] = []
+    stack: list[Expr] = [r for r in reversed(roots) if r.reads]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        waiting = [a for a in node.args if a.reads and a not in done]
+        if waiting:
+            waiting.reverse()
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        done.add(node)
+        if isinstance(node, Load):
+            found.append(node)
+    return found
 
 
 def axes_of(*roots: Expr) -> list[Axis]:

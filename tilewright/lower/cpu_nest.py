@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.expr import (
@@ -20,12 +19,14 @@ from tilewright.ir.expr import (
     Load,
     all_of,
     axes_of,
+    cast,
     const,
     is_op,
     load,
     loads,
     mul,
     replace_nodes,
+    select,
     substitute,
     var,
 )
@@ -97,7 +98,9 @@ class CpuNest:
     def statements(self) -> tuple[Stmt, ...]:
         return self._output_loops(0, {}, [])
 
-    def _output_loops(self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
+    def _output_loops(
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+    ) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
         axis = self.outer[depth]
@@ -158,7 +161,7 @@ class CpuNest:
 
     def _results(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """What the epilogue reads in place of the accumulated tensors."""
-        now = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        now: dict[Expr, Expr] = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
         here = [var(a) for a in self.nest.axes]
         return {load(t, here): replace_nodes(f, now) for t, f in zip(self.nest.accumulated, monoid.final, strict=True)}
 
@@ -170,9 +173,11 @@ class CpuNest:
     def _states(self, monoid: Monoid, shape: tuple[int, ...], stem: str) -> list[Buffer]:
         return [Buffer(self.names.fresh(stem), shape, s.dtype, Memory.REGISTER) for s in monoid.left]
 
-    def _update(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...], right: Sequence[Expr]) -> tuple[Stmt, ...]:
+    def _update(
+        self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...], right: Sequence[Expr]
+    ) -> tuple[Stmt, ...]:
         """states[index] = combine(states[index], right), all components at once."""
-        now = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        now: dict[Expr, Expr] = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
         now.update(dict(zip(monoid.right, right, strict=True)))
         merged = [replace_nodes(c, now) for c in monoid.combine]
         if len(states) == 1:
@@ -211,13 +216,17 @@ class CpuNest:
         for condition in conditions:
             (inside if lane_axis in axes_of(condition) or loads(condition) else kept).append(condition)
         if inside:
-            from tilewright.ir.expr import select
-
             element = select(all_of(inside), element, monoid.identity[0])
         return kept, [element]
 
     def _reduce_loops(
-        self, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], conditions: Sequence[Expr]
+        self,
+        depth: int,
+        block: Block,
+        states: Sequence[Buffer],
+        monoid: Monoid,
+        elements: Sequence[Expr],
+        conditions: Sequence[Expr],
     ) -> tuple[Stmt, ...]:
         """Loops from `depth` inwards. `conditions` are those not yet checked."""
         bound = set(block.env)
@@ -341,7 +350,9 @@ class CpuNest:
         wide = Block(block.env, unrolled, lane)
         states = self._states(monoid, wide.shape, "acc")
         totals = self._states(monoid, block.shape, "total")
-        body: list[Stmt] = list(wide.around(*(Store(s, wide.index, v) for s, v in zip(states, monoid.identity, strict=True))))
+        body: list[Stmt] = list(
+            wide.around(*(Store(s, wide.index, v) for s, v in zip(states, monoid.identity, strict=True)))
+        )
         step = lanes * chains
         others = [a for a in self.reduction if a is not axis]
         full = simplify(count // step)
@@ -369,7 +380,12 @@ class CpuNest:
         return _alloc([*states, *totals], body)
 
     def _lane_loops(
-        self, others: Sequence[Axis], block: Block, inner_loops: Sequence[Axis], states: Sequence[Buffer], monoid: Monoid
+        self,
+        others: Sequence[Axis],
+        block: Block,
+        inner_loops: Sequence[Axis],
+        states: Sequence[Buffer],
+        monoid: Monoid,
     ) -> tuple[Stmt, ...]:
         env = dict(block.env)
         loops: list[Axis] = []
@@ -470,10 +486,5 @@ def _strip(element: Expr, identity: Expr, additive: bool) -> tuple[list[Expr], E
     if is_op(element, "cast") and element.dtype.is_float and isinstance(identity, Const) and identity.value == 0:
         inner, rest = _strip(element.args[0], const(0, element.args[0].dtype), additive)
         if inner:
-            from tilewright.ir.expr import cast
-
             return inner, cast(rest, element.dtype)
     return [], element
-
-
-__all__ = ["CpuNest", "Names", "Load", "dtypes"]

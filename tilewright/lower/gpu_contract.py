@@ -40,12 +40,10 @@ class GpuContract:
         return self.base.in_rounds(self._round)
 
     def _wants_stage(self, factor: Factor) -> bool:
-        """A factor that is one read of shared memory is as near as staging would bring it."""
+        """A factor read from shared memory alone is as near as staging would bring it."""
         if not factor.reductions:
             return False
-        if isinstance(factor.value, Load):
-            return self.base.access.read[factor.value.source].buffer.memory is not Memory.SHARED
-        return bool(loads(factor.value))
+        return any(self.base.access.read[n.source].buffer.memory is not Memory.SHARED for n in loads(factor.value))
 
     def _stage(self, factor: Factor) -> Buffer:
         base = self.base

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.compute import Compute, Map, Reduce, Scan
+from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, Expr, const, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
@@ -15,7 +15,7 @@ from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_nest import CpuNest, Names
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import KernelPlan
-from tilewright.schedule.propagate import Box, Range, extent_of, propagate
+from tilewright.schedule.propagate import Box, Range, extent_of
 from tilewright.schedule.streams import Phases, stream_phases
 
 
@@ -69,7 +69,10 @@ def grid(root: Nest, plan: KernelPlan, tile: Axis) -> Box:
 
 def tile_count(root: Nest, plan: KernelPlan) -> int:
     sizes = dict(plan.tile)
-    return prod(-(-extent_of(a.extent) // min(sizes.get(f"o{i}", 1 << 62), extent_of(a.extent))) for i, a in enumerate(root.axes))
+    return prod(
+        -(-extent_of(a.extent) // min(sizes.get(f"o{i}", 1 << 62), extent_of(a.extent)))
+        for i, a in enumerate(root.axes)
+    )
 
 
 def lower_cpu_kernel(
@@ -102,7 +105,9 @@ def lower_cpu_kernel(
 
 
 def _nest(nest: Nest, phases: Phases, access: Access, names: Names) -> tuple[Stmt, ...]:
-    return CpuNest(nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names).statements()
+    return CpuNest(
+        nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names
+    ).statements()
 
 
 def bind_reads(
@@ -152,6 +157,3 @@ def _plain_order(layout: Layout) -> Layout:
     """The order of a tile's storage: its tensor's, as far as that is a permutation."""
     plain = all(part.step == 1 and part.size is None for part in layout.order)
     return layout if plain else Layout.natural(len({part.axis for part in layout.order}))
-
-
-__all__ = ["Binding", "Reduce", "Scan", "ScanView", "lower_cpu_kernel", "plan_nests", "propagate", "tile_count"]

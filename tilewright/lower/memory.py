@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from tilewright.ir.loops import Alloc, Buffer, For, If, Kernel, LoopProgram, Memory, Stmt
+from tilewright.ir.expr import loads
+from tilewright.ir.loops import (
+    Alloc,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Instruction,
+    Kernel,
+    LoopProgram,
+    Memory,
+    Stmt,
+    Store,
+    statements,
+    stmt_exprs,
+)
 from tilewright.ir.tensor import elements
 
 ALIGNMENT = 64  # a cache line, and the widest vector
@@ -99,15 +114,10 @@ def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffe
 
 def _only_wraps(stmt: For) -> bool:
     """The grid loop around everything: not a loop that keeps buffers alive."""
-    from tilewright.ir.loops import ForKind
-
     return stmt.kind in (ForKind.PARALLEL, ForKind.BLOCK, ForKind.THREAD)
 
 
 def _touched(stmt: Stmt) -> set[Buffer]:
-    from tilewright.ir.expr import loads
-    from tilewright.ir.loops import Instruction, Store, statements, stmt_exprs
-
     found: set[Buffer] = set()
     for inner in statements((stmt,)):
         found.update(n.source for n in loads(*stmt_exprs(inner)))

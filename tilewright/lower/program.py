@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
+from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.expr import Axis, substitute, var
 from tilewright.ir.loops import Call, Kernel, LoopProgram, Storage
 from tilewright.ir.tensor import Layout, Tensor, elements
@@ -54,7 +54,9 @@ def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: Lo
     return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
 
 
-def _lower_cpu(plan: KernelPlan, nests: list[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target) -> Binding:
+def _lower_cpu(
+    plan: KernelPlan, nests: list[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target
+) -> Binding:
     return lower_cpu_kernel(plan, nests, layout, scan)
 
 
@@ -125,7 +127,9 @@ def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerK
 def _at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
     now = {axis: var(step)}
     return replace(
-        nest, elements=tuple(substitute(e, now) for e in nest.elements), values=tuple(substitute(v, now) for v in nest.values)
+        nest,
+        elements=tuple(substitute(e, now) for e in nest.elements),
+        values=tuple(substitute(v, now) for v in nest.values),
     )
 
 
@@ -157,9 +161,14 @@ def _storage(state: _State, temporaries: dict[str, Tensor]) -> list[Storage]:
         tensor = by_name[name]
         shape = state.layout(tensor).storage_shape(tensor.shape)
         elements(shape)
-        role = "input" if name in inputs else "constant" if name in constants else "output" if name in outputs else "temporary"
+        role = (
+            "input"
+            if name in inputs
+            else "constant"
+            if name in constants
+            else "output"
+            if name in outputs
+            else "temporary"
+        )
         rows.append(Storage(name, shape, tensor.dtype, role, inputs.get(name, outputs.get(name, 0))))  # type: ignore[arg-type]
     return rows
-
-
-__all__ = ["Map", "Reduce", "lower_program"]

@@ -4,55 +4,66 @@ from __future__ import annotations
 
 from tilewright.errors import InternalError
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Expr, const, substitute
+from tilewright.ir.expr import Axis, Const, Expr, const, substitute, var, walk
 from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Instruction, Kernel, Operand, Stmt, Store
 from tilewright.ir.simplify import simplify
 
+_Env = dict[Axis, Expr]
+
 
 def unroll(kernel: Kernel) -> Kernel:
-    return Kernel(kernel.name, kernel.params, _body(kernel.body, {}), kernel.symbols, kernel.step)
+    body = _Unroller().body(kernel.body, {})
+    return Kernel(kernel.name, kernel.params, body, kernel.symbols, kernel.step)
 
 
-def _body(body: tuple[Stmt, ...], env: dict[Axis, Expr]) -> tuple[Stmt, ...]:
-    return tuple(s for stmt in body for s in _statement(stmt, env))
+class _Unroller:
+    """One walk over a kernel; `conditional` tells which values hold a condition, since each is copied many times."""
 
+    def __init__(self) -> None:
+        self.conditional: dict[Expr, bool] = {}
 
-def _statement(stmt: Stmt, env: dict[Axis, Expr]) -> tuple[Stmt, ...]:
-    if isinstance(stmt, For):
+    def body(self, body: tuple[Stmt, ...], env: _Env) -> tuple[Stmt, ...]:
+        return tuple(s for stmt in body for s in self.statement(stmt, env))
+
+    def statement(self, stmt: Stmt, env: _Env) -> tuple[Stmt, ...]:
+        if isinstance(stmt, For):
+            return self.loop(stmt, env)
+        if isinstance(stmt, If):
+            condition = simplify(substitute(stmt.condition, env))
+            if isinstance(condition, Const):
+                return self.body(stmt.then if condition.value else stmt.otherwise, env)
+            return (If(condition, self.body(stmt.then, env), self.body(stmt.otherwise, env)),)
+        if isinstance(stmt, Alloc):
+            return (Alloc(stmt.buffer, self.body(stmt.body, env)),)
+        if isinstance(stmt, Store):
+            return (Store(stmt.buffer, tuple(substitute(i, env) for i in stmt.indices), self.value(stmt.value, env)),)
+        if isinstance(stmt, Instruction):
+            operands = tuple(Operand(o.buffer, tuple(substitute(i, env) for i in o.origin)) for o in stmt.operands)
+            return (Instruction(stmt.name, operands, tuple(substitute(s, env) for s in stmt.scalars)),)
+        if isinstance(stmt, Barrier):
+            return (stmt,)
+        raise InternalError(f"unknown statement {stmt}")
+
+    def loop(self, stmt: For, env: _Env) -> tuple[Stmt, ...]:
+        extent = stmt.axis.extent
         if stmt.kind is ForKind.UNROLL:
-            trips = static(stmt.axis.extent)
+            trips = static(extent)
             if trips is None:
                 raise InternalError(f"loop {stmt.axis.name} to unroll has no constant extent")
-            return tuple(s for i in range(trips) for s in _body(stmt.body, {**env, stmt.axis: const(i)}))
-        extent = stmt.axis.extent
+            return tuple(s for i in range(trips) for s in self.body(stmt.body, {**env, stmt.axis: const(i)}))
         if isinstance(extent, Expr) and env:
             axis = Axis(stmt.axis.name, simplify(substitute(extent, env)))
-            return (For(axis, stmt.kind, _body(stmt.body, {**env, stmt.axis: _var(axis)})),)
-        return (For(stmt.axis, stmt.kind, _body(stmt.body, env)),)
-    if isinstance(stmt, If):
-        condition = simplify(substitute(stmt.condition, env))
-        known = getattr(condition, "value", None)
-        if known is not None:
-            return _body(stmt.then if known else stmt.otherwise, env)
-        return (If(condition, _body(stmt.then, env), _body(stmt.otherwise, env)),)
-    if isinstance(stmt, Alloc):
-        return (Alloc(stmt.buffer, _body(stmt.body, env)),)
-    if isinstance(stmt, Store):
-        # in most copies of a padded window its conditions are decided, and whole vectors can be read
-        value = simplify(substitute(stmt.value, env)) if env else stmt.value
-        return (Store(stmt.buffer, tuple(substitute(i, env) for i in stmt.indices), value),)
-    if isinstance(stmt, Instruction):
-        operands = tuple(Operand(o.buffer, tuple(substitute(i, env) for i in o.origin)) for o in stmt.operands)
-        return (Instruction(stmt.name, operands, tuple(substitute(s, env) for s in stmt.scalars)),)
-    if isinstance(stmt, Barrier):
-        return (stmt,)
-    raise InternalError(f"unknown statement {stmt}")
+            return (For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)})),)
+        return (For(stmt.axis, stmt.kind, self.body(stmt.body, env)),)
 
-
-def _var(axis: Axis) -> Expr:
-    from tilewright.ir.expr import var
-
-    return var(axis)
+    def value(self, value: Expr, env: _Env) -> Expr:
+        """In most copies of a padded window its conditions are decided, and then whole vectors can be read."""
+        copy = substitute(value, env)
+        if copy is value:
+            return value
+        if value not in self.conditional:
+            self.conditional[value] = any(n.dtype.kind == "b" for n in walk(value))
+        return simplify(copy) if self.conditional[value] else copy
 
 
 __all__ = ["Buffer", "unroll"]

@@ -366,7 +366,7 @@ class CKernel:
         """Plain reads of memory: the same until the next store to memory."""
         if not isinstance(node, Load) or node.source.memory is Memory.REGISTER or node.dtype.kind == "b":
             return False
-        return node.dtype is not dtypes.bfloat16 and not loads(*node.indices)
+        return node.dtype is not dtypes.bfloat16 and not any(i.reads for i in node.indices)
 
     def hold(self, node: Expr) -> str | None:
         assert isinstance(node, Load) and self.lane is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
@@ -42,6 +43,7 @@ class Connector:
     readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
     memo: dict[Hashable, Choice | None] = field(default_factory=dict)
+    refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
         for nest in nests:
@@ -94,7 +96,9 @@ class Connector:
         if len(nests) == 1 or self.streaming == "never" or (roomy and self.streaming == "auto"):
             return resident
         stream = find_stream(nests)
-        if stream is None or any(t in stored for n in (*stream.wide, *stream.reducers) for t in n.stores if n is not nests[-1]):
+        if stream is None or any(
+            t in stored for n in (*stream.wide, *stream.reducers) for t in n.stores if n is not nests[-1]
+        ):
             return resident
         blocks = [b for b in _BLOCKS if b < stream.extent]
         streamed = [choose_tile(nests, plans, self.context, stored, fixed, stream, b) for b in blocks]
@@ -108,23 +112,33 @@ class Connector:
             return best
         return resident
 
-    def _take_in(self, nest: Nest, groups: dict[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]) -> None:
+    def _take_in(
+        self, nest: Nest, groups: dict[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]
+    ) -> None:
         while True:
             group = groups[nest]
             if group.nests[-1] is not nest:
                 return
-            feeders = {id(groups[producer[t]]): groups[producer[t]] for n in group.nests for t in n.reads() if t in producer}
+            feeders = {
+                id(groups[producer[t]]): groups[producer[t]] for n in group.nests for t in n.reads() if t in producer
+            }
             feeders.pop(id(group), None)
             best: Group | None = None
             gain = 0.0
             for feeder in feeders.values():
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
                 if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, producer, groups):
+                    self.refused[feeder.nests[-1]] = f"{nest.tensor.name} cannot take it in"
                     continue
                 choice = self.cost(merged)
                 if choice is None or feeder.choice is None or group.choice is None:
+                    level = self.context.target.tile_level.name
+                    self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} no tile fits {level}"
                     continue
-                saved = feeder.choice.seconds + group.choice.seconds - choice.seconds
+                apart = (feeder.choice.seconds, group.choice.seconds)
+                saved = sum(apart) - choice.seconds
+                together = f"{microseconds(choice.seconds)} us against {microseconds(*apart)} us apart"
+                self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
                 if saved > max(gain, _LEAST_GAIN * choice.seconds):
                     best, gain = Group(merged, choice), saved
             if best is None:
@@ -160,8 +174,6 @@ class Connector:
         along every other root axis all tiles would write the same piece.
         """
         root = nests[-1]
-        from tilewright.ir.expr import Axis, Var, var
-
         origins = [Axis(f"origin_{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)]
         box: Box = tuple(Range(var(o), 1, extent_of(a.extent)) for o, a in zip(origins, root.axes, strict=True))
         boxes = propagate(nests, box)
@@ -179,6 +191,11 @@ class Connector:
                 if origin not in followed:
                     fixed[f"o{number}"] = extent_of(axis.extent)
         return fixed
+
+
+def microseconds(*seconds: float) -> str:
+    """A sum as text, to tenths: times are predicted, and predictions have no more digits."""
+    return " + ".join(f"{1e6 * s:.1f}" for s in seconds)
 
 
 def _all_used(nests: Sequence[Nest]) -> bool:

@@ -54,7 +54,11 @@ def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozense
     frontier = [start]
     while frontier and len(reached) < _LONGEST_EPILOGUE:
         for reader in users.get(frontier.pop(0), []):
-            if isinstance(reader, Map) and reader.output not in reached and tuple(a.extent for a in reader.axes) == shape:
+            if (
+                isinstance(reader, Map)
+                and reader.output not in reached
+                and tuple(a.extent for a in reader.axes) == shape
+            ):
                 reached[reader.output] = reader
                 frontier.append(reader.output)
     best: list[Map] = []

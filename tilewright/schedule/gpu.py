@@ -10,11 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
-from tilewright.ir.expr import Axis, Expr, Load, axes_of, is_op, loads, var
+from tilewright.ir.expr import Axis, Const, Expr, axes_of, const, is_op, loads, op, select, var
 from tilewright.ir.simplify import linear
-from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of
@@ -37,20 +34,39 @@ class Factor:
 
 
 def factors(nest: Nest) -> tuple[Factor, ...]:
-    """The product under a sum, taken apart."""
+    """The product under a sum, taken apart; a condition on the whole product goes to the factor that knows its axes."""
+    product, conditions = nest.elements[0], []
+    while is_op(product, "select"):
+        condition, then, otherwise = product.args
+        if is_zero(then) and not is_zero(otherwise):
+            conditions.append(op("not", condition))
+            product = otherwise
+        elif is_zero(otherwise):
+            conditions.append(condition)
+            product = then
+        else:
+            break
     found: list[Expr] = []
-    stack = [nest.elements[0]]
+    stack = [product]
     while stack:
         node = stack.pop()
         if is_op(node, "mul"):
             stack.extend(reversed(node.args))
         else:
             found.append(node)
+    for condition in conditions:
+        wanted = set(axes_of(condition))
+        place = next((i for i, v in enumerate(found) if wanted <= set(axes_of(v))), 0)
+        found[place] = select(condition, found[place], const(0, found[place].dtype))
     parts = []
     for value in found:
         used = set(axes_of(value))
         parts.append(Factor(value, tuple(a for a in nest.axes if a in used), tuple(a for a in nest.reduce_axes if a in used)))
     return tuple(parts)
+
+
+def is_zero(node: Expr) -> bool:
+    return isinstance(node, Const) and node.value == 0
 
 
 def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
@@ -200,17 +216,13 @@ def finish_gpu(plan: KernelPlan, nests: Sequence[Nest]) -> KernelPlan:
         size = min(sizes.get(f"o{i}", extent), extent)
         ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
     phases = stream_phases(plan, nests, tuple(ranges))
-    boxes: dict[int, tuple[Nest, Box, Mapping[Axis, Range]]] = {}
-    for nest in phases.nests:
-        number = next(i for i, p in enumerate(plan.nests) if p is phases.plans[nest])
-        box = phases.boxes[nest]
-        known = boxes.get(number)
-        if known is None or prod(int(r.size) for r in box) > prod(int(r.size) for r in known[1]):
-            boxes[number] = (nest, box, phases.reduce_boxes.get(nest, {}))
-    finished = tuple(_finish_nest(p, *boxes[i]) if i in boxes else p for i, p in enumerate(plan.nests))
+    finished = []
+    for nest, part in zip(nests, plan.nests, strict=True):
+        limits = next((r for n, r in phases.reduce_boxes.items() if n.core == nest.core), {})
+        finished.append(_finish_nest(part, nest, phases.boxes[nest], limits))
     most = max((prod(n for _, n in p.threads) * p.split for p in finished), default=1)
     threads = min(MOST_THREADS, -(-most // 32) * 32)
-    return replace(plan, nests=finished, block_threads=threads)
+    return replace(plan, nests=tuple(finished), block_threads=threads)
 
 
 def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> NestPlan:
@@ -243,5 +255,3 @@ def _step(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]
     whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
     return whole[0] if whole else most
 
-
-__all__ = ["Factor", "Load", "Tensor", "factors", "finish_gpu", "np", "plan_gpu_nest", "positions", "reused", "thread_order"]

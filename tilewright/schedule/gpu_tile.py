@@ -15,8 +15,9 @@ from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.gpu import MOST_THREADS, factors, reused
 from tilewright.schedule.nest import Nest, data_cost
-from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.streams import Stream
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext
 
@@ -39,9 +40,9 @@ _BLOCK_START = 300  # cycles
 
 def choose_gpu_tile(
     nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
-    fixed: Mapping[str, int],
+    fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
 ) -> Choice | None:  # fmt: skip
-    """The best output tile; None when no tile's intermediates fit in shared memory."""
+    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit in shared memory."""
     root = nests[-1]
     target = context.target
     candidates = _candidates(root, plans[-1], fixed)
@@ -49,7 +50,9 @@ def choose_gpu_tile(
     box: Box = tuple(
         Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent)) for i, a in enumerate(root.axes)
     )
-    boxes = propagate(nests, box)
+    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    boxes = propagate(nests, box, limits)
+    trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // block)) if stream else {}
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
@@ -61,10 +64,13 @@ def choose_gpu_tile(
         rounds = -(-positions // threads)
         slots, wait = _step_cost(nest, plan)
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
-        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / _LANES
-        latency = latency + rounds * wait + _FIRST_TOUCH / 2 + _BARRIER
-    traffic = _traffic(nests, boxes, context, stored)
-    footprint = _footprint(nests, boxes, stored)
+        repeats = trips[nest] if stream and nest in stream.wide else 1
+        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / _LANES * repeats
+        latency = latency + rounds * wait * repeats + _FIRST_TOUCH / 2
+        # a streamed reduction carries its state on by a few small maps
+        latency = latency + (_BARRIER + (4 * (_BARRIER + _GLOBAL_LATENCY) if nest in trips else 0)) * trips.get(nest, 1)
+    traffic = _traffic(nests, boxes, context, stored, limits, trips)
+    footprint = _footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(footprint + (8 << 10), 1)))
     # a few warps cannot keep the multiprocessor busy
@@ -73,7 +79,7 @@ def choose_gpu_tile(
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
-    seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles) - 1))
+    seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
     seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units))
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
@@ -82,16 +88,20 @@ def choose_gpu_tile(
         return None
     tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
-                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]))  # fmt: skip
+                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
+                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
 
 
-def _repeated(nests: Sequence[Nest], boxes: Mapping[Nest, Box], tiles: Size) -> Size:
+def _repeated(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], tiles: Size, stream: Stream | None, trips: Mapping[Nest, int]
+) -> Size:
     """Arithmetic of all tiles over the arithmetic that is needed: tiles that overlap compute the same again."""
     done: Size = 0.0
     needed = 0.0
     for nest in nests:
         steps = 1 + prod(extent_of(a.extent) for a in nest.reduce_axes)
-        done = done + tiles * box_elements(boxes[nest]) * float(steps)
+        again = trips[nest] if stream and nest in stream.wide else 1
+        done = done + tiles * box_elements(boxes[nest]) * float(steps * again)
         needed += prod(extent_of(a.extent) for a in nest.axes) * steps
     return np.maximum(1.0, done / needed)
 
@@ -160,15 +170,18 @@ def _step_cost(nest: Nest, plan: NestPlan) -> tuple[float, float]:
     return steps * slots + epilogue, steps * max(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue
 
 
-def _traffic(nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor]) -> Size:
+def _traffic(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    limits: Mapping[Nest, Mapping[Axis, Range]], trips: Mapping[Nest, int],
+) -> Size:  # fmt: skip
     """Bytes one block moves from and to device memory, in whole transactions."""
     total: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = _transactions(tensor, box, context)
+        for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
+            moved = _transactions(tensor, box, context) * trips.get(nest, 1)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
@@ -185,8 +198,13 @@ def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     return size * (-(-run // width) * width) / run
 
 
-def _footprint(nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor]) -> Size:
-    """Most bytes of intermediate tiles alive at once."""
+def _footprint(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None
+) -> Size:
+    """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along."""
+    if stream is not None:
+        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * (4 if n in stream.reducers else 1) for n in nests]
+        return sum(parts, np.int64(0))
     last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
     most: Size = np.int64(0)
     alive: dict[Tensor, Size] = {}

@@ -98,7 +98,13 @@ def data_cost(*roots: Expr) -> int:
 def _data_ops(*roots: Expr) -> list[Op]:
     index_nodes: set[int] = set()
     for node in walk(*roots):
-        inner = node.args if isinstance(node, Load) else node.args[:1] if isinstance(node, Op) and node.op.name == "select" else ()
+        inner = (
+            node.args
+            if isinstance(node, Load)
+            else node.args[:1]
+            if isinstance(node, Op) and node.op.name == "select"
+            else ()
+        )
         for part in inner:
             index_nodes.update(id(n) for n in walk(part))
     return [n for n in walk(*roots) if isinstance(n, Op) and id(n) not in index_nodes]

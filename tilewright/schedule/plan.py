@@ -69,6 +69,7 @@ class KernelPlan:
     traffic: Sizes = ()  # predicted bytes by level
     footprint: int = 0  # bytes at the tile level
     tiles: int = 1
+    reason: str = ""  # why these nests share a kernel and no others; for people alone
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:
         lines.append(f"  edge {edge.tensor}: {edge.mode} at {edge.level}")
+    if kernel.reason:
+        lines.append(f"  because {kernel.reason}")
     return lines
 
 

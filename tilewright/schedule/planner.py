@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.connect import Connector, Group
+from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
@@ -109,9 +109,12 @@ def _kernel(
 ) -> tuple[KernelPlan, set[str], set[str]]:
     stored = connector.stored(group.nests)
     nest_plans = tuple(
-        replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name) for n in group.nests
+        replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name)
+        for n in group.nests
     )
-    edges = [EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored]
+    edges = [
+        EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored
+    ]
     if choice_of(group).stream is not None:
         edges = [replace(e, mode="stream") for e in edges]
     used = _inlined_by(group.nests, part, fused)
@@ -122,11 +125,25 @@ def _kernel(
         "", (group.nests[-1].tensor.name,), choice.tile, nest_plans, tuple(edges),
         scan=part.scan.outputs[0].name if part.scan else None, predicted_seconds=round(choice.seconds, 9),
         traffic=(("DRAM", choice.traffic),), footprint=choice.footprint, tiles=choice.tiles,
-        stream=choice.stream,
+        stream=choice.stream, reason=_reason(group, connector),
     )  # fmt: skip
     if target.kind == "gpu":
         plan = finish_gpu(plan, group.nests)
     return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
+
+
+def _reason(group: Group, connector: Connector) -> str:
+    """Why these nests share a kernel, and why the kernel that reads them is another, in the cost model's words."""
+    parts = []
+    if len(group.nests) > 1:
+        alone = [connector.cost([n]) for n in group.nests]
+        apart = microseconds(sum(c.seconds for c in alone if c is not None))
+        joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
+        parts.append(f"joined: the prediction is {joined}")
+    refusal = connector.refused.get(group.nests[-1])
+    if refusal is not None:
+        parts.append(f"goes no further: {refusal}")
+    return "; ".join(parts)
 
 
 def choice_of(group: Group) -> Choice:
@@ -149,7 +166,9 @@ def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
     return [t.name for t in found]
 
 
-def _in_order(program: Program, parts: Sequence[_Part], kernels: Sequence[tuple[KernelPlan, set[str], set[str]]]) -> list[KernelPlan]:
+def _in_order(
+    program: Program, parts: Sequence[_Part], kernels: Sequence[tuple[KernelPlan, set[str], set[str]]]
+) -> list[KernelPlan]:
     """Kernels so that each comes after what it reads; those of one Scan stay together."""
     units: list[tuple[list[KernelPlan], set[str], set[str]]] = []
     by_scan: dict[str, tuple[list[KernelPlan], set[str], set[str]]] = {}
@@ -175,5 +194,9 @@ def _in_order(program: Program, parts: Sequence[_Part], kernels: Sequence[tuple[
                 done[unit] = None
                 continue
             stack.append((unit, True))
-            stack.extend((maker[n], False) for n in sorted(units[unit][2]) if n in maker and maker[n] not in done and maker[n] != unit)
+            stack.extend(
+                (maker[n], False)
+                for n in sorted(units[unit][2])
+                if n in maker and maker[n] not in done and maker[n] != unit
+            )
     return [plan for i in done for plan in units[i][0]]

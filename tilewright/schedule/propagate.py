@@ -145,7 +145,9 @@ def reads_box(nest: Nest, box: Box, reduce_box: Mapping[Axis, Range], wanted: se
         tensor = node.source
         if tensor not in wanted:
             continue
-        piece = tuple(index_range(simplify(i), env, extent_of(e)) for i, e in zip(node.indices, tensor.shape, strict=True))
+        piece = tuple(
+            index_range(simplify(i), env, extent_of(e)) for i, e in zip(node.indices, tensor.shape, strict=True)
+        )
         found[tensor] = merge(found[tensor], piece) if tensor in found else piece
     return found
 

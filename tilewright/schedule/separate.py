@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.ir.expr import Const, Expr, Load, Op, cast, const, is_op, op, replace_nodes, select, walk
+from tilewright.ir.expr import Const, Expr, Load, Op, const, is_op, op, replace_nodes, select, walk
 from tilewright.ir.simplify import simplify
 
 Split = tuple[Expr | None, Expr | None]  # (part without the variables, part of the variables alone); None is neutral
@@ -83,10 +83,14 @@ def split_sum(node: Expr, variables: frozenset[Load]) -> Split | None:
         return None if inner is None else tuple(None if part is None else op("neg", part) for part in inner)  # type: ignore[return-value]
     if name in ("mul", "div") and not mentions(node.args[1], variables) and not _reads(node.args[1]):
         inner = split_sum(node.args[0], variables)
-        return None if inner is None else tuple(None if part is None else op(name, part, node.args[1]) for part in inner)  # type: ignore[return-value]
+        return (
+            None if inner is None else tuple(None if part is None else op(name, part, node.args[1]) for part in inner)
+        )  # type: ignore[return-value]
     if name == "mul" and not _reads(node.args[0]):
         inner = split_sum(node.args[1], variables)
-        return None if inner is None else tuple(None if part is None else op(name, node.args[0], part) for part in inner)  # type: ignore[return-value]
+        return (
+            None if inner is None else tuple(None if part is None else op(name, node.args[0], part) for part in inner)
+        )  # type: ignore[return-value]
     return None
 
 
@@ -140,6 +144,3 @@ def _plus(name: str, left: Expr | None, right: Expr | None) -> Expr | None:
     if left is None:
         return right if name == "add" else op("neg", right)
     return op(name, left, right)
-
-
-__all__ = ["cast", "change", "mentions", "split_product", "split_sum"]

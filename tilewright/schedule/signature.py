@@ -33,7 +33,13 @@ def signature(nests: Sequence[Nest], about: Callable[[Tensor], Hashable]) -> Has
     for nest in nests:
         for axis in (*nest.axes, *nest.reduce_axes):
             axes.setdefault(axis, len(axes))
-        parts.append(("nest", tuple((axes[a], a.extent) for a in nest.axes), tuple((axes[a], a.extent) for a in nest.reduce_axes)))
+        parts.append(
+            (
+                "nest",
+                tuple((axes[a], a.extent) for a in nest.axes),
+                tuple((axes[a], a.extent) for a in nest.reduce_axes),
+            )
+        )
         parts.append(tuple(expr(e) for e in nest.elements))
         parts.append(nest.monoid)
         parts.append(tuple(tensor_id(t) for t in nest.accumulated))

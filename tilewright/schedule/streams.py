@@ -12,10 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.compute import Map
-from tilewright.ir.expr import Axis, Expr, Load, Var, const, load, loads, op, replace_nodes, select, substitute, var
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    Load,
+    Var,
+    axes_of,
+    const,
+    load,
+    loads,
+    op,
+    replace_nodes,
+    select,
+    substitute,
+    var,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.nest import Nest, inline, is_identity_read
+from tilewright.schedule.nest import Nest, inline
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, propagate
 from tilewright.schedule.separate import change, split_product, split_sum
@@ -66,8 +80,6 @@ def find_stream(nests: Sequence[Nest]) -> Stream | None:
 
 
 def _axes(node: Load) -> set[Axis]:
-    from tilewright.ir.expr import axes_of
-
     return set(axes_of(*node.indices))
 
 
@@ -83,7 +95,7 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
             if axis not in _axes(node) or node.source not in inside:
                 continue
             places = [d for d, i in enumerate(node.indices) if isinstance(i, Var) and i.axis is axis]
-            if len(places) != 1 or sum(axis in _axes_of(i) for i in node.indices) != 1:
+            if len(places) != 1 or sum(axis in axes_of(i) for i in node.indices) != 1:
                 return None
             producer = inside[node.source]
             producer_axis = producer.axes[places[0]]
@@ -113,12 +125,6 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
         return None
     first = next(n for n in nests if n in wide)
     return Stream(first.tensor, first.axes.index(wide[first]), extent_of(start_axis.extent), wide, reducers, factors)
-
-
-def _axes_of(node: Expr) -> list[Axis]:
-    from tilewright.ir.expr import axes_of
-
-    return axes_of(node)
 
 
 def _factors(
@@ -166,7 +172,9 @@ def stream_phases(plan: KernelPlan, nests: Sequence[Nest], root_box: Box) -> Pha
 class _Streamer:
     """Writes the nests of a streamed kernel."""
 
-    def __init__(self, stream: Stream, nests: Sequence[Nest], plans: Mapping[Nest, NestPlan], block: int, root_box: Box) -> None:
+    def __init__(
+        self, stream: Stream, nests: Sequence[Nest], plans: Mapping[Nest, NestPlan], block: int, root_box: Box
+    ) -> None:
         self.stream = stream
         self.nests = nests
         self.given = plans
@@ -184,7 +192,9 @@ class _Streamer:
         self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
                         for n in stream.reducers if n.tensor in read_inside}  # fmt: skip
         self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
-        self.states = {n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers}
+        self.states = {
+            n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers
+        }
 
     def phases(self) -> Phases:
         before: list[Nest] = []
@@ -216,7 +226,9 @@ class _Streamer:
         return replace_nodes(node, {x: load(names[x.source], x.indices) for x in loads(node) if x.source in names})
 
     def _wide(self, nest: Nest) -> Nest:
-        made = replace(nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values))
+        made = replace(
+            nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values)
+        )
         self.boxes[made] = self.boxes[nest]
         self.plans[made] = self.given[nest]
         return made
@@ -231,7 +243,9 @@ class _Streamer:
     def _value(self, nest: Nest) -> Expr:
         """The nest's stored value, from its state."""
         here = [var(a) for a in nest.axes]
-        return self._now(replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)}))
+        return self._now(
+            replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)})
+        )
 
     def _step(self, nest: Nest) -> list[Nest]:
         monoid = nest.monoid
@@ -250,7 +264,12 @@ class _Streamer:
             initial = op("mul" if monoid.operator == "add" else "add", initial, load(shift, here))
             element = select(lost, monoid.identity[0], element)
         update = replace(
-            nest, stores=(state,), elements=(element,), initial=(initial,), values=(load(nest.accumulated[0], here),), epilogue=()
+            nest,
+            stores=(state,),
+            elements=(element,),
+            initial=(initial,),
+            values=(load(nest.accumulated[0], here),),
+            epilogue=(),
         )
         self.boxes[update] = self.boxes[nest]
         self.plans[update] = replace(self.given[nest], level=self.level, tensor=state.name)
@@ -270,7 +289,9 @@ class _Streamer:
         operator = nest.monoid.operator
         neutral = const(1 if operator == "add" else 0, factor.dtype)
         unscaled = op("isnan", change(operator, factor, old, old))
-        return select(unscaled, neutral, change(operator, factor, old, new)), op("isnan", change(operator, factor, new, new))
+        return select(unscaled, neutral, change(operator, factor, old, new)), op(
+            "isnan", change(operator, factor, new, new)
+        )
 
     def _finish(self, nest: Nest) -> Nest:
         value = self._value(nest)
@@ -296,6 +317,3 @@ class _Streamer:
             order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
         )  # fmt: skip
         return made
-
-
-__all__ = ["Phases", "Stream", "find_stream", "is_identity_read", "stream_phases"]

@@ -41,14 +41,19 @@ class Choice:
 
 
 def choose_tile(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
-    fixed: Mapping[str, int] | None = None, stream: Stream | None = None, block: int = 0,
+    nests: Sequence[Nest],
+    plans: Sequence[NestPlan],
+    context: NestContext,
+    stored: frozenset[Tensor],
+    fixed: Mapping[str, int] | None = None,
+    stream: Stream | None = None,
+    block: int = 0,
 ) -> Choice | None:
     """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
     if context.target.kind == "gpu":
         from tilewright.schedule.gpu_tile import choose_gpu_tile
 
-        return choose_gpu_tile(nests, plans, context, stored, fixed or {})
+        return choose_gpu_tile(nests, plans, context, stored, fixed or {}, stream, block)
     root = nests[-1]
     candidates = _candidates(root, plans[-1], nests, fixed or {})
     sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
@@ -56,7 +61,7 @@ def choose_tile(
     box: Box = tuple(Range(var(origins[a]), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
-    repeats = {n: -(-stream.extent // block) for n in stream.wide} if stream else {}
+    repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
@@ -78,7 +83,9 @@ def choose_tile(
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
-    tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip

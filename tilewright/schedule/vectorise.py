@@ -149,7 +149,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     else:
         step = linear(store).terms.get(var(axis), 0)
         cost += (0.5 if step == 1 else 1.0 * lanes) / steps
-        for node in (loads(*nest.values) if nest.elements else ()):
+        for node in loads(*nest.values) if nest.elements else ():
             if node.source not in nest.accumulated:
                 found = stride(node, axis, context)
                 cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps
@@ -219,10 +219,12 @@ def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_la
     return total
 
 
-def _dot_tile(nest: Nest, vector: Axis, lanes: int, rows: Sequence[Axis], budget: int) -> tuple[dict[Axis, int], tuple[Axis, ...]]:
+def _dot_tile(
+    nest: Nest, vector: Axis, lanes: int, rows: Sequence[Axis], budget: int
+) -> tuple[dict[Axis, int], tuple[Axis, ...]]:
     """A tile for dot products along a contiguous reduction: outputs along up to two axes, lanes folded at the end."""
     ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
-    sizes = {a: 1 for a in ranked}
+    sizes = dict.fromkeys(ranked, 1)
     limit = max(4, min(16, budget - 4))
     while ranked:
         grown = [a for a in ranked if sizes[a] * 2 <= min(4, extent_of(a.extent))]
@@ -267,7 +269,7 @@ def _output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context
         layout = context.layout(nest.tensor)
         position = {part.axis: i for i, part in enumerate(layout.order)}
         return sorted(nest.axes, key=lambda a: position.get(nest.axes.index(a), 0))
-    return [*plain, *inner]  # type: ignore[list-item]
+    return [*plain, *inner]
 
 
 def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 
+from tilewright.ir.bounds import upper
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, load, loads, rewrite, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, const, load, loads, rewrite, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -153,18 +154,12 @@ def _contiguous_order(tensor: Tensor, indices: tuple[Expr, ...]) -> tuple[int, .
         if order[-1] != tensor.rank - 1:
             continue
         layout = Layout.permuted(order)
-        offset: Expr = as_index(0)
+        offset: Expr = const(0)
         for index, size in zip(layout.storage_indices(indices), layout.storage_shape(tensor.shape), strict=True):
             offset = offset * size + index
         if all(isinstance(t, Var) for t in linear(join_divisions(simplify(offset))).terms):
             return order
     return None
-
-
-def as_index(value: int) -> Expr:
-    from tilewright.ir.expr import const
-
-    return const(value)
 
 
 def join_divisions(offset: Expr) -> Expr:
@@ -196,8 +191,12 @@ def split_constants(program: Program) -> Program:
         indices: list[Expr] = []
         for index, extent in zip(node.indices, node.source.shape, strict=True):
             digits = _digits(index, extent)
-            shape.extend(int(d.extent) for d in digits) if digits else shape.append(int(extent))
-            indices.extend(var(d) for d in digits) if digits else indices.append(index)
+            if digits is None:
+                shape.append(int(upper(extent)))
+                indices.append(index)
+            else:
+                shape.extend(int(upper(d.extent)) for d in digits)
+                indices.extend(var(d) for d in digits)
         if len(shape) == len(node.indices):
             return None
         key = (node.source, tuple(shape))
@@ -232,6 +231,3 @@ def _rewrite_compute(compute: Compute, rule: object) -> Compute:
     if isinstance(compute, Scan):
         return replace(compute, body=tuple(_rewrite_compute(c, rule) for c in compute.body))
     return compute
-
-
-__all__ = ["axes_of", "choose_layouts", "join_divisions", "split_constants"]

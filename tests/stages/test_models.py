@@ -1,0 +1,118 @@
+"""The zoo's small models after every stage, on the interpreter and natively, against their float64 references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
+
+from bench import zoo  # noqa: E402
+from tests.cpu_stages import CPU, Lowered, evaluated, lowered, programs  # noqa: E402
+from tilewright import backend_cpu  # noqa: E402
+from tilewright.ir.compute import Program  # noqa: E402
+from tilewright.ir.traffic import count_traffic  # noqa: E402
+
+NAMES = tuple(zoo.MODELS)
+SCHEDULES = ("none", "connected")
+LIMIT = 1e-5  # what the full models must hold; the small ones stay far below
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
+
+
+@dataclass(frozen=True)
+class Export:
+    path: Path
+    inputs: dict[str, np.ndarray]
+    reference: dict[str, np.ndarray]
+    stages: dict[str, Program]
+
+    @cache  # noqa: B019 (an export lives as long as the session)
+    def lowered(self, schedule: str) -> Lowered:
+        return lowered(self.stages["layout"], schedule)
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
+    folder = tmp_path_factory.mktemp("zoo")
+
+    @cache
+    def make(name: str, exporter: str = "torchscript") -> Export:
+        if exporter == "dynamo":
+            pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")
+        module, inputs = zoo.build(name, "small")
+        path = folder / f"{name}.{exporter}.onnx"
+        zoo.export_module(module, inputs, path, exporter=exporter)
+        return Export(path, inputs, zoo.reference(module, inputs), programs(path))
+
+    return make
+
+
+@pytest.mark.parametrize("exporter", zoo.EXPORTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_programs(export, name: str, exporter: str) -> None:
+    """After lowering, folding and layouts the interpreter gives the same answers, in float32 and in float64."""
+    made = export(name, exporter)
+    for stage, program in made.stages.items():
+        assert zoo.relative_error(evaluated(program, made.inputs), made.reference) < LIMIT, stage
+    wide = evaluated(made.stages["layout"], made.inputs, wide=True)
+    assert zoo.relative_error(wide, made.reference) < 5e-7  # exporters fold batch norms in float32
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("exporter", zoo.EXPORTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_loops(export, name: str, exporter: str, schedule: str) -> None:
+    made = export(name, exporter)
+    assert zoo.relative_error(made.lowered(schedule).on_loops(made.inputs), made.reference) < LIMIT
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("exporter", zoo.EXPORTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_machine_code(export, name: str, exporter: str, schedule: str, kernel_cache: Path) -> None:
+    made = export(name, exporter)
+    found = made.lowered(schedule).natively(made.inputs, kernel_cache)
+    assert zoo.relative_error(found, made.reference) < LIMIT
+    for output, array in made.reference.items():
+        assert found[output].shape == array.shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_connecting_moves_less(export, name: str) -> None:
+    """Fewer kernels, and fewer bytes of intermediates counted from the Loops."""
+    plain, connected = (export(name).lowered(s) for s in SCHEDULES)
+    assert len(connected.plan.kernels) < len(plain.plan.kernels)
+    assert len(connected.loops.calls) < len(plain.loops.calls)
+    assert count_traffic(connected.loops).intermediate < count_traffic(plain.loops).intermediate
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unfused_is_one_kernel_a_compute(export, name: str) -> None:
+    plain = export(name).lowered("none").plan
+    assert all(len(k.nests) == 1 and not k.nests[0].epilogue and not k.edges for k in plain.kernels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_do_not_change_a_bit(export, name: str, kernel_cache: Path) -> None:
+    made = export(name)
+    low = made.lowered("connected")
+    runs = [low.natively(made.inputs, kernel_cache, threads) for threads in (1, 2, 3)]
+    for output, array in runs[0].items():
+        for other in runs[1:]:
+            assert array.tobytes() == other[output].tobytes(), output
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", NAMES)
+def test_exporters_give_the_same_kernels(export, name: str, schedule: str) -> None:
+    """Two ways to write a model down, one meaning: kernels may differ in names alone, and mostly do not differ."""
+    first, second = (backend_cpu.render(export(name, e).lowered(schedule).loops, CPU) for e in zoo.EXPORTERS)
+    shared = set(first.values()) & set(second.values())
+    assert len(shared) >= len(first) // 4
