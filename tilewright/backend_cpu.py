@@ -90,7 +90,7 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
 
 
 class Hazards:
-    """Tells which stages must wait: those that touch what a stage since the last barrier wrote, or write what one read."""
+    """Tells which stages must wait: those that touch what one since the last barrier wrote, or write what it read."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int, bool]] = []

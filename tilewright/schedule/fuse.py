@@ -40,14 +40,15 @@ def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fuse
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
     for compute in computes:
-        if isinstance(compute, Map) and compute.output not in absorbed and compute.output not in kept:
-            if _composes(compute, users.get(compute.output, [])):
-                result.inlined[compute.output] = compute
+        if not isinstance(compute, Map) or compute.output in absorbed or compute.output in kept:
+            continue
+        if _composes(compute, users.get(compute.output, [])):
+            result.inlined[compute.output] = compute
     return result
 
 
 def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> list[Map]:
-    """The maps that can run on the reduction's registers: all read it point for point, and only the last is read outside."""
+    """The maps that can run on the reduction's registers: read point for point, and only the last is read outside."""
     start = reduce.outputs[0]
     shape = tuple(a.extent for a in reduce.axes)
     reached: dict[Tensor, Map] = {}
@@ -70,7 +71,7 @@ def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozense
 
 
 def _between(start: Tensor, last: Map, reached: dict[Tensor, Map]) -> list[Map] | None:
-    """The reached maps that `last` depends on, in order, with `last`; None when one reads another than point for point."""
+    """The reached maps that `last` depends on, in order, with `last`; None when a read is not point for point."""
     inside: dict[Tensor, None] = {}
     stack = [last]
     while stack:
@@ -98,7 +99,7 @@ def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Comput
 
 def _composes(compute: Map, readers: Sequence[Compute]) -> bool:
     """Whether every reader may compute the map's elements itself."""
-    if not readers or not all(isinstance(r, Map | Reduce) for r in readers):
+    if not readers:
         return False
     cost = data_cost(compute.value)
     size = sum(1 for _ in walk(compute.value))
@@ -110,9 +111,11 @@ def _composes(compute: Map, readers: Sequence[Compute]) -> bool:
 
 
 def _reader_accepts(compute: Map, reader: Compute, cost: int) -> bool:
+    if not isinstance(reader, Map | Reduce):
+        return False
     own = [n for n in loads(*expressions(reader)) if n.source is compute.output]
     elements = prod(extent_of(a.extent) for a in compute.axes)
-    domain = prod(extent_of(a.extent) for a in reader.axes)  # type: ignore[union-attr]
+    domain = prod(extent_of(a.extent) for a in reader.axes)
     if isinstance(reader, Reduce):
         domain *= prod(extent_of(a.extent) for a in reader.reduce_axes)
     times = domain * len(own) / max(1, elements)

@@ -6,7 +6,7 @@ becomes one under the new v by ⊗ with b(new) / b(old). Nothing here knows soft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tilewright.ir.expr import Const, Expr, Load, Op, const, is_op, op, replace_nodes, select, walk
 from tilewright.ir.simplify import simplify
@@ -34,7 +34,7 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         return _times(name, left[0], right[0], node), _times(name, left[1], right[1], node)
     if name == "exp":
         inner = split_sum(node.args[0], variables)
-        return None if inner is None else tuple(None if part is None else op("exp", part) for part in inner)  # type: ignore[return-value]
+        return _each(inner, lambda part: op("exp", part))
     if name in ("neg", "cast"):
         inner = split_product(node.args[0], variables)
         if inner is None or (name == "cast" and inner[1] is not None):
@@ -42,10 +42,10 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), inner[1]
     if name in ("abs", "sqrt", "rsqrt"):
         inner = split_product(node.args[0], variables)
-        return None if inner is None else tuple(None if part is None else op(name, part) for part in inner)  # type: ignore[return-value]
+        return _each(inner, lambda part: op(name, part))
     if name == "pow" and not mentions(node.args[1], variables):
         inner = split_product(node.args[0], variables)
-        return None if inner is None else tuple(None if p is None else op("pow", p, node.args[1]) for p in inner)  # type: ignore[return-value]
+        return _each(inner, lambda part: op("pow", part, node.args[1]))
     if name == "select" and not mentions(node.args[0], variables):
         return _split_select(node, variables)
     return None
@@ -80,17 +80,13 @@ def split_sum(node: Expr, variables: frozenset[Load]) -> Split | None:
         return _plus(name, left[0], right[0]), _plus(name, left[1], right[1])
     if name == "neg":
         inner = split_sum(node.args[0], variables)
-        return None if inner is None else tuple(None if part is None else op("neg", part) for part in inner)  # type: ignore[return-value]
+        return _each(inner, lambda part: op("neg", part))
     if name in ("mul", "div") and not mentions(node.args[1], variables) and not _reads(node.args[1]):
         inner = split_sum(node.args[0], variables)
-        return (
-            None if inner is None else tuple(None if part is None else op(name, part, node.args[1]) for part in inner)
-        )  # type: ignore[return-value]
+        return _each(inner, lambda part: op(name, part, node.args[1]))
     if name == "mul" and not _reads(node.args[0]):
         inner = split_sum(node.args[1], variables)
-        return (
-            None if inner is None else tuple(None if part is None else op(name, node.args[0], part) for part in inner)
-        )  # type: ignore[return-value]
+        return _each(inner, lambda part: op(name, node.args[0], part))
     return None
 
 
@@ -111,6 +107,14 @@ def _ratio(factor: Expr, old: Mapping[Expr, Expr], new: Mapping[Expr, Expr]) -> 
     if isinstance(factor, Const):
         return const(1, factor.dtype)
     return op("div", replace_nodes(factor, new), replace_nodes(factor, old))
+
+
+def _each(split: Split | None, apply: Callable[[Expr], Expr]) -> Split | None:
+    """A function that distributes over the split, applied to both parts."""
+    if split is None:
+        return None
+    left, right = split
+    return None if left is None else apply(left), None if right is None else apply(right)
 
 
 def _others(node: Expr, variables: frozenset[Load]) -> bool:
