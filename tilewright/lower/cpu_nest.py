@@ -214,7 +214,9 @@ class CpuNest:
         lane_axis = self.vector if block.lane is not None else None
         inside: list[Expr] = []
         for condition in conditions:
-            (inside if lane_axis in axes_of(condition) or loads(condition) else kept).append(condition)
+            # a condition read from memory is checked once, before the reduction; one that changes inside stays there
+            moving = bool(loads(condition)) and any(a in self.nest.reduce_axes for a in axes_of(condition))
+            (inside if lane_axis in axes_of(condition) or moving else kept).append(condition)
         if inside:
             element = select(all_of(inside), element, monoid.identity[0])
         return kept, [element]
@@ -243,7 +245,7 @@ class CpuNest:
         else:
             axis = self.reduction[depth]
             inner = self._loop(axis, depth, block, states, monoid, elements, later, axis in self.unrolled_reduction)
-        return _guarded(plain, block.env, inner)
+        return self._guarded(plain, block.env, inner)
 
     def _loop(
         self, axis: Axis, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid,
@@ -323,7 +325,7 @@ class CpuNest:
         plain: Sequence[Expr], varied: Sequence[Expr],
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """Where the whole block is inside, no check remains; else each unrolled position checks for itself."""
-        lowered = [simplify(substitute(c, block.env)) for c in varied]
+        lowered = [simplify(self.access.lower(substitute(c, block.env))) for c in varied]
         everywhere = all_of(simplify(_worst(c, block.unrolled)) for c in lowered)
         fast = self._reduce_loops(depth, block, states, monoid, elements, [])
         guards = [a for a in block.unrolled if any(a in axes_of(c) for c in lowered)]
@@ -333,7 +335,13 @@ class CpuNest:
         slow = (If(all_of(lowered), slow),)
         for axis in reversed(guards):
             slow = (For(axis, ForKind.UNROLL, slow),)
-        return _guarded(plain, block.env, (If(everywhere, fast, slow),))
+        return self._guarded(plain, block.env, (If(everywhere, fast, slow),))
+
+    def _guarded(self, conditions: Sequence[Expr], env: dict[Axis, Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        check = simplify(self.access.lower(all_of(substitute(c, env) for c in conditions)))
+        if isinstance(check, Const) and check.value:
+            return body
+        return (If(check, body),)
 
     # --- reduction with the vector along a reduction axis
 
@@ -435,13 +443,6 @@ def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     for buffer in reversed(buffers):
         result = (Alloc(buffer, result),)
     return result
-
-
-def _guarded(conditions: Sequence[Expr], env: dict[Axis, Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    check = simplify(all_of(substitute(c, env) for c in conditions))
-    if isinstance(check, Const) and check.value:
-        return body
-    return (If(check, body),)
 
 
 def _worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:

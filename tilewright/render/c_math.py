@@ -24,8 +24,8 @@ static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a),
     # e^x = 2^n e^r, |r| <= ln2/2; 2^n is applied in two halves so that results below 2^-126 come out denormal
     "exp": (("select",), """
 static inline $V tw_exp_$V($V x) {
-    $V c = tw_select_$V(x > 89.0f, x - x + 89.0f, x);
-    c = tw_select_$V(c < -104.0f, c - c - 104.0f, c);
+    $V c = tw_select_$V(x > 89.0f, ($V){} + 89.0f, x);
+    c = tw_select_$V(c < -104.0f, ($V){} - 104.0f, c);
     $V t = c * 1.44269504f + 12582912.0f;
     $I n = ($I)t - 0x4b400000;
     $V k = t - 12582912.0f;
@@ -38,7 +38,7 @@ static inline $V tw_exp_$V($V x) {
     p = p * (r * r) + r + 1.0f;
     $I h = n >> 1;
     p = p * ($V)((h + 127) << 23) * ($V)((n - h + 127) << 23);
-    p = tw_select_$V(x < -104.0f, p - p, p);
+    p = tw_select_$V(x < -104.0f, ($V){}, p);
     return tw_select_$V(x != x, x, p);
 }
 """),
@@ -64,7 +64,7 @@ static inline $V tw_log_$V($V x) {
     p = p + f;
     p = p + k * 0.693359375f;
     p = tw_select_$V((x == x) & (x > 3.4028234e38f), x, p);
-    p = tw_select_$V(x == 0.0f, x - x - (float)INFINITY, p);
+    p = tw_select_$V(x == 0.0f, ($V){} - INFINITY, p);
     return tw_select_$V((x < 0.0f) | (x != x), (x - x) / (x - x), p);
 }
 """),
@@ -95,7 +95,7 @@ static inline $V tw_erf_$V($V x) {
     p = p * s - 0.3761263192f;
     p = p * s + 0.1283791661f;
     $V near = p * x + x;
-    $V t = tw_select_$V(a > 4.0f, a - a + 4.0f, a);
+    $V t = tw_select_$V(a > 4.0f, ($V){} + 4.0f, a);
     $V q = -5.2179570e-07f * t - 1.4313494e-05f;
     q = q * t + 3.9672499e-04f;
     q = q * t - 0.0040535741f;

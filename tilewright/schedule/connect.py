@@ -128,7 +128,8 @@ class Connector:
             for feeder in feeders.values():
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
                 if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, producer, groups):
-                    self.refused[feeder.nests[-1]] = f"{nest.tensor.name} cannot take it in"
+                    unable = f"with {nest.tensor.name} it would wait for itself, or hold more than {_MOST_NESTS} nests"
+                    self.refused.setdefault(feeder.nests[-1], unable)
                     continue
                 choice = self.cost(merged)
                 if choice is None or feeder.choice is None or group.choice is None:

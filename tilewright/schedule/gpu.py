@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+
 from tilewright.ir.expr import Axis, Const, Expr, axes_of, const, is_op, loads, op, select, var
 from tilewright.ir.simplify import linear
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
-from tilewright.schedule.propagate import Box, Range, extent_of
+from tilewright.schedule.propagate import Box, Range, Size, extent_of
 from tilewright.schedule.streams import stream_phases
 from tilewright.schedule.vectorise import NestContext, is_contraction, offset_of, stride
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
 _WISHED_THREADS = 132 * 128  # on the whole GPU, below which register tiles shrink to make more of them
+_FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
 
@@ -199,6 +202,24 @@ def _split(nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context
     return split, fastest
 
 
+def fit_register(plan: NestPlan, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
+    """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
+    tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
+    for _ in range(6):
+        work: Size = plan.split
+        for axis in nest.axes:
+            work = work * -(-sizes[axis] // tile.get(axis, 1))
+        largest: Size = 1
+        for n in tile.values():
+            largest = np.maximum(largest, n)
+        shrink = (work < _FILLED_THREADS) & (largest > 1)
+        for axis, n in tile.items():
+            hit = shrink & (n == largest)
+            tile[axis] = np.where(hit, n // 2, n)
+            shrink = shrink & ~hit
+    return tile
+
+
 def positions(plan: NestPlan, nest: Nest, box: Box) -> dict[Axis, int]:
     """Register tiles along each output axis of a box."""
     register = dict(plan.register)
@@ -228,8 +249,8 @@ def finish_gpu(plan: KernelPlan, nests: Sequence[Nest]) -> KernelPlan:
 def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> NestPlan:
     names = nest.axis_names()
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
-    register = tuple((a, n) for a, n in ((a, min(n, sizes[nest.named(a)])) for a, n in plan.register) if n > 1)
-    plan = replace(plan, register=register)
+    fitted = fit_register(plan, nest, sizes)
+    plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
     step = 0
     if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
         step = _step(plan, nest, box, reduce_box)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.gpu import MOST_THREADS, factors, reused
+from tilewright.schedule.gpu import MOST_THREADS, factors, fit_register, reused
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
@@ -56,13 +56,14 @@ def choose_gpu_tile(
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
-    work = [_work(n, p, boxes[n]) for n, p in zip(nests, plans, strict=True)]
+    tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
+    work = [_work(n, p, boxes[n], tiles_of[n]) for n, p in zip(nests, plans, strict=True)]
     threads = np.clip(-(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS)
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     for nest, plan, positions in zip(nests, plans, work, strict=True):
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan)
+        slots, wait = _step_cost(nest, plan, tiles_of[nest])
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / _LANES * repeats
@@ -128,13 +129,15 @@ def _candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tu
     return list(product(*choices))
 
 
-def _work(nest: Nest, plan: NestPlan, box: Box) -> Size:
+def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
+    return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
+
+
+def _work(nest: Nest, plan: NestPlan, box: Box, register: Mapping[Axis, Size]) -> Size:
     """Threads that a box could use."""
-    register = dict(plan.register)
-    names = nest.axis_names()
     total: Size = plan.split
     for axis, extent in zip(nest.axes, box, strict=True):
-        total = total * -(-extent.size // register.get(names[axis], 1))
+        total = total * -(-extent.size // register.get(axis, 1))
     return total
 
 
@@ -151,23 +154,27 @@ def _staging(nest: Nest, box: Box) -> Size:
     return total
 
 
-def _step_cost(nest: Nest, plan: NestPlan) -> tuple[float, float]:
+def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
-    outputs = prod(n for _, n in plan.register)
+    outputs: Size = 1
+    for n in register.values():
+        outputs = outputs * n
     epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
     if nest.monoid is None:
-        return epilogue, float(_GLOBAL_LATENCY + data_cost(*nest.values))
+        return epilogue, _GLOBAL_LATENCY + data_cost(*nest.values)
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
-        fragments = 0
-        register = {nest.named(a): n for a, n in plan.register}
+        fragments: Size = 0
         for factor in factors(nest):
-            fragments += prod(register.get(a, 1) for a in factor.outputs)
+            part: Size = 1
+            for axis in factor.outputs:
+                part = part * register.get(axis, 1)
+            fragments = fragments + part
         slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
-        return steps * slots + epilogue, steps * max(_SHARED_LATENCY, slots) + epilogue
+        return steps * slots + epilogue, steps * np.maximum(_SHARED_LATENCY, slots) + epilogue
     slots = outputs * (_LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine))
-    return steps * slots + epilogue, steps * max(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue
+    return steps * slots + epilogue, steps * np.maximum(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue
 
 
 def _traffic(

@@ -259,10 +259,11 @@ class _Streamer:
             made.append(self._point(nest, self.previous[nest], load(self.current[nest], here)))
         if nest in self.stream.factors:
             change_now, lost = self._correction(nest)
-            shift = Tensor(f"{nest.tensor.name}@shift", nest.tensor.shape, state.dtype)
-            made.append(self._point(nest, shift, change_now))
-            initial = op("mul" if monoid.operator == "add" else "add", initial, load(shift, here))
-            element = select(lost, monoid.identity[0], element)
+            shift, shift_here = self._row(nest, "shift", change_now)
+            keep, keep_here = self._row(nest, "keep", op("not", lost))
+            made.extend((shift, keep))
+            initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
+            element = select(keep_here, element, monoid.identity[0])
         update = replace(
             nest,
             stores=(state,),
@@ -302,6 +303,22 @@ class _Streamer:
         made = self._point(nest, nest.tensor, value)
         self.plans[made] = replace(self.plans[made], level=self.given[nest].level)
         return made
+
+    def _row(self, nest: Nest, label: str, value: Expr) -> tuple[Nest, Expr]:
+        """A value kept along those of the reducer's axes it depends on, and how the reducer reads it."""
+        used = [a for a in nest.axes if a in axes_of(value)]
+        tensor = Tensor(f"{nest.tensor.name}@{label}", tuple(a.extent for a in used), value.dtype)
+        axes = tuple(Axis(a.name, a.extent) for a in used)
+        moved = substitute(value, {a: var(b) for a, b in zip(used, axes, strict=True)})
+        made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
+        self.boxes[made] = tuple(self.boxes[nest][nest.axes.index(a)] for a in used)
+        given = self.given[nest]
+        renamed = {f"o{nest.axes.index(a)}": f"o{i}" for i, a in enumerate(used)}
+        threads = tuple((renamed[a], n) for a, n in given.threads if a in renamed)
+        self.plans[made] = NestPlan(
+            tensor.name, tensor.name, level=self.level, order=tuple(f"o{i}" for i in range(len(axes))), threads=threads
+        )
+        return made, load(tensor, [var(a) for a in used])
 
     def _point(self, nest: Nest, tensor: Tensor, value: Expr) -> Nest:
         """A map over the reducer's own axes."""

@@ -1,0 +1,198 @@
+"""Softmax of a matmul, softmax(QKᵀ)V and reductions nobody named as one kernel, all of it resident or streamed.
+
+Streaming follows from the algebra of the reductions: an element that splits into a product (or, under a maximum, a
+sum) can follow a moving result, whatever the model calls its operators; one that does not split is never streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import Step, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.schedule.plan import Plan
+
+HEADS = 2
+SIZES = [(77, 40), (128, 64), (1000, 40), (1000, 64)]
+LAST = {"axes": [2], "keepdims": 1}
+SCORES: list[Step] = [("Transpose", ["k"], "kt", {"perm": [0, 2, 1]}), ("MatMul", ["q", "kt"], "s", {})]
+MAX: list[Step] = [("ReduceMax", ["s"], "m", LAST), ("Sub", ["s", "m"], "d", {})]
+
+# name -> (what follows the scores, does v take part, last extent of the result: the head, the sequence or nothing)
+KINDS: dict[str, tuple[list[Step], bool, str]] = {
+    # softmax of a matmul: all of the sequence is the result, so there is nothing to stream
+    "rows": ([("Softmax", ["s"], "o", {"axis": -1})], False, "sequence"),
+    "softmax": ([("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "o", {})], True, "head"),
+    "logsumexp": ([("ReduceLogSumExp", ["s"], "o", {"axes": [2], "keepdims": 0})], False, ""),
+    # Σ (s / max |s|)² v
+    "squares": ([("Abs", ["s"], "a", {}), ("ReduceMax", ["a"], "m", LAST), ("Div", ["s", "m"], "x", {}),
+                 ("Mul", ["x", "x"], "y", {}), ("MatMul", ["y", "v"], "o", {})], True, "head"),
+    # Σ |s| / sqrt(Σ s²) v: a sum under another sum's scale
+    "root": ([("ReduceSumSquare", ["s"], "n", LAST), ("Sqrt", ["n"], "r", {}), ("Abs", ["s"], "a", {}),
+              ("Div", ["a", "r"], "x", {}), ("MatMul", ["x", "v"], "o", {})], True, "head"),
+    # max (s - min s): sums follow under maxima as products do under sums
+    "spread": ([("ReduceMin", ["s"], "m", LAST), ("Sub", ["s", "m"], "d", {}),
+                ("ReduceMax", ["d"], "o", {"axes": [2], "keepdims": 0})], False, ""),
+    # min (2 s - max s)
+    "lowest": ([("ReduceMax", ["s"], "m", LAST), ("Add", ["s", "s"], "t", {}), ("Sub", ["t", "m"], "d", {}),
+                ("ReduceMin", ["d"], "o", {"axes": [2], "keepdims": 0})], False, ""),
+}  # fmt: skip
+STREAMED = [k for k in KINDS if k != "rows"]
+
+
+def make(kind: str, length: int, head: int, before: Sequence[Step] = (), mask: bool = False) -> ModelProto:
+    steps, uses_v, last = KINDS[kind]
+    shape = (HEADS, length, head)
+    inputs: dict[str, Sequence[int]] = {"q": shape, "k": shape}
+    scores: list[Step] = list(SCORES)
+    if uses_v:
+        inputs["v"] = shape
+    if mask:
+        inputs["mask"] = (length, length)
+        scores = [SCORES[0], ("MatMul", ["q", "kt"], "raw", {}), ("Add", ["raw", "mask"], "s", {})]
+    extent = {"head": (head,), "sequence": (length,), "": ()}[last]
+    return model_of([*scores, *before, *steps], inputs, {"o": (HEADS, length, *extent)})
+
+
+def inputs_of(length: int, head: int, kind: str = "softmax", seed: int = 0) -> dict[str, np.ndarray]:
+    """Scores of some ten units, so that the maximum matters."""
+    rng = np.random.default_rng(seed)
+    names = ("q", "k", "v") if KINDS[kind][1] else ("q", "k")
+    made = {n: rng.standard_normal((HEADS, length, head)).astype(np.float32) for n in names}
+    made["q"] *= 2
+    return made
+
+
+# --- tests
+
+
+@pytest.mark.parametrize(("length", "head"), SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kernel(kind: str, length: int, head: int) -> None:
+    plan = lowered(programs(make(kind, length, head))["layout"]).plan
+    assert len(plan.kernels) == 1, plan.text()
+    assert sum(n.level == "DRAM" for n in plan.kernels[0].nests) == 1  # nothing but the result reaches main memory
+
+
+@pytest.mark.parametrize(("length", "head"), [(77, 40), (128, 64)])
+@pytest.mark.parametrize("kind", STREAMED)
+def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
+    compare_ways(kind, length, head, kernel_cache)
+
+
+@pytest.mark.parametrize(("length", "head"), [(1000, 40), (1000, 64)])
+@pytest.mark.parametrize("kind", STREAMED)
+def test_long_sequences(kind: str, length: int, head: int, kernel_cache: Path, request: pytest.FixtureRequest) -> None:
+    if (head == 40) != (kind == "softmax") and not request.config.getoption("--all"):
+        pytest.skip("a sample; --all runs every kind with both heads")
+    compare_ways(kind, length, head, kernel_cache)
+
+
+def with_block(plan: Plan, block: int) -> Plan:
+    """The plan of one streamed kernel with another block."""
+    (kernel,) = plan.kernels
+    assert kernel.stream is not None
+    return replace(plan, kernels=(replace(kernel, stream=replace(kernel.stream, block=block)),))
+
+
+def compare_ways(kind: str, length: int, head: int, cache: Path) -> None:
+    program = programs(make(kind, length, head))["layout"]
+    inputs = inputs_of(length, head, kind)
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    for streaming in ("never", "always"):
+        low = lowered(program, "connected", streaming)
+        assert len(low.plan.kernels) == 1
+        stream = low.plan.kernels[0].stream
+        if streaming == "never":
+            assert stream is None
+        else:
+            assert stream is not None and -(-length // stream.block) >= 2  # several blocks, the last one cut
+        np.testing.assert_allclose(low.natively(inputs, cache)["o"], wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loops(kind: str) -> None:
+    """The interpreter of Loops sees every access of the streamed and of the resident form."""
+    program = programs(make(kind, 37, 5))["layout"]
+    inputs = inputs_of(37, 5, kind)
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    for streaming in ("never", "always"):
+        found = lowered(program, "connected", streaming).on_loops(inputs)["o"]
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+
+
+@pytest.mark.parametrize("kind", ["rows", "softmax", "logsumexp"])
+def test_masked(kind: str, kernel_cache: Path) -> None:
+    """-inf over a whole leading block, over all but one place, and over a whole row (no number, as the model says)."""
+    length, head = 300, 40
+    program = programs(make(kind, length, head, mask=True))["layout"]
+    mask = np.zeros((length, length), np.float32)
+    mask[:, :140] = -np.inf  # longer than a block
+    mask[7, :] = -np.inf
+    mask[9, :] = -np.inf
+    mask[9, 299] = 0
+    mask[11, :] = 0
+    mask[11, 150:] = -np.inf
+    inputs = {**inputs_of(length, head, kind), "mask": mask}
+    with np.errstate(invalid="ignore"):
+        wanted = evaluated(program, inputs, wide=True)["o"]
+    assert np.isfinite(wanted[:, 9]).all() and not np.isfinite(wanted[:, 7]).any()
+    for streaming in ("never", "always"):
+        low = lowered(program, "connected", streaming)
+        assert len(low.plan.kernels) == 1
+        if streaming == "always" and kind != "rows":
+            low = lowered(program, plan=with_block(low.plan, 64))
+        found = low.natively(inputs, kernel_cache)["o"]
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+
+
+# Σ sin(s - m) v and its like have no split
+UNSPLITTABLE: dict[str, list[Step]] = {
+    "sine": [*MAX, ("Sin", ["d"], "x", {}), ("MatMul", ["x", "v"], "o", {})],
+    "square": [*MAX, ("Mul", ["d", "d"], "x", {}), ("MatMul", ["x", "v"], "o", {})],
+    "sigmoid": [*MAX, ("Sigmoid", ["d"], "x", {}), ("MatMul", ["x", "v"], "o", {})],
+}
+
+
+@pytest.mark.parametrize("kind", UNSPLITTABLE)
+def test_what_does_not_split_is_not_streamed(kind: str, kernel_cache: Path) -> None:
+    length, head = 130, 16
+    shape = (HEADS, length, head)
+    model = model_of([*SCORES, *UNSPLITTABLE[kind]], {"q": shape, "k": shape, "v": shape}, {"o": shape})
+    program = programs(model)["layout"]
+    low = lowered(program, "connected", "always")
+    assert all(k.stream is None for k in low.plan.kernels)
+    inputs = inputs_of(length, head)
+    inputs["q"] /= 2
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    np.testing.assert_allclose(low.natively(inputs, kernel_cache)["o"], wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_maximum_of_products_is_not_streamed(kernel_cache: Path) -> None:
+    """max (s · m): multiplying by another m may turn the order around, so old maxima cannot follow."""
+    steps: list[Step] = [*SCORES, ("ReduceMin", ["s"], "m", LAST), ("Mul", ["s", "m"], "x", {}),
+                         ("ReduceMax", ["x"], "o", {"axes": [2], "keepdims": 0})]  # fmt: skip
+    shape = (HEADS, 130, 16)
+    program = programs(model_of(steps, {"q": shape, "k": shape}, {"o": shape[:2]}))["layout"]
+    low = lowered(program, "connected", "always")
+    assert all(k.stream is None for k in low.plan.kernels)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    np.testing.assert_allclose(low.natively(inputs, kernel_cache)["o"], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_edited_blocks(kind: str) -> None:
+    """A person may choose another block in the plan: one that divides nothing, and one larger than the sequence."""
+    program = programs(make(kind, 77, 8))["layout"]
+    inputs = inputs_of(77, 8, kind)
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    plan = lowered(program, "connected", "always").plan
+    for block in (7, 80):
+        found = lowered(program, plan=with_block(plan, block)).on_loops(inputs)["o"]
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=str(block))

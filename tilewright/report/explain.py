@@ -1,0 +1,392 @@
+"""What became of a model, and why: facts gathered from a compilation's forms as one JSON object, and as text.
+
+Kernels are listed once each, with the calls that share them: twelve equal layers are one row.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tilewright.compiler import Artifact
+from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import Tensor, elements
+from tilewright.lower.kernel import plan_nests
+from tilewright.lower.memory import arena
+from tilewright.schedule.plan import KernelPlan, Plan
+
+WIDTH = 100
+_LABEL = 10
+
+
+def explain_json(artifact: Artifact) -> dict[str, Any]:
+    """The facts; a stage that was not reached leaves its part empty."""
+    target = artifact.target
+    facts: dict[str, Any] = {
+        "model": artifact.graph.name,
+        "target": {
+            "name": target.name, "architecture": target.architecture, "units": target.units,
+            "vector_bytes": target.vector_bytes, "tile_level": target.tile_level.name, "main_level": target.main.name,
+            "levels": [{"name": x.name, "bytes": x.capacity} for x in target.levels],
+        },
+        "schedule": artifact.plan.schedule if artifact.plan else None,
+        "operators": len(artifact.graph.nodes),
+        "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
+        "compile_seconds": {
+            "total": round(sum(artifact.stage_seconds.values()), 4),
+            "stages": {name: round(s, 4) for name, s in artifact.stage_seconds.items()},
+        },
+        "totals": {}, "kernels": [],
+    }  # fmt: skip
+    if artifact.program is None or artifact.plan is None:
+        return facts
+    model = _Model(artifact.program, artifact.plan, target.main.name)
+    rows = _rows(model, artifact.loops)
+    facts["computes"] = sum(1 for _ in _computes(artifact.program))
+    facts["kernels_planned"] = len(artifact.plan.kernels)
+    facts["kernels_distinct"] = len(rows)
+    facts["calls"] = sum(row.calls for row in rows)
+    facts["kernels"] = [_kernel_facts(model, row, target.tile_level.name) for row in rows]
+    facts["totals"] = _totals(model, artifact)
+    return facts
+
+
+class _Model:
+    """A Program and its Plan with the lookups that the facts need."""
+
+    def __init__(self, program: Program, plan: Plan, main: str) -> None:
+        self.program = program
+        self.plan = plan
+        self.by_name = {t.name: c for c in _computes(program) for t in c.outputs}
+        self.tensors = {t.name: t for c in _computes(program) for t in c.outputs}
+        self.steps = {t.name: _steps(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
+        self.kept = frozenset(t.name for t in program.outputs)
+        self.stored = frozenset(
+            t.name
+            for kernel in plan.kernels
+            for nest, made in zip(kernel.nests, plan_nests(kernel, self.by_name), strict=True)
+            if nest.level == main
+            for t in made.stores
+        )
+
+    def repeats(self, kernel: KernelPlan) -> int:
+        return self.steps.get(kernel.scan, 1) if kernel.scan else 1
+
+    def parts(self, kernel: KernelPlan) -> list[Compute]:
+        """The computes inside a kernel, in the program's order."""
+        names = {n for nest in kernel.nests for n in (nest.core, *nest.epilogue)}
+        names.update(e.tensor for e in kernel.edges)
+        inside = [c for c in _computes(self.program) if any(t.name in names for t in c.outputs)]
+        return list(dict.fromkeys(inside))
+
+    def intermediates(self) -> Iterator[tuple[Tensor, int]]:
+        """Every tensor between the model's inputs and outputs, and how often it is computed."""
+        for compute in self.program.computes:
+            steps = _steps(compute) if isinstance(compute, Scan) else 1
+            for inner in compute.body if isinstance(compute, Scan) else (compute,):
+                yield from ((t, steps) for t in inner.outputs if t.name not in self.kept)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A distinct kernel: its name, the plans that share it, and how often it is called."""
+
+    name: str
+    plans: tuple[KernelPlan, ...]
+    calls: int
+
+
+def _rows(model: _Model, loops: LoopProgram | None) -> list[_Row]:
+    names = _code_names(model, loops)
+    grouped: dict[str, list[KernelPlan]] = {}
+    for kernel, name in zip(model.plan.kernels, names, strict=True):
+        grouped.setdefault(name, []).append(kernel)
+    return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans)) for n, plans in grouped.items()]
+
+
+def _code_names(model: _Model, loops: LoopProgram | None) -> list[str]:
+    """The kernel of the Loops that each planned kernel became. Loops edited by hand may not follow the Plan."""
+    kernels = model.plan.kernels
+    own = [k.name for k in kernels]
+    if loops is None or len(loops.calls) != sum(model.repeats(k) for k in kernels):
+        return own
+    names: list[str] = []
+    call = 0
+    position = 0
+    while position < len(kernels):
+        scan = kernels[position].scan
+        together = 1 if scan is None else sum(1 for k in kernels[position:] if k.scan == scan)
+        names.extend(loops.calls[call + i].kernel for i in range(together))
+        call += sum(model.repeats(k) for k in kernels[position : position + together])
+        position += together
+    return names
+
+
+def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
+    plan = row.plans[0]
+    nests = plan_nests(plan, model.by_name)
+    moved = dict(plan.traffic)
+    return {
+        "name": row.name,
+        "root": plan.roots[-1],
+        "nodes": _origins(model.parts(plan)),
+        "calls": row.calls,
+        "instances": [
+            {"plan": p.name, "root": p.roots[-1], "nodes": _origins(model.parts(p)), "steps": model.repeats(p),
+             "reason": p.reason}
+            for p in row.plans
+        ],
+        "scan": plan.scan,
+        "tile": dict(plan.tile),
+        "tiles": plan.tiles,
+        "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
+        "block_threads": plan.block_threads,
+        "footprint_bytes": plan.footprint,
+        "footprint_level": level,
+        "stream": None if plan.stream is None else
+        {"tensor": plan.stream.tensor, "axis": plan.stream.axis, "block": plan.stream.block},
+        "predicted_us": round(1e6 * plan.predicted_seconds, 3),
+        "predicted_us_all_calls": round(sum(1e6 * p.predicted_seconds * model.repeats(p) for p in row.plans), 3),
+        "traffic_bytes": sum(moved.values()),
+        "traffic_bytes_all_calls": sum(sum(dict(p.traffic).values()) * model.repeats(p) for p in row.plans),
+        "nests": [
+            {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
+             "core": n.core, "epilogue": list(n.epilogue), "level": n.level, "phase": n.phase, "vector": n.vector,
+             "lanes": n.lanes, "register": dict(n.register), "threads": dict(n.threads)}
+            for n, made in zip(plan.nests, nests, strict=True)
+        ],
+        "edges": [
+            {"tensor": e.tensor, "level": e.level, "mode": e.mode, "bytes": _bytes(model.tensors[e.tensor])}
+            for e in plan.edges
+        ],
+        "reason": plan.reason,
+    }  # fmt: skip
+
+
+def _totals(model: _Model, artifact: Artifact) -> dict[str, Any]:
+    all_bytes = sum(_bytes(t) * n for t, n in model.intermediates())
+    far_bytes = sum(_bytes(t) * n for t, n in model.intermediates() if t.name in model.stored)
+    kernels = model.plan.kernels
+    loops = artifact.loops
+    rows = loops.tensors if loops is not None else ()
+    sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
+             for role in ("input", "output", "constant")}  # fmt: skip
+    return {
+        "predicted_us": round(sum(1e6 * k.predicted_seconds * model.repeats(k) for k in kernels), 3),
+        "traffic_bytes": sum(sum(dict(k.traffic).values()) * model.repeats(k) for k in kernels),
+        "intermediate_bytes": all_bytes,
+        "intermediate_bytes_on_chip": all_bytes - far_bytes,
+        "intermediate_bytes_stored": far_bytes,
+        "arena_bytes": arena(loops)[1] if loops is not None else None,
+        "weight_bytes": sizes["constant"],
+        "input_bytes": sizes["input"],
+        "output_bytes": sizes["output"],
+    }
+
+
+def _computes(program: Program) -> Iterator[Compute]:
+    """Every compute that a kernel holds: a Scan stands for its body."""
+    for compute in program.computes:
+        if isinstance(compute, Scan):
+            yield from compute.body
+        else:
+            yield compute
+
+
+def _steps(scan: Scan) -> int:
+    return scan.axis.extent if isinstance(scan.axis.extent, int) else 1
+
+
+def _bytes(tensor: Tensor) -> int:
+    return prod(e for e in tensor.shape if isinstance(e, int)) * tensor.dtype.bytes
+
+
+def _origins(computes: Sequence[Compute]) -> list[str]:
+    """The model's nodes behind computes, each once."""
+    return list(dict.fromkeys(c.origin or c.outputs[0].name for c in computes))
+
+
+# Text
+
+
+def explain_text(artifact: Artifact, width: int | None = None) -> str:
+    """The facts for a person; as wide as the terminal, 100 columns at most."""
+    facts = explain_json(artifact)
+    columns = width or min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    lines = [*_header(facts, columns)]
+    if not facts["kernels"]:
+        lines.append("  no plan was made: compilation stopped before it")
+        return "\n".join(lines) + "\n"
+    lines += ["", *_totals_lines(facts), "", *_table(facts, columns)]
+    for kernel in facts["kernels"]:
+        lines += ["", *_detail(kernel, facts, columns)]
+    return "\n".join(lines) + "\n"
+
+
+def _header(facts: dict[str, Any], width: int) -> list[str]:
+    target = facts["target"]
+    schedule = f", schedule {facts['schedule']}" if facts["schedule"] else ""
+    levels = ", ".join(f"{x['name']} {size_text(x['bytes'])}" for x in target["levels"][:-1])
+    lines = [
+        f"{facts['model']} for {target['name']}{schedule}",
+        f"  machine    {target['architecture']}, {_count(target['units'], 'unit')}, {target['vector_bytes']}-byte vectors, {levels}",
+    ]
+    if facts["kernels"]:
+        shared = "" if facts["calls"] == facts["kernels_distinct"] else f", run in {facts['calls']} calls"
+        lines.append(f"  kernels    {_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"
+                     f" became {_count(facts['kernels_distinct'], 'kernel')}{shared}")  # fmt: skip
+    stages = ", ".join(f"{n} {s:.2f}" for n, s in facts["compile_seconds"]["stages"].items())
+    return [*lines, *_wrapped("compiled", f"in {facts['compile_seconds']['total']:.2f} s: {stages}", width)]
+
+
+def _totals_lines(facts: dict[str, Any]) -> list[str]:
+    totals, main = facts["totals"], facts["target"]["main_level"]
+    between = totals["intermediate_bytes"]
+    share = f" ({100 * totals['intermediate_bytes_on_chip'] / between:.0f}%)" if between else ""
+    lines = [
+        f"  predicted  {time_text(totals['predicted_us'])} in all, {size_text(totals['traffic_bytes'])} from and to {main}",
+        f"  between    {size_text(between)} of intermediate tensors, which schedule none would store to {main};",
+        f"             {size_text(totals['intermediate_bytes_on_chip'])}{share} stay on chip, "
+        f"{size_text(totals['intermediate_bytes_stored'])} are stored",
+    ]
+    if totals["arena_bytes"] is not None:
+        lines.append(f"  memory     weights {size_text(totals['weight_bytes'])}, arena {size_text(totals['arena_bytes'])}, "
+                     f"inputs {size_text(totals['input_bytes'])}, outputs {size_text(totals['output_bytes'])}")  # fmt: skip
+    return lines
+
+
+def _table(facts: dict[str, Any], width: int) -> list[str]:
+    head = ("kernel", "computes", "calls", "nests", "tile", "tiles", "footprint", "streamed", "each", "all", "traffic")
+    rows = []
+    for k in facts["kernels"]:
+        stream = f"{k['stream']['block']} of {_short(k['stream']['tensor'], 12)}" if k["stream"] else "-"
+        near = f"{size_text(k['footprint_bytes'])} {k['footprint_level']}" if k["footprint_bytes"] else "-"
+        rows.append((k["name"], _operators(k["nodes"]), str(k["calls"]), str(len(k["nests"])), _tile_text(k), str(k["tiles"]),
+                     near, stream, time_text(k["predicted_us"]), time_text(k["predicted_us_all_calls"]),
+                     size_text(k["traffic_bytes"])))  # fmt: skip
+    columns = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    others = sum(columns) - columns[1] + 2 * (len(head) - 1)
+    columns[1] = max(12, min(columns[1], width - others))
+    right = {2, 3, 5, 8, 9, 10}
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [_short(c, columns[i], keep="start") if i == 1 else c for i, c in enumerate(cells)]
+        text = "  ".join(c.rjust(columns[i]) if i in right else c.ljust(columns[i]) for i, c in enumerate(padded))
+        return text.rstrip()
+
+    return [line(head), *(line(r) for r in rows)]
+
+
+def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[str]:
+    main = facts["target"]["main_level"]
+    times = f", {kernel['calls']} calls" if kernel["calls"] > 1 else ""
+    lines = [f"{kernel['name']}: {_short(kernel['root'], width - 40)} {_shape(kernel['root_shape'])}{times}"]
+    if kernel["scan"]:
+        lines += _wrapped("scan", f"in every step of {kernel['scan']}", width)
+    lines += _wrapped("nodes", ", ".join(_node(n) for n in kernel["nodes"]), width)
+    others = [i["root"] for i in kernel["instances"][1:]]
+    if others:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        lines += _wrapped("also", shown, width)
+    tile = f"{_tile_text(kernel)}, {_count(kernel['tiles'], 'tile')}"
+    if kernel["block_threads"] > 1:
+        tile += f" of {kernel['block_threads']} threads"
+    tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
+    lines += _wrapped("tile", tile, width)
+    if kernel["stream"]:
+        s = kernel["stream"]
+        lines += _wrapped("stream", f"axis {s['axis']} of {s['tensor']} in blocks of {s['block']}, reductions carried along", width)
+    for number, nest in enumerate(kernel["nests"]):
+        lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
+    lines += _edge_lines(kernel, width)
+    if kernel["reason"]:
+        lines += _wrapped("why", kernel["reason"], width)
+    return lines
+
+
+def _nest_text(nest: dict[str, Any], main: str) -> str:
+    where = f"to {main}" if nest["level"] == main else f"stays at {nest['level']}"
+    phase = "" if nest["phase"] == "tile" else f" [{nest['phase']}]"
+    parts = [f"{nest['tensor']}{phase} {where}"]
+    if nest["epilogue"]:
+        parts.append(f"{nest['core']} with {_count(len(nest['epilogue']), 'map')} on its registers")
+    if nest["vector"]:
+        parts.append(f"vector {nest['vector']} x{nest['lanes']}")
+    if nest["register"]:
+        parts.append("register tile " + " ".join(f"{a}:{n}" for a, n in nest["register"].items()))
+    if nest["threads"]:
+        parts.append("threads " + " ".join(f"{a}:{n}" for a, n in nest["threads"].items()))
+    return ", ".join(parts)
+
+
+def _edge_lines(kernel: dict[str, Any], width: int) -> list[str]:
+    words = {"store": "kept at {}", "stream": "streamed at {}", "recompute": "recomputed in {}"}
+    groups: dict[str, list[str]] = {}
+    for edge in kernel["edges"]:
+        label = words.get(edge["mode"], edge["mode"] + " at {}").format(edge["level"])
+        size = "" if edge["mode"] == "recompute" else f" ({size_text(edge['bytes'])} whole)"
+        groups.setdefault(label, []).append(edge["tensor"] + size)
+    lines: list[str] = []
+    for label, tensors in groups.items():
+        lines += _wrapped("edges" if not lines else "", f"{label}: {', '.join(tensors)}", width)
+    return lines
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    indent = " " * (_LABEL + 3)
+    return textwrap.wrap(text, width, initial_indent=f"  {label:<{_LABEL}} ", subsequent_indent=indent + "  ",
+                         break_long_words=True, break_on_hyphens=False)  # fmt: skip
+
+
+def _operators(nodes: Sequence[str]) -> str:
+    """Kinds of the nodes, in order: `Conv x3, Add`."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        kind = node.split(" node '")[0]
+        counts[kind] = counts.get(kind, 0) + 1
+    return ", ".join(kind if n == 1 else f"{kind} x{n}" for kind, n in counts.items())
+
+
+def _node(origin: str) -> str:
+    kind, _, name = origin.partition(" node ")
+    return f"{kind} {name}" if name else kind
+
+
+def _tile_text(kernel: dict[str, Any]) -> str:
+    """The tile with its whole axes spelled out, as a shape: `1x8x64`."""
+    tile = kernel["tile"]
+    return "x".join(str(tile.get(f"o{i}", n)) for i, n in enumerate(kernel["root_shape"])) or "1"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(str(n) for n in shape) + "]"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(text: str, width: int, keep: str = "end") -> str:
+    """Cut to a width: names differ at their end, lists matter from their start."""
+    if len(text) <= width:
+        return text
+    return ".." + text[len(text) - width + 2 :] if keep == "end" else text[: width - 2] + ".."
+
+
+def size_text(size: float) -> str:
+    """Bytes with three digits: `4.19 MB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}" if size < 999.5 * scale else f"{size / scale:.0f} {unit}"
+    return f"{size:.0f} B"
+
+
+def time_text(microseconds: float) -> str:
+    if microseconds >= 1e4:
+        return f"{microseconds / 1e3:.1f} ms"
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds:.0f} us"
