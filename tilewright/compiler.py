@@ -18,6 +18,7 @@ from tilewright.ir.loops import LoopProgram
 from tilewright.options import Options
 from tilewright.schedule.plan import Plan
 from tilewright.target import Target
+from tilewright.verifying import Verifier
 
 
 @dataclass
@@ -27,6 +28,10 @@ class Stages:
     options: Options
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    verifier: Verifier | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.verifier = Verifier(self.options.seed) if self.options.verify else None
 
     def run(self, name: str, stage: Callable[..., Any], *inputs: Any) -> Any:
         if self.options.progress is not None:
@@ -38,6 +43,8 @@ class Stages:
         _verify(name, result)
         if self.options.dump is not None:
             _dump(self.options.dump, len(self.seconds), name, result)
+        if self.verifier is not None:
+            self.verifier.check(name, result)
         if self.options.stop_after == name:
             raise Stopped(name)
         return result

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from tilewright.cli import common
+from tilewright.errors import OptionError
 
 DESCRIPTION = """\
 Compile a model and say what became of it: its kernels, which operators each holds, the memory level
@@ -15,6 +17,7 @@ where every intermediate tile lives, the tiles, the predicted traffic, and why i
 EXAMPLE = """\
   tilewright explain model.onnx
   tilewright explain model.onnx --schedule none
+  tilewright explain model.onnx --html model.html
   tilewright explain model.onnx --json"""
 
 
@@ -22,16 +25,25 @@ def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "explain", "say what became of a model, and why", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of text")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
     common.add_compile_options(parser)
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from tilewright.report.explain import explain_json, explain_text
+    from tilewright.report.explain_html import explain_html
 
     model = common.compile_model(arguments)
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(explain_html(model.artifact), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot write {arguments.html}: {error.strerror}") from error
     if arguments.json:
         common.print_json(explain_json(model.artifact))
-        return 0
-    sys.stdout.write(explain_text(model.artifact).rstrip("\n") + "\n")
+    elif arguments.html is None:
+        sys.stdout.write(explain_text(model.artifact))
+    else:
+        sys.stdout.write(f"wrote {arguments.html}\n")
     return 0

@@ -175,10 +175,13 @@ class CKernel:
         self.depth += 1
         lanes = self.lane_buffers.get(buffer)
         shape = buffer.shape[:-1] if lanes else buffer.shape
-        if lanes:
-            self.used_vectors.add((buffer.dtype, lanes))
-        kind = vector_name(buffer.dtype, lanes) if lanes else TYPES[buffer.dtype.name]
         names = [element_name(buffer, index) for index in np.ndindex(*shape)]  # type: ignore[arg-type]
+        kind = TYPES[buffer.dtype.name]
+        if lanes and buffer.dtype is dtypes.bfloat16:  # a struct: C has no vectors of it
+            names = [f"{name}[{lanes}]" for name in names]
+        elif lanes:
+            self.used_vectors.add((buffer.dtype, lanes))
+            kind = vector_name(buffer.dtype, lanes)
         self.emit(f"{kind} {', '.join(names)};")
         self.block(stmt.body)
         self.held = {}
@@ -201,9 +204,13 @@ class CKernel:
             self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {text};")
             return
         lanes = int(self.lane.extent)  # type: ignore[arg-type]
+        register = element_name(stmt.buffer, constants(stmt.indices[:-1]))
+        if stmt.buffer.dtype is dtypes.bfloat16:
+            for i, text in enumerate(self.lane_texts(stmt.value)):
+                self.emit(f"{register}[{i}] = {text};")
+            return
         text = self.vector(stmt.value, hold=True) or self.by_lanes(stmt.value)
         self.used_vectors.add((stmt.buffer.dtype, lanes))
-        register = element_name(stmt.buffer, constants(stmt.indices[:-1]))
         self.emit(f"{register} = {self.splat(stmt.value, text, lanes)};")
 
     def store_memory(self, stmt: Store) -> None:
@@ -385,10 +392,10 @@ class CKernel:
         if not self.depends(node):
             return self.scalar(node)
         lanes = int(self.lane.extent)  # type: ignore[arg-type]
+        if isinstance(node, Var) or node.dtype is dtypes.bfloat16:
+            return None
         if isinstance(node, Load):
             return self.vector_load(node, lanes)
-        if isinstance(node, Var):
-            return None
         assert isinstance(node, Op)
         name = node.op.name
         operand = node.args[-1].dtype
@@ -429,7 +436,7 @@ class CKernel:
         assert self.lane is not None
         if node.source.memory is Memory.REGISTER:
             return element_name(node.source, constants(node.indices[:-1]))
-        if node.dtype.kind == "b" or node.dtype is dtypes.bfloat16:
+        if node.dtype.kind == "b":
             return None
         offset = flat(node.source, node.indices)
         stride = lane_stride(offset, self.lane)
@@ -466,13 +473,18 @@ class CKernel:
 
     def by_lanes(self, node: Expr) -> str:
         """A vector put together from scalars."""
+        texts = self.lane_texts(node)
+        self.used_vectors.add((node.dtype, len(texts)))
+        return f"(({vector_name(node.dtype, len(texts))}){{{', '.join(texts)}}})"
+
+    def lane_texts(self, node: Expr) -> list[str]:
+        """The scalar on every lane."""
         assert self.lane is not None
         lane, self.lane = self.lane, None
-        lanes = int(lane.extent)  # type: ignore[arg-type]
-        texts = [self.scalar(simplify(substitute(node, {lane: const(i)}))) for i in range(lanes)]
+        lanes = range(int(lane.extent))  # type: ignore[arg-type]
+        texts = [self.scalar(simplify(substitute(node, {lane: const(i)}))) for i in lanes]
         self.lane = lane
-        self.used_vectors.add((node.dtype, lanes))
-        return f"(({vector_name(node.dtype, lanes)}){{{', '.join(texts)}}})"
+        return texts
 
 
 def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int]) -> str:

@@ -96,12 +96,16 @@ def literal(value: Const) -> str:
         return "1" if value.value else "0"
     if value.dtype.is_int:
         return _integer(int(value.value))
-    number = float(value.value)
+    number = _float(float(value.value), value.dtype)
+    return f"tw_to_bf16({number})" if value.dtype is dtypes.bfloat16 else number
+
+
+def _float(number: float, dtype: DType) -> str:
     if math.isnan(number):
         return "NAN"
     if math.isinf(number):
         return "INFINITY" if number > 0 else "(-INFINITY)"
-    if value.dtype is dtypes.float64:
+    if dtype is dtypes.float64:
         return repr(number)
     text = repr(float(np.float32(number))) if math.isfinite(float(np.float32(number))) else repr(number)
     text = np.format_float_scientific(np.float32(number), unique=True) if "e" in text else text

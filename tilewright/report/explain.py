@@ -13,11 +13,12 @@ from math import prod
 from typing import Any
 
 from tilewright.compiler import Artifact
-from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.compute import Compute, Program, Reduce, Scan
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Tensor, elements
 from tilewright.lower.kernel import plan_nests
 from tilewright.lower.memory import arena
+from tilewright.schedule.nest import is_view
 from tilewright.schedule.plan import KernelPlan, Plan
 
 WIDTH = 100
@@ -135,6 +136,7 @@ def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
         "name": row.name,
         "root": plan.roots[-1],
         "nodes": _origins(model.parts(plan)),
+        "summary": _summary(model.parts(plan)),
         "calls": row.calls,
         "instances": [
             {"plan": p.name, "root": p.roots[-1], "nodes": _origins(model.parts(p)), "steps": model.repeats(p),
@@ -156,12 +158,14 @@ def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
         "traffic_bytes_all_calls": sum(sum(dict(p.traffic).values()) * model.repeats(p) for p in row.plans),
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
+             "nodes": _origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
              "core": n.core, "epilogue": list(n.epilogue), "level": n.level, "phase": n.phase, "vector": n.vector,
              "lanes": n.lanes, "register": dict(n.register), "threads": dict(n.threads)}
             for n, made in zip(plan.nests, nests, strict=True)
         ],
         "edges": [
-            {"tensor": e.tensor, "level": e.level, "mode": e.mode, "bytes": _bytes(model.tensors[e.tensor])}
+            {"tensor": e.tensor, "level": e.level, "mode": e.mode, "bytes": _bytes(model.tensors[e.tensor]),
+             "nodes": _origins([model.by_name[e.tensor]])}
             for e in plan.edges
         ],
         "reason": plan.reason,
@@ -209,6 +213,25 @@ def _bytes(tensor: Tensor) -> int:
 def _origins(computes: Sequence[Compute]) -> list[str]:
     """The model's nodes behind computes, each once."""
     return list(dict.fromkeys(c.origin or c.outputs[0].name for c in computes))
+
+
+def _summary(computes: Sequence[Compute]) -> str:
+    """Kinds of the nodes behind a kernel: reductions first, what only moves data last and only where nothing else is."""
+    ranks: dict[str, int] = {}
+    for compute in computes:
+        rank = 0 if isinstance(compute, Reduce) else 2 if is_view(compute) else 1
+        origin = compute.origin or compute.outputs[0].name
+        ranks[origin] = min(rank, ranks.get(origin, 2))
+    shown = [o for o, rank in sorted(ranks.items(), key=lambda item: item[1]) if rank < 2] or list(ranks)
+    counts: dict[str, int] = {}
+    for origin in shown:
+        counts[kind_of(origin)] = counts.get(kind_of(origin), 0) + 1
+    return ", ".join(kind if n == 1 else f"{kind} x{n}" for kind, n in counts.items())
+
+
+def kind_of(origin: str) -> str:
+    """`Conv` of `Conv node '/features/0'`."""
+    return origin.partition(" node ")[0]
 
 
 # Text
@@ -261,18 +284,20 @@ def _totals_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _table(facts: dict[str, Any], width: int) -> list[str]:
-    head = ("kernel", "computes", "calls", "nests", "tile", "tiles", "footprint", "streamed", "each", "all", "traffic")
+    head = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
     rows = []
     for k in facts["kernels"]:
-        stream = f"{k['stream']['block']} of {_short(k['stream']['tensor'], 12)}" if k["stream"] else "-"
+        stream = f"by {k['stream']['block']}" if k["stream"] else "-"
         near = f"{size_text(k['footprint_bytes'])} {k['footprint_level']}" if k["footprint_bytes"] else "-"
-        rows.append((k["name"], _operators(k["nodes"]), str(k["calls"]), str(len(k["nests"])), _tile_text(k), str(k["tiles"]),
+        rows.append((k["name"], k["summary"], str(k["calls"]), str(len(k["nests"])), _tile_text(k),
                      near, stream, time_text(k["predicted_us"]), time_text(k["predicted_us_all_calls"]),
                      size_text(k["traffic_bytes"])))  # fmt: skip
+    if not any(k["stream"] for k in facts["kernels"]):
+        head, rows = (*head[:6], *head[7:]), [(*r[:6], *r[7:]) for r in rows]
     columns = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
     others = sum(columns) - columns[1] + 2 * (len(head) - 1)
     columns[1] = max(12, min(columns[1], width - others))
-    right = {2, 3, 5, 8, 9, 10}
+    right = {2, 3, len(head) - 3, len(head) - 2, len(head) - 1}
 
     def line(cells: Sequence[str]) -> str:
         padded = [_short(c, columns[i], keep="start") if i == 1 else c for i, c in enumerate(cells)]
@@ -296,7 +321,8 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     tile = f"{_tile_text(kernel)}, {_count(kernel['tiles'], 'tile')}"
     if kernel["block_threads"] > 1:
         tile += f" of {kernel['block_threads']} threads"
-    tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
+    if kernel["footprint_bytes"]:
+        tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
     lines += _wrapped("tile", tile, width)
     if kernel["stream"]:
         s = kernel["stream"]
@@ -341,15 +367,6 @@ def _wrapped(label: str, text: str, width: int) -> list[str]:
     indent = " " * (_LABEL + 3)
     return textwrap.wrap(text, width, initial_indent=f"  {label:<{_LABEL}} ", subsequent_indent=indent + "  ",
                          break_long_words=True, break_on_hyphens=False)  # fmt: skip
-
-
-def _operators(nodes: Sequence[str]) -> str:
-    """Kinds of the nodes, in order: `Conv x3, Add`."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        kind = node.split(" node '")[0]
-        counts[kind] = counts.get(kind, 0) + 1
-    return ", ".join(kind if n == 1 else f"{kind} x{n}" for kind, n in counts.items())
 
 
 def _node(origin: str) -> str:

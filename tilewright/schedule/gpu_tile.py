@@ -34,6 +34,7 @@ _NEAR_BYTES = 40  # bytes a cycle and multiprocessor from the second-level cache
 _BUSY_THREADS = 128  # a warp for each of the four schedulers
 _RAMP_SECONDS = 1.5e-6  # between kernels: the last block of one has ended, all blocks of the next run
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
+_FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 
@@ -81,7 +82,8 @@ def choose_gpu_tile(
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
     seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
-    seconds = np.maximum(seconds, _compulsory(nests, stored) / (target.main.bandwidth * target.units))
+    far = _compulsory(nests, stored) / (target.main.bandwidth * target.units)
+    seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
@@ -161,7 +163,7 @@ def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tup
         outputs = outputs * n
     epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
     if nest.monoid is None:
-        return epilogue, _GLOBAL_LATENCY + data_cost(*nest.values)
+        return epilogue, _GLOBAL_LATENCY / 4 + data_cost(*nest.values)  # rounds do not wait for each other
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -172,9 +174,11 @@ def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tup
             fragments = fragments + part
         slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
-        return steps * slots + epilogue, steps * np.maximum(_SHARED_LATENCY, slots) + epilogue
+        # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
+        return steps * slots + epilogue, steps * np.maximum(_SHARED_LATENCY, outputs + fragments) + epilogue
     slots = outputs * (_LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine))
-    return steps * slots + epilogue, steps * np.maximum(_GLOBAL_LATENCY / 2, slots) + 30 * (plan.split > 1) + epilogue
+    alone = slots / 2
+    return steps * slots + epilogue, steps * np.maximum(_GLOBAL_LATENCY / 2, alone) + 30 * (plan.split > 1) + epilogue
 
 
 def _traffic(
@@ -210,7 +214,9 @@ def _footprint(
 ) -> Size:
     """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along."""
     if stream is not None:
-        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * (4 if n in stream.reducers else 1) for n in nests]
+        followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
+        copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
+        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
         return sum(parts, np.int64(0))
     last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
     most: Size = np.int64(0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tilewright.ir.expr import Const, Expr, Load, Op, const, is_op, op, replace_nodes, select, walk
+from tilewright.ir.bounds import bounds
+from tilewright.ir.expr import Const, Expr, Load, Op, Var, const, is_op, op, replace_nodes, select, walk
 from tilewright.ir.simplify import simplify
 
 Split = tuple[Expr | None, Expr | None]  # (part without the variables, part of the variables alone); None is neutral
@@ -42,10 +43,12 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), inner[1]
     if name in ("abs", "sqrt", "rsqrt"):
         inner = split_product(node.args[0], variables)
-        return _each(inner, lambda part: op(name, part))
-    if name == "pow" and not mentions(node.args[1], variables):
+        # the root of a product is the product of roots only where neither factor is negative
+        return _each(inner, lambda part: op(name, part)) if name == "abs" or _not_negative(inner) else None
+    if name == "pow" and isinstance(node.args[1], Const):
         inner = split_product(node.args[0], variables)
-        return _each(inner, lambda part: op("pow", part, node.args[1]))
+        whole = float(node.args[1].value).is_integer()
+        return _each(inner, lambda part: op("pow", part, node.args[1])) if whole or _not_negative(inner) else None
     if name == "select" and not mentions(node.args[0], variables):
         return _split_select(node, variables)
     return None
@@ -81,10 +84,10 @@ def split_sum(node: Expr, variables: frozenset[Load]) -> Split | None:
     if name == "neg":
         inner = split_sum(node.args[0], variables)
         return _each(inner, lambda part: op("neg", part))
-    if name in ("mul", "div") and not mentions(node.args[1], variables) and not _reads(node.args[1]):
+    if name in ("mul", "div") and _is_fixed(node.args[1]):
         inner = split_sum(node.args[0], variables)
         return _each(inner, lambda part: op(name, part, node.args[1]))
-    if name == "mul" and not _reads(node.args[0]):
+    if name == "mul" and _is_fixed(node.args[0]):
         inner = split_sum(node.args[1], variables)
         return _each(inner, lambda part: op(name, node.args[0], part))
     return None
@@ -118,20 +121,25 @@ def _each(split: Split | None, apply: Callable[[Expr], Expr]) -> Split | None:
 
 
 def _others(node: Expr, variables: frozenset[Load]) -> bool:
-    """Whether anything but the variables is read."""
+    """Whether anything but the variables takes part: other data, or a position."""
     stack = [node]
     while stack:
         current = stack.pop()
         if current in variables:
             continue
-        if isinstance(current, Load):
+        if isinstance(current, Load | Var):
             return True
         stack.extend(current.args)
     return False
 
 
-def _reads(node: Expr) -> bool:
-    return any(isinstance(n, Load) for n in walk(node))
+def _is_fixed(node: Expr) -> bool:
+    """The same number at every element."""
+    return not any(isinstance(n, Load | Var) for n in walk(node))
+
+
+def _not_negative(split: Split | None) -> bool:
+    return split is not None and all(part is None or bounds(part)[0] >= 0 for part in split)
 
 
 def _times(name: str, left: Expr | None, right: Expr | None, node: Expr) -> Expr | None:

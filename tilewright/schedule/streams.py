@@ -2,8 +2,9 @@
 
 Nests with the axis among their outputs are *wide*: only a block of them exists at a time. Nests that reduce over it
 are *reducers*: their state is carried from block to block. A reducer whose elements depend on another reducer's
-result is corrected whenever that result changes (see separate.py); until a result carries a scale at all (a maximum
-that is still -inf), the elements under it contribute nothing.
+result is corrected whenever that result changes (see separate.py). While a result carries no scale at all (a maximum
+that is still -inf, a divisor that is just 0), a fixed number stands in its place: what was reduced under that follows
+like anything else as soon as there is a scale.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import ml_dtypes
+import numpy as np
+
+from tilewright.errors import InternalError
 from tilewright.ir.compute import Map
 from tilewright.ir.expr import (
     Axis,
@@ -21,6 +26,8 @@ from tilewright.ir.expr import (
     const,
     load,
     loads,
+    maximum,
+    minimum,
     op,
     replace_nodes,
     select,
@@ -29,10 +36,14 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.ir.values import evaluate_exprs
 from tilewright.schedule.nest import Nest, inline
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, propagate
 from tilewright.schedule.separate import change, split_product, split_sum
+
+
+_STAND_INS = (1.0, 2.0, 0.5, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Stream:
     wide: dict[Nest, Axis]
     reducers: dict[Nest, Axis]
     factors: dict[Nest, tuple[Expr, frozenset[Load]]]  # reducer -> (b, the results it reads)
+    stand_in: float  # for results that carry no scale: a number at which every b has one
 
     def reduce_boxes(self, low: Expr, size: object) -> dict[Nest, dict[Axis, Range]]:
         return {n: {a: Range(low, size, self.extent)} for n, a in self.reducers.items()}
@@ -121,10 +133,11 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
     if any(extent_of(a.extent) != extent_of(start_axis.extent) for a in (*wide.values(), *reducers.values())):
         return None
     factors = _factors(nests, wide, reducers)
-    if factors is None:
+    stand_in = None if factors is None else _stand_in(factors)
+    if factors is None or stand_in is None:
         return None
     first = next(n for n in nests if n in wide)
-    return Stream(first.tensor, first.axes.index(wide[first]), extent_of(start_axis.extent), wide, reducers, factors)
+    return Stream(first.tensor, first.axes.index(wide[first]), extent_of(start_axis.extent), wide, reducers, factors, stand_in)
 
 
 def _factors(
@@ -152,10 +165,26 @@ def _factors(
         if any(set(_axes(n)) - set(nest.axes) for n in moving):
             return None
         split = (split_product if nest.monoid.operator == "add" else split_sum)(element, moving)
-        if split is None or split[1] is None:
+        if split is None or split[1] is None or not split[1].dtype.is_float:
             return None
         factors[nest] = (split[1], moving)
     return factors
+
+
+def _stand_in(factors: Mapping[Nest, tuple[Expr, frozenset[Load]]]) -> float | None:
+    for value in _STAND_INS:
+        scales = []
+        for nest, (factor, moving) in factors.items():
+            fixed: dict[Expr, Expr] = {x: const(value, x.dtype) for x in moving}
+            assert nest.monoid is not None and nest.monoid.operator is not None
+            scales.append(change(nest.monoid.operator, factor, fixed, fixed))
+        if all(np.isfinite(found) for found in evaluate_exprs(scales, _no_leaf, _no_leaf)):
+            return value
+    return None
+
+
+def _no_leaf(*_: object) -> np.ndarray:
+    raise InternalError("a factor of a streamed reduction reads more than the results it follows")
 
 
 def stream_phases(plan: KernelPlan, nests: Sequence[Nest], root_box: Box) -> Phases:
@@ -237,15 +266,29 @@ class _Streamer:
         assert nest.monoid is not None
         made = [self._point(nest, self.states[nest], nest.monoid.identity[0])]
         if nest in self.current:
-            made.append(self._point(nest, self.current[nest], self._value(nest)))
+            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
         return made
 
     def _value(self, nest: Nest) -> Expr:
         """The nest's stored value, from its state."""
         here = [var(a) for a in nest.axes]
-        return self._now(
-            replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)})
-        )
+        return replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)})
+
+    def _guarded(self, nest: Nest) -> Expr:
+        """The nest's value as others follow it in the block: the stand-in where it carries no scale."""
+        value = self._now(self._value(nest))
+        fixed = const(self.stream.stand_in, value.dtype)
+        for reducer, (factor, moving) in self.stream.factors.items():
+            own = [x for x in moving if x.source is nest.tensor]
+            if not own:
+                continue
+            alone: dict[Expr, Expr] = {x: value if x in own else const(self.stream.stand_in, x.dtype) for x in moving}
+            value = select(self._unscaled(reducer, factor, alone), fixed, value)
+        return value
+
+    def _unscaled(self, reducer: Nest, factor: Expr, values: Mapping[Expr, Expr]) -> Expr:
+        assert reducer.monoid is not None and reducer.monoid.operator is not None
+        return op("isnan", change(reducer.monoid.operator, factor, values, values))
 
     def _step(self, nest: Nest) -> list[Nest]:
         monoid = nest.monoid
@@ -258,12 +301,9 @@ class _Streamer:
         if nest in self.current:
             made.append(self._point(nest, self.previous[nest], load(self.current[nest], here)))
         if nest in self.stream.factors:
-            change_now, lost = self._correction(nest)
-            shift, shift_here = self._row(nest, "shift", change_now)
-            keep, keep_here = self._row(nest, "keep", op("not", lost))
-            made.extend((shift, keep))
+            shift, shift_here = self._row(nest, "shift", self._correction(nest))
+            made.append(shift)
             initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
-            element = select(keep_here, element, monoid.identity[0])
         update = replace(
             nest,
             stores=(state,),
@@ -277,28 +317,29 @@ class _Streamer:
         self.reduce_boxes[update] = dict(self.limits.get(nest, {}))
         made.append(update)
         if nest in self.current:
-            made.append(self._point(nest, self.current[nest], self._value(nest)))
+            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
         return made
 
-    def _correction(self, nest: Nest) -> tuple[Expr, Expr]:
-        """What the old state is multiplied by (or added to), and where elements do not count yet."""
+    def _correction(self, nest: Nest) -> Expr:
+        """What the old state is multiplied by (or added to)."""
         factor, moving = self.stream.factors[nest]
         assert nest.monoid is not None and nest.monoid.operator is not None
         owner = {n.tensor: n for n in self.current}
         old: dict[Expr, Expr] = {x: load(self.previous[owner[x.source]], x.indices) for x in moving}
         new: dict[Expr, Expr] = {x: load(self.current[owner[x.source]], x.indices) for x in moving}
-        operator = nest.monoid.operator
-        neutral = const(1 if operator == "add" else 0, factor.dtype)
-        unscaled = op("isnan", change(operator, factor, old, old))
-        return select(unscaled, neutral, change(operator, factor, old, new)), op(
-            "isnan", change(operator, factor, new, new)
-        )
+        correction = change(nest.monoid.operator, factor, old, new)
+        if nest.monoid.operator != "add":
+            return correction
+        # finite, so that an empty sum stays 0 however far the first scale is from the stand-in
+        largest = float(ml_dtypes.finfo(correction.dtype.numpy).max)
+        return minimum(maximum(correction, -largest), largest)
 
     def _finish(self, nest: Nest) -> Nest:
         value = self._value(nest)
         if nest in self.stream.factors:
             # a scale that never came (every element masked): the plain reduction has no number either
-            _, lost = self._correction(nest)
+            factor, moving = self.stream.factors[nest]
+            lost = self._unscaled(nest, factor, {x: x for x in moving})
             value = select(lost, const(float("nan"), value.dtype), value)
         made = self._point(nest, nest.tensor, value)
         self.plans[made] = replace(self.plans[made], level=self.given[nest].level)
