@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import tilewright  # noqa: E402
-from tilewright.errors import TilewrightError  # noqa: E402
+import tilewright
+from tilewright.errors import TilewrightError
 
 SCHEDULES = ("none", "connected")
 
@@ -139,7 +139,15 @@ def full_rows(schedules: Sequence[str], wanted: set[str], arguments: argparse.Na
                 worst = max(relative_error(outputs[key], array) for key, array in reference.items())
                 if arguments.profile:
                     print("\n".join(str(model.profile(repeat=5)).splitlines()[:12]), flush=True)
-                return Row(f"{name} full", schedule, *counts(model), worst, None, *times(model, inputs, arguments.repeat), eager)
+                return Row(
+                    f"{name} full",
+                    schedule,
+                    *counts(model),
+                    worst,
+                    None,
+                    *times(model, inputs, arguments.repeat),
+                    eager,
+                )
 
             for schedule in schedules:
                 rows.append(guarded(f"{name} full", schedule, lambda s=schedule, m=measure: m(s)))

@@ -86,7 +86,9 @@ class Lowered:
         return run_native(self.compiled(cache, threads), self.program, inputs)
 
 
-def lowered(program: Program, schedule: str = "connected", streaming: str = "auto", plan: Plan | None = None) -> Lowered:
+def lowered(
+    program: Program, schedule: str = "connected", streaming: str = "auto", plan: Plan | None = None
+) -> Lowered:
     chosen = plan or make_plan(program, CPU, schedule, streaming)
     loops = lower_program(program, chosen, CPU, None)
     verify_loops(loops)

@@ -25,7 +25,9 @@ def graph(nodes: Sequence[tuple[str, Sequence[str], str, dict[str, object]]], in
     """A model of (operator, inputs, output, attributes); everything is float32 unless `kinds` says otherwise."""
     types = kinds or {}
     made = [helper.make_node(op, list(given), [out], **attributes) for op, given, out, attributes in nodes]
-    ports = [[helper.make_tensor_value_info(n, types.get(n, FLOAT), list(s)) for n, s in part] for part in (inputs, outputs)]
+    ports = [
+        [helper.make_tensor_value_info(n, types.get(n, FLOAT), list(s)) for n, s in part] for part in (inputs, outputs)
+    ]
     whole = helper.make_graph(made, "graph", *ports)
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

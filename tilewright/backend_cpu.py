@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
-
 from tilewright.errors import ToolError
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import Kernel, LoopProgram, Memory, Store, statements
-from tilewright.ir.tensor import Layout, elements
-from tilewright.lower.memory import ALIGNMENT, arena, scratch
+from tilewright.ir.tensor import elements
+from tilewright.lower.memory import arena, scratch
 from tilewright.lower.unroll import unroll
+from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
 from tilewright.render.c import render_kernel
 from tilewright.runtime import (
@@ -115,23 +114,3 @@ def _tiles(kernel: Kernel) -> int:
 def _written(kernel: Kernel) -> set[int]:
     stored = {s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.GLOBAL}
     return {i for i, p in enumerate(kernel.params) if p in stored}
-
-
-def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict[str, int], bytes]:
-    """All constants in the layouts the kernels read, one after the other."""
-    layouts = dict(plan.layouts)
-    used = {t.name for t in loops.tensors if t.role == "constant"}
-    offsets: dict[str, int] = {}
-    pieces: list[bytes] = []
-    size = 0
-    for tensor, array in program.constants.items():
-        if tensor.name not in used:
-            continue
-        layout = layouts.get(tensor.name) or Layout.natural(tensor.rank)
-        packed = layout.pack(np.asarray(array).reshape(tuple(int(e) for e in tensor.shape)))
-        data = packed.tobytes()
-        data += bytes(-len(data) % ALIGNMENT)
-        offsets[tensor.name] = size
-        pieces.append(data)
-        size += len(data)
-    return offsets, b"".join(pieces)

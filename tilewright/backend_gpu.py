@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tilewright.backend_cpu import pack_weights
 from tilewright.errors import ToolError
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
@@ -13,6 +12,7 @@ from tilewright.ir.tensor import elements
 from tilewright.lower.gpu_kernel import lower_gpu_kernel
 from tilewright.lower.memory import arena
 from tilewright.lower.shared_arena import place_shared
+from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
 from tilewright.render.cuda import launch_shape, render_kernel
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler

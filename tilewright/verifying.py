@@ -1,4 +1,4 @@
-"""Checks that a stage kept the model's meaning: every form is run on the same random inputs and held to the first Program.
+"""Checks that a stage kept the model's meaning: every form runs on the same random inputs, held to the first Program.
 
 The first Program is evaluated in float64. Programs and Loops run under the interpreter, machine code as it is. A model
 too large to interpret whole is looked at in sampled elements of its outputs, and its Loops through their machine code.

@@ -79,18 +79,14 @@ def test_one_kernel(kind: str, length: int, head: int) -> None:
     assert sum(n.level == "DRAM" for n in plan.kernels[0].nests) == 1  # nothing but the result reaches main memory
 
 
-@pytest.mark.parametrize(("length", "head"), [(77, 40), (128, 64)])
-@pytest.mark.parametrize("kind", STREAMED)
-def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
-    compare_ways(kind, length, head, kernel_cache)
-
-
-@pytest.mark.parametrize(("length", "head"), [(1000, 40), (1000, 64)])
-@pytest.mark.parametrize("kind", STREAMED)
-def test_long_sequences(kind: str, length: int, head: int, kernel_cache: Path, request: pytest.FixtureRequest) -> None:
-    if (head == 40) != (kind == "softmax") and not request.config.getoption("--all"):
-        pytest.skip("a sample; --all runs every kind with both heads")
-    compare_ways(kind, length, head, kernel_cache)
+def sampled() -> list[object]:
+    """Every kind at every size; in the quick run the short one for all, the others for some."""
+    quick = {(77, 40): STREAMED, (128, 64): ["softmax"], (1000, 40): ["softmax"], (1000, 64): ["logsumexp", "squares"]}
+    return [
+        pytest.param(kind, *size, marks=() if kind in quick[size] else pytest.mark.slow)
+        for size in SIZES
+        for kind in STREAMED
+    ]
 
 
 def with_block(plan: Plan, block: int) -> Plan:
@@ -100,7 +96,8 @@ def with_block(plan: Plan, block: int) -> Plan:
     return replace(plan, kernels=(replace(kernel, stream=replace(kernel.stream, block=block)),))
 
 
-def compare_ways(kind: str, length: int, head: int, cache: Path) -> None:
+@pytest.mark.parametrize(("kind", "length", "head"), sampled())
+def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
     program = programs(make(kind, length, head))["layout"]
     inputs = inputs_of(length, head, kind)
     wanted = evaluated(program, inputs, wide=True)["o"]
@@ -112,7 +109,8 @@ def compare_ways(kind: str, length: int, head: int, cache: Path) -> None:
             assert stream is None
         else:
             assert stream is not None and -(-length // stream.block) >= 2  # several blocks, the last one cut
-        np.testing.assert_allclose(low.natively(inputs, cache)["o"], wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+        found = low.natively(inputs, kernel_cache)["o"]
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,6 +147,37 @@ def test_masked(kind: str, kernel_cache: Path) -> None:
             low = lowered(program, plan=with_block(low.plan, 64))
         found = low.natively(inputs, kernel_cache)["o"]
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+
+
+# Divisors that are 0 for a while: Σ s / max(relu(s)) v where all is negative at first, Σ s / Σ s v where s cancels
+PASSING_ZERO: dict[str, list[Step]] = {
+    "maximum": [("Relu", ["s"], "p", {}), ("ReduceMax", ["p"], "m", LAST), ("Div", ["s", "m"], "x", {})],
+    "sum": [("ReduceSum", ["s", "axes"], "m", {"keepdims": 1}), ("Div", ["s", "m"], "x", {})],
+    "logarithm": [("Relu", ["s"], "p", {}), ("Log", ["p"], "l", {}), ("ReduceMax", ["l"], "m", LAST),
+                  ("Sub", ["s", "m"], "d", {}), ("Exp", ["d"], "x", {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PASSING_ZERO)
+def test_a_scale_may_come_late(kind: str) -> None:
+    """What was summed before there was a scale counts all the same."""
+    shape = (4, 130, 64)
+    steps = [*SCORES, *PASSING_ZERO[kind], ("MatMul", ["x", "v"], "o", {})]
+    model = model_of(steps, {"q": shape, "k": shape, "v": shape}, {"o": shape}, {"axes": np.array([2])})
+    program = programs(model)["layout"]
+    rng = np.random.default_rng(3)
+    q = np.full(shape, 0.25, np.float32)
+    k = np.ones(shape, np.float32) if kind == "sum" else np.abs(rng.standard_normal(shape)).astype(np.float32) / 4
+    if kind == "sum":
+        k[:, :64:2] *= -1
+    else:
+        k[:, :70] *= -1
+    inputs = {"q": q, "k": k, "v": rng.standard_normal(shape).astype(np.float32)}
+    wanted = evaluated(program, inputs, wide=True)["o"]
+    assert np.isfinite(wanted).all()
+    plan = lowered(program, "connected", "always").plan
+    found = lowered(program, plan=with_block(plan, 32)).on_loops(inputs)["o"]
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
 
 # Σ sin(s - m) v and its like have no split

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 
-from bench import zoo  # noqa: E402
-from tests.gpu_stages import compiled, on_emulator, on_loops  # noqa: E402
+from bench import zoo
+from tests.gpu_stages import compiled, on_emulator, on_loops
 
 NAMES = tuple(zoo.MODELS)
 

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 
-from bench import zoo  # noqa: E402
-from tests.cpu_stages import Lowered, evaluated, lowered, programs  # noqa: E402
-from tilewright.ir.compute import Program  # noqa: E402
-from tilewright.ir.traffic import count_traffic  # noqa: E402
+from bench import zoo
+from tests.cpu_stages import Lowered, evaluated, lowered, programs
+from tilewright.ir.compute import Program
+from tilewright.ir.traffic import count_traffic
 
 NAMES = tuple(zoo.MODELS)
 SCHEDULES = ("none", "connected")
@@ -44,7 +44,7 @@ class Export:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
+def export(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("zoo")
 
     @cache

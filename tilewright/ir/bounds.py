@@ -26,8 +26,6 @@ def bounds(root: Expr, ranges: Mapping[Axis, Interval] | None = None) -> Interva
 
 def _own_bounds(root: Expr) -> Interval:
     """The interval under the axes' own extents, kept on the node."""
-    if root.interval is not None:
-        return root.interval  # type: ignore[no-any-return]
     stack = [root]
     while stack:
         node = stack[-1]
@@ -38,7 +36,8 @@ def _own_bounds(root: Expr) -> Interval:
                 continue
             node.interval = _node_bounds(node)
         stack.pop()
-    return root.interval  # type: ignore[no-any-return]
+    found: Interval = root.interval
+    return found
 
 
 def _node_bounds(node: Expr) -> Interval:

@@ -64,8 +64,9 @@ class Linear:
 
 def linear(node: Expr) -> Linear:
     """An index expression as a sum of terms, kept on the node. Recursive: index sums are shallow."""
-    if node.as_linear is not None:
-        return node.as_linear  # type: ignore[no-any-return]
+    known: Linear | None = node.as_linear
+    if known is not None:
+        return known
     if isinstance(node, Const):
         return Linear({}, int(node.value))
     total = _sum_of_terms(node) if isinstance(node, Op) and node.dtype is dtypes.index else None
@@ -111,7 +112,8 @@ def simplify(root: Expr) -> Expr:
 
 
 def _simple(node: Expr) -> Expr:
-    return node if node.simplified is _ITSELF else node.simplified  # type: ignore[no-any-return]
+    form: Expr = node.simplified
+    return node if form is _ITSELF else form
 
 
 def _with_simple_operands(node: Expr) -> Expr:

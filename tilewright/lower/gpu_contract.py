@@ -7,9 +7,9 @@ from math import prod
 
 from tilewright.ir.expr import Axis, Expr, Load, all_of, axes_of, const, load, loads, lt, mul, select, substitute, var
 from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt, Store
+from tilewright.ir.products import Factor, factors
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.gpu_nest import WARP, GpuNest, Spot, alloc, guarded, known_true_left_out
-from tilewright.schedule.gpu import Factor, factors
 from tilewright.schedule.propagate import extent_of
 
 SYNC = Barrier(Scope.BLOCK)
@@ -34,7 +34,8 @@ class GpuContract:
         self.step = nest.plan.step
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
         self.steps = -(-self.length // self.step)
-        self.buffers = {f: self._stage(f) for f in factors(nest.nest) if self._wants_stage(f)}
+        self.factors = factors(nest.nest.elements[0], nest.nest.axes, nest.nest.reduce_axes)
+        self.buffers = {f: self._stage(f) for f in self.factors if self._wants_stage(f)}
 
     def statements(self) -> tuple[Stmt, ...]:
         return self.base.in_rounds(self._round)
@@ -87,12 +88,16 @@ class GpuContract:
         monoid = base.nest.monoid
         assert monoid is not None
         states = base.states(monoid, spot.shape, "acc")
-        operands = [self._operand(f, spot) for f in factors(base.nest)]
+        operands = [self._operand(f, spot) for f in self.factors]
         starts = base.initial(monoid, spot) if base.plan.split == 1 else monoid.identity
         if base.nest.initial and base.plan.split == 1:
             valid = [*spot.active, *spot.inside]
-            starts = tuple(select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True))
-        body: list[Stmt] = list(spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True))))
+            starts = tuple(
+                select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True)
+            )
+        body: list[Stmt] = list(
+            spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True)))
+        )
         loop = Axis("step", self.steps)
         start = simplify(var(loop) * self.step) if self.steps > 1 else const(0)
         inner = [*self._load_step(start), SYNC, *self._use_step(start, spot, operands, states)]
@@ -152,7 +157,11 @@ class GpuContract:
             # a packet lies wholly inside or wholly outside the box
             first = [simplify(substitute(e, {lane: const(0)})) for e in edges]
             copy = For(lane, ForKind.VECTOR, (Store(buffer, place, value),))
-            filled = (If(all_of(first), (copy,), (For(lane, ForKind.VECTOR, (Store(buffer, place, zero),)),)),) if edges else (copy,)
+            filled = (
+                (If(all_of(first), (copy,), (For(lane, ForKind.VECTOR, (Store(buffer, place, zero),)),)),)
+                if edges
+                else (copy,)
+            )
         else:
             filled = (Store(buffer, place, select(all_of(edges), value, zero) if edges else value),)
         within = [lt(flat, total), *self._within(start, own[None]), *cut]
@@ -170,7 +179,13 @@ class GpuContract:
         wide = PACKET_BYTES // node.source.dtype.bytes
         known = self.base.ranges[last]
         low = linear(known.low)
-        even = [sizes[last], known.extent, low.constant, *low.terms.values(), 0 if known.size >= known.extent else int(known.size)]
+        even = [
+            sizes[last],
+            known.extent,
+            low.constant,
+            *low.terms.values(),
+            0 if known.size >= known.extent else int(known.size),
+        ]
         if wide < 2 or any(n % wide for n in even):
             return 1
         total = linear(simplify(flat_offset(node)))
@@ -208,7 +223,11 @@ class GpuContract:
         else:
             value = simplify(self.base.access.lower(substitute(operand.factor.value, env)))
             steps = self._steps(spot)
-            edges = [lt(spot.coordinates[a], self.base.ranges[a].count) for a in axes if a in steps and self.base.may_leave(a)]
+            edges = [
+                lt(spot.coordinates[a], self.base.ranges[a].count)
+                for a in axes
+                if a in steps and self.base.may_leave(a)
+            ]
             edges = list(known_true_left_out(edges))
             if edges and loads(value):
                 value = select(all_of(edges), value, const(0, value.dtype))

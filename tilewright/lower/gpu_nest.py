@@ -31,7 +31,6 @@ from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Me
 from tilewright.ir.simplify import simplify
 from tilewright.lower.access import Access
 from tilewright.lower.cpu_nest import Names
-from tilewright.schedule.gpu import positions
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
@@ -82,7 +81,7 @@ class GpuNest:
         order = [nest.named(a) for a in plan.order]
         self.order = [a for a in order if a in nest.axes]
         self.reduction = [a for a in order if a in nest.reduce_axes]
-        self.places = positions(plan, nest, box)
+        self.places = {a: -(-int(r.size) // self.register.get(a, 1)) for a, r in self.ranges.items()}
         self.count = prod(self.places.values())
         self.threads = extent_of(thread.extent)
         self.takers = self.threads // plan.split  # threads that take a position of their own

@@ -168,7 +168,8 @@ class CKernel:
         buffer = stmt.buffer
         if buffer.memory is Memory.SCRATCH:
             kind = TYPES[buffer.dtype.name]
-            self.emit(f"{kind} *restrict {buffer.name} = ({kind} *)(scratch + {self.scratch_offsets[buffer]});")
+            # not restrict: buffers that are never alive together share bytes
+            self.emit(f"{kind} *{buffer.name} = ({kind} *)(scratch + {self.scratch_offsets[buffer]});")
             self.block(stmt.body)
             return
         self.emit("{")

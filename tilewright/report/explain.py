@@ -23,6 +23,7 @@ from tilewright.schedule.plan import KernelPlan, Plan
 
 WIDTH = 100
 _LABEL = 10
+_COLUMNS = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
 
 
 def explain_json(artifact: Artifact) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def _origins(computes: Sequence[Compute]) -> list[str]:
 
 
 def _summary(computes: Sequence[Compute]) -> str:
-    """Kinds of the nodes behind a kernel: reductions first, what only moves data last and only where nothing else is."""
+    """Kinds of the nodes behind a kernel: reductions first; what only moves data, only where there is nothing else."""
     ranks: dict[str, int] = {}
     for compute in computes:
         rank = 0 if isinstance(compute, Reduce) else 2 if is_view(compute) else 1
@@ -245,7 +246,7 @@ def explain_text(artifact: Artifact, width: int | None = None) -> str:
     if not facts["kernels"]:
         lines.append("  no plan was made: compilation stopped before it")
         return "\n".join(lines) + "\n"
-    lines += ["", *_totals_lines(facts), "", *_table(facts, columns)]
+    lines += ["", *_totals_lines(facts, columns), "", *_table(facts, columns)]
     for kernel in facts["kernels"]:
         lines += ["", *_detail(kernel, facts, columns)]
     return "\n".join(lines) + "\n"
@@ -255,37 +256,35 @@ def _header(facts: dict[str, Any], width: int) -> list[str]:
     target = facts["target"]
     schedule = f", schedule {facts['schedule']}" if facts["schedule"] else ""
     levels = ", ".join(f"{x['name']} {size_text(x['bytes'])}" for x in target["levels"][:-1])
-    lines = [
-        f"{facts['model']} for {target['name']}{schedule}",
-        f"  machine    {target['architecture']}, {_count(target['units'], 'unit')}, {target['vector_bytes']}-byte vectors, {levels}",
-    ]
+    machine = f"{target['architecture']}, {_count(target['units'], 'unit')}, {target['vector_bytes']}-byte vectors"
+    lines = [f"{facts['model']} for {target['name']}{schedule}", *_wrapped("machine", f"{machine}, {levels}", width)]
     if facts["kernels"]:
         shared = "" if facts["calls"] == facts["kernels_distinct"] else f", run in {facts['calls']} calls"
-        lines.append(f"  kernels    {_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"
-                     f" became {_count(facts['kernels_distinct'], 'kernel')}{shared}")  # fmt: skip
+        before = f"{_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"
+        lines += _wrapped("kernels", f"{before} became {_count(facts['kernels_distinct'], 'kernel')}{shared}", width)
     stages = ", ".join(f"{n} {s:.2f}" for n, s in facts["compile_seconds"]["stages"].items())
     return [*lines, *_wrapped("compiled", f"in {facts['compile_seconds']['total']:.2f} s: {stages}", width)]
 
 
-def _totals_lines(facts: dict[str, Any]) -> list[str]:
+def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     totals, main = facts["totals"], facts["target"]["main_level"]
     between = totals["intermediate_bytes"]
     share = f" ({100 * totals['intermediate_bytes_on_chip'] / between:.0f}%)" if between else ""
-    lines = [
-        f"  predicted  {time_text(totals['predicted_us'])} in all, {size_text(totals['traffic_bytes'])} from and to {main}",
-        f"  between    {size_text(between)} of intermediate tensors, which schedule none would store to {main};",
-        f"             {size_text(totals['intermediate_bytes_on_chip'])}{share} stay on chip, "
-        f"{size_text(totals['intermediate_bytes_stored'])} are stored",
-    ]
+    sizes = {name: size_text(size) for name, size in totals.items() if name.endswith("_bytes") and size is not None}
+    near, far = size_text(totals["intermediate_bytes_on_chip"]), size_text(totals["intermediate_bytes_stored"])
+    moved = f"{time_text(totals['predicted_us'])} in all, {sizes['traffic_bytes']} from and to {main}"
+    stays = f"{near}{share} stay on chip, {far} are stored (schedule none stores all)"
+    lines = _wrapped("predicted", moved, width)
+    lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
-        lines.append(f"  memory     weights {size_text(totals['weight_bytes'])}, arena {size_text(totals['arena_bytes'])}, "
-                     f"inputs {size_text(totals['input_bytes'])}, outputs {size_text(totals['output_bytes'])}")  # fmt: skip
+        held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
+        lines += _wrapped("memory", f"{held}, inputs {sizes['input_bytes']}, outputs {sizes['output_bytes']}", width)
     return lines
 
 
 def _table(facts: dict[str, Any], width: int) -> list[str]:
-    head = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
-    rows = []
+    head: tuple[str, ...] = _COLUMNS
+    rows: list[tuple[str, ...]] = []
     for k in facts["kernels"]:
         stream = f"by {k['stream']['block']}" if k["stream"] else "-"
         near = f"{size_text(k['footprint_bytes'])} {k['footprint_level']}" if k["footprint_bytes"] else "-"
@@ -326,7 +325,7 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     lines += _wrapped("tile", tile, width)
     if kernel["stream"]:
         s = kernel["stream"]
-        lines += _wrapped("stream", f"axis {s['axis']} of {s['tensor']} in blocks of {s['block']}, reductions carried along", width)
+        lines += _wrapped("stream", f"axis {s['axis']} of {s['tensor']} in blocks of {s['block']}", width)
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)

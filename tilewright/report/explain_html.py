@@ -13,19 +13,23 @@ from tilewright.report.explain import explain_json, kind_of, size_text, time_tex
 
 _WIDTH = 1120
 _BOX_LEFT, _BOX_WIDTH = 150, 640  # of a kernel's picture; the rail of main memory is on its left, bars on its right
+_TIME_LEFT, _TRAFFIC_LEFT = _BOX_LEFT + _BOX_WIDTH + 16, _BOX_LEFT + _BOX_WIDTH + 176
 _NEST_WIDTH, _NEST_HEIGHT, _GAP = 145, 46, 10
 _A_ROW = (_BOX_WIDTH - _GAP) // (_NEST_WIDTH + _GAP)
 _FAR, _NEAR, _REGISTERS, _STREAMED = "#c2543d", "#2f7f5f", "#4067a8", "#8a5fb0"
 
 _STYLE = f"""
-body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fbfaf8; max-width: {_WIDTH}px; margin: 2em auto; padding: 0 1em }}
+body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fbfaf8 }}
+body {{ max-width: {_WIDTH}px; margin: 2em auto; padding: 0 1em }}
 h1 {{ font-size: 1.5em; margin-bottom: .1em }} h2 {{ font-size: 1.15em; margin-top: 2em }}
 .quiet {{ color: #666 }} svg {{ max-width: 100%; height: auto; display: block }}
 svg text {{ font: 12px system-ui, sans-serif; fill: #222 }} svg .small {{ font-size: 10.5px; fill: #666 }}
 svg .on {{ fill: #fff }} svg .name {{ font-weight: 600; font-size: 14px }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2em 1.2em; margin: .5em 0 }} dt {{ color: #666 }} dd {{ margin: 0 }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2em 1.2em; margin: .5em 0 }}
+dt {{ color: #666 }} dd {{ margin: 0 }}
 details {{ margin: .3em 0; border-top: 1px solid #e4e0d8; padding: .4em 0 }} summary {{ cursor: pointer }}
-table {{ border-collapse: collapse; margin: .5em 0 }} td, th {{ text-align: left; padding: .15em .9em .15em 0; vertical-align: top; font-weight: normal }}
+table {{ border-collapse: collapse; margin: .5em 0 }}
+td, th {{ text-align: left; padding: .15em .9em .15em 0; vertical-align: top; font-weight: normal }}
 th {{ color: #666 }} code {{ font-size: .92em; word-break: break-all }}
 .key {{ display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 0 }}
 """
@@ -50,10 +54,12 @@ def _lead(facts: dict[str, Any]) -> str:
     rows = [("machine", f"{target['architecture']}, {target['units']} units, {target['vector_bytes']}-byte vectors")]
     if facts["kernels"]:
         totals = facts["totals"]
+        kernels = f"{facts['kernels_distinct']} kernels in {facts['calls']} calls"
+        moved = f"{size_text(totals['traffic_bytes'])} from and to {target['main_level']}"
         rows += [
             ("schedule", str(facts["schedule"])),
-            ("kernels", f"{facts['operators']} operators became {facts['kernels_distinct']} kernels in {facts['calls']} calls"),
-            ("predicted", f"{time_text(totals['predicted_us'])}, {size_text(totals['traffic_bytes'])} from and to {target['main_level']}"),
+            ("kernels", f"{facts['operators']} operators became {kernels}"),
+            ("predicted", f"{time_text(totals['predicted_us'])}, {moved}"),
             ("memory", f"weights {size_text(totals['weight_bytes'])}, arena {size_text(totals['arena_bytes'] or 0)}"),
         ]
     else:
@@ -97,33 +103,35 @@ def _levels(facts: dict[str, Any]) -> str:
         parts.append(_text(8, y + 16, f"{item['name']}  {size}"))
         if used:
             parts.append(_text(min(room, _WIDTH) + 10, y + 16, used, "small"))
-    return f"<h2>Memory of one of {target['units']} units</h2>" + _svg(30 * len(target["levels"]), parts, "memory levels")
+    picture = _svg(30 * len(target["levels"]), parts, "memory levels")
+    return f"<h2>Memory of one of {target['units']} units</h2>{picture}"
 
 
 def _legend(facts: dict[str, Any]) -> str:
     main, near = facts["target"]["main_level"], facts["target"]["tile_level"]
     keys = ((_FAR, f"result goes to {main}"), (_NEAR, f"stays at {near}"), (_STREAMED, f"streamed through {near}"),
             (_REGISTERS, "in registers"))  # fmt: skip
-    marks = "".join(f'<span class="key" style="background:{colour}"></span>{escape(text)} &nbsp; ' for colour, text in keys)
-    return f'<h2>Kernels</h2><p class="quiet">A frame is a kernel; a box inside is a loop nest with the model\'s operators.<br>{marks}</p>'
+    marks = [f'<span class="key" style="background:{colour}"></span>{escape(text)}' for colour, text in keys]
+    lead = "A frame is a kernel; a box inside is a loop nest with the model's operators."
+    return f'<h2>Kernels</h2><p class="quiet">{lead}<br>{" &nbsp; ".join(marks)}</p>'
 
 
 def _kernels(facts: dict[str, Any]) -> str:
     slowest = max(1e-9, *(k["predicted_us_all_calls"] for k in facts["kernels"]))
     busiest = max(1, *(k["traffic_bytes_all_calls"] for k in facts["kernels"]))
-    parts: list[str] = []
+    heads = ((0, facts["target"]["main_level"]), (_TIME_LEFT, "predicted time"), (_TRAFFIC_LEFT, "traffic"))
+    parts = [_text(x, 12, text, "small") for x, text in heads]
     y = 22.0
-    parts += [_text(0, 12, facts["target"]["main_level"], "small"), _text(_BOX_LEFT + _BOX_WIDTH + 16, 12, "predicted time", "small"),
-              _text(_BOX_LEFT + _BOX_WIDTH + 176, 12, "traffic", "small")]  # fmt: skip
     for kernel in facts["kernels"]:
         height = _kernel_height(kernel)
         parts += _kernel_picture(kernel, y, height)
-        share = (_BOX_LEFT + _BOX_WIDTH + 16, kernel["predicted_us_all_calls"] / slowest, _REGISTERS, time_text(kernel["predicted_us_all_calls"]))
-        moved = (_BOX_LEFT + _BOX_WIDTH + 176, kernel["traffic_bytes_all_calls"] / busiest, _FAR, size_text(kernel["traffic_bytes_all_calls"]))
-        for x, part, colour, label in (share, moved):
+        spent, moved = kernel["predicted_us_all_calls"], kernel["traffic_bytes_all_calls"]
+        bars = ((_TIME_LEFT, spent / slowest, _REGISTERS, time_text(spent)),
+                (_TRAFFIC_LEFT, moved / busiest, _FAR, size_text(moved)))  # fmt: skip
+        for x, part, colour, label in bars:
             parts += [_rect(x, y + 4, max(1.0, 140 * part), 16, colour), _text(x, y + 34, label, "small")]
-        thickness = 1.0 + 7.0 * kernel["traffic_bytes_all_calls"] / busiest
-        parts.append(f'<line x1="24" y1="{y + 20:.1f}" x2="{_BOX_LEFT}" y2="{y + 20:.1f}" stroke="{_FAR}" stroke-width="{thickness:.1f}" opacity=".6"/>')
+        thickness = 1.0 + 7.0 * moved / busiest
+        parts.append(_rect(24, y + 20 - thickness / 2, _BOX_LEFT - 24, thickness, _FAR, 0.6))
         y += height + 12
     parts.insert(0, _rect(10, 22, 14, y - 34, _FAR))
     return _svg(y, parts, "kernels, their nests and their traffic")
@@ -137,7 +145,7 @@ def _kernel_height(kernel: dict[str, Any]) -> float:
 def _kernel_picture(kernel: dict[str, Any], y: float, height: float) -> list[str]:
     calls = f"{kernel['calls']} calls" if kernel["calls"] > 1 else "1 call"
     parts = [
-        f'<rect x="{_BOX_LEFT}" y="{y:.1f}" width="{_BOX_WIDTH}" height="{height:.1f}" rx="6" fill="#fff" stroke="#999"/>',
+        _rect(_BOX_LEFT, y, _BOX_WIDTH, height, "#fff", rounded=6, border="#999"),
         _text(_BOX_LEFT + _GAP, y + 19, kernel["name"], "name"),
         _text(_BOX_LEFT + 52, y + 19, _cut(f"{calls}, {kernel['tiles']} tiles: {kernel['summary']}", 84), "small"),
     ]
@@ -147,14 +155,16 @@ def _kernel_picture(kernel: dict[str, Any], y: float, height: float) -> list[str
         kinds = " + ".join(dict.fromkeys(kind_of(n) for n in nest["nodes"]))
         hint = f"{nest['tensor']} {nest['shape']} at {nest['level']}"
         parts += [
-            f"<g><title>{escape(hint)}</title>{_rect(x, top, _NEST_WIDTH, _NEST_HEIGHT, _colour(nest, kernel), rounded=4)}",
+            f"<g><title>{escape(hint)}</title>",
+            _rect(x, top, _NEST_WIDTH, _NEST_HEIGHT, _colour(nest, kernel), rounded=4),
             _text(x + 8, top + 19, _cut(kinds, 21), "on"),
             _text(x + 8, top + 36, _cut("x".join(str(n) for n in nest["shape"]) or "scalar", 22), "on small"), "</g>",
         ]  # fmt: skip
     recomputed = _recomputed(kernel)
     if recomputed:
         parts.append(_rect(_BOX_LEFT + _GAP, y + height - 20, 9, 9, _REGISTERS))
-        parts.append(_text(_BOX_LEFT + 26, y + height - 11, _cut("recomputed in registers: " + ", ".join(recomputed), 104), "small"))
+        listed = _cut("recomputed in registers: " + ", ".join(recomputed), 104)
+        parts.append(_text(_BOX_LEFT + 26, y + height - 11, listed, "small"))
     return parts
 
 
@@ -183,11 +193,12 @@ def _details(kernel: dict[str, Any], facts: dict[str, Any]) -> str:
         for e in kernel["edges"]
     )
     stream = kernel["stream"]
+    streamed = f"axis {stream['axis']} of {stream['tensor']} in blocks of {stream['block']}" if stream else "nothing"
     rows = [
         ("nodes", ", ".join(kernel["nodes"])),
         ("tile", " ".join(f"{a}:{n}" for a, n in kernel["tile"].items()) or "whole"),
         ("intermediates", f"{size_text(kernel['footprint_bytes'])} at {kernel['footprint_level']}"),
-        ("streamed", f"axis {stream['axis']} of {stream['tensor']} in blocks of {stream['block']}" if stream else "nothing"),
+        ("streamed", streamed),
         ("a call", f"{time_text(kernel['predicted_us'])}, {size_text(kernel['traffic_bytes'])} from and to {main}"),
         ("why", kernel["reason"] or "one nest, and nothing to join"),
     ]
@@ -195,7 +206,8 @@ def _details(kernel: dict[str, Any], facts: dict[str, Any]) -> str:
     table = f"<table><tr><th>nest</th><th>result at</th><th>vector</th><th>register tile</th></tr>{nests}</table>"
     if edges:
         table += f"<table><tr><th>edge</th><th>mode</th><th>level</th><th>whole tensor</th></tr>{edges}</table>"
-    return f"<details><summary><b>{escape(kernel['name'])}</b> {escape(kernel['summary'])}</summary><dl>{listed}</dl>{table}</details>"
+    head = f"<summary><b>{escape(kernel['name'])}</b> {escape(kernel['summary'])}</summary>"
+    return f"<details>{head}<dl>{listed}</dl>{table}</details>"
 
 
 def _vector(nest: dict[str, Any]) -> str:
@@ -203,12 +215,16 @@ def _vector(nest: dict[str, Any]) -> str:
 
 
 def _svg(height: float, parts: list[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    size = f'viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}"'
+    return f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
-def _rect(x: float, y: float, width: float, height: float, colour: str, opacity: float = 1.0, rounded: int = 2) -> str:
-    return (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rounded}" fill="{colour}" '
-            f'opacity="{opacity}"/>')  # fmt: skip
+def _rect(
+    x: float, y: float, width: float, height: float, colour: str, opacity: float = 1, rounded: int = 2, border: str = ""
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rounded}"'
+    line = f' stroke="{border}"' if border else ""
+    return f'<rect {place} fill="{colour}" opacity="{opacity}"{line}/>'
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

@@ -156,7 +156,8 @@ def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
         # Both compilers otherwise split 512-bit vectors in two on most processors.
         flags.append("-mprefer-vector-width=512")
     flags += ["-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
-    flags += ["-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+    # Buffers of different types share scratch memory, one after the other.
+    flags += ["-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
     if is_arm and compiler.kind == "gcc":
         # Scheduling before register allocation spreads loads out and spills accumulators of a full register tile.
         flags.append("-fno-schedule-insns")

@@ -1,4 +1,4 @@
-"""Plans nests for a GPU: which threads compute which outputs, how reductions are shared, what goes through shared memory.
+"""Plans nests for a GPU: which threads compute which outputs, how reductions are shared, what shared memory holds.
 
 The threads of a block take up each nest's box anew: positions (outputs, or register tiles of them) are numbered with
 the axis that neighbouring threads walk fastest, and thread t takes positions t, t + threads, ...
@@ -7,12 +7,13 @@ the axis that neighbouring threads walk fastest, and thread t takes positions t,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Const, Expr, axes_of, const, is_op, loads, op, select, var
+from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.products import Factor, factors
 from tilewright.ir.simplify import linear
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
@@ -27,56 +28,15 @@ _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
 
 
-@dataclass(frozen=True)
-class Factor:
-    """One factor of a contraction's product and the axes it depends on."""
-
-    value: Expr
-    outputs: tuple[Axis, ...]
-    reductions: tuple[Axis, ...]
-
-
-def factors(nest: Nest) -> tuple[Factor, ...]:
-    """The product under a sum, taken apart; a condition on the whole product goes to the factor that knows its axes."""
-    product, conditions = nest.elements[0], []
-    while is_op(product, "select"):
-        condition, then, otherwise = product.args
-        if is_zero(then) and not is_zero(otherwise):
-            conditions.append(op("not", condition))
-            product = otherwise
-        elif is_zero(otherwise):
-            conditions.append(condition)
-            product = then
-        else:
-            break
-    found: list[Expr] = []
-    stack = [product]
-    while stack:
-        node = stack.pop()
-        if is_op(node, "mul"):
-            stack.extend(reversed(node.args))
-        else:
-            found.append(node)
-    for condition in conditions:
-        wanted = set(axes_of(condition))
-        place = next((i for i, v in enumerate(found) if wanted <= set(axes_of(v))), 0)
-        found[place] = select(condition, found[place], const(0, found[place].dtype))
-    parts = []
-    for value in found:
-        used = set(axes_of(value))
-        parts.append(Factor(value, tuple(a for a in nest.axes if a in used), tuple(a for a in nest.reduce_axes if a in used)))
-    return tuple(parts)
-
-
-def is_zero(node: Expr) -> bool:
-    return isinstance(node, Const) and node.value == 0
+def nest_factors(nest: Nest) -> tuple[Factor, ...]:
+    return factors(nest.elements[0], nest.axes, nest.reduce_axes)
 
 
 def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
     """Whether the outputs of a box share every operand of the product: then staging in shared memory pays."""
     if not is_contraction(nest) or not nest.reduce_axes:
         return False
-    parts = [f for f in factors(nest) if loads(f.value)]
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
     if len(parts) < 2:
         return False
     return all(any(sizes[a] > 1 and a not in f.outputs for a in nest.axes) for f in parts)
@@ -90,7 +50,8 @@ def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: 
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
     if _staged(nest):
-        split, along = _contraction_split(nest, register), order[-1]
+        split = _contraction_split(nest, register)
+        along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
     return NestPlan(
@@ -108,7 +69,7 @@ def _register_tile(nest: Nest) -> dict[Axis, int]:
     """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
     if not _staged(nest):
         return {}
-    parts = [f for f in factors(nest) if loads(f.value)]
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
     points = prod(extent_of(a.extent) for a in nest.axes)
     room = points * _most_shares(nest) // _WISHED_THREADS
     chosen: dict[Axis, int] = {}
@@ -119,7 +80,9 @@ def _register_tile(nest: Nest) -> dict[Axis, int]:
             chosen[axis] = 1
     while chosen:
         product = prod(chosen.values())
-        grown = [a for a in chosen if chosen[a] < 8 and chosen[a] * 4 <= extent_of(a.extent) and product * 2 <= max(4, room)]
+        grown = [
+            a for a in chosen if chosen[a] < 8 and chosen[a] * 4 <= extent_of(a.extent) and product * 2 <= max(4, room)
+        ]
         if not grown:
             break
         smallest = min(grown, key=lambda a: chosen[a])
@@ -180,7 +143,9 @@ def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
     return sorted(nest.reduce_axes, key=lambda a: -distance(a))
 
 
-def _split(nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context: NestContext) -> tuple[int, Axis | None]:
+def _split(
+    nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context: NestContext
+) -> tuple[int, Axis | None]:
     """How many threads share a reduction, by shape alone, and the axis that neighbouring threads walk."""
     fastest = order[-1] if order else None
     if nest.monoid is None or not reduction:
@@ -266,7 +231,7 @@ def _step(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]
     names = nest.axis_names()
     places = positions(plan, nest, box)
     row = 0
-    for factor in factors(nest):
+    for factor in nest_factors(nest):
         if factor.reductions:
             row += prod(places[a] * register.get(names[a], 1) for a in factor.outputs) * factor.value.dtype.bytes
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
@@ -275,4 +240,3 @@ def _step(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]
         return 0
     whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
     return whole[0] if whole else most
-

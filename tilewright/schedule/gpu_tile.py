@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.gpu import MOST_THREADS, factors, fit_register, reused
+from tilewright.schedule.gpu import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
@@ -49,7 +49,8 @@ def choose_gpu_tile(
     candidates = _candidates(root, plans[-1], fixed)
     sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
     box: Box = tuple(
-        Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent)) for i, a in enumerate(root.axes)
+        Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent))
+        for i, a in enumerate(root.axes)
     )
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
@@ -59,7 +60,9 @@ def choose_gpu_tile(
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     work = [_work(n, p, boxes[n], tiles_of[n]) for n, p in zip(nests, plans, strict=True)]
-    threads = np.clip(-(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS)
+    threads = np.clip(
+        -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
+    )
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     for nest, plan, positions in zip(nests, plans, work, strict=True):
@@ -89,7 +92,9 @@ def choose_gpu_tile(
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
-    tile = tuple((f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent))
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
@@ -150,7 +155,7 @@ def _staging(nest: Nest, box: Box) -> Size:
     ranges = dict(zip(nest.axes, box, strict=True))
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
     total: Size = 0
-    for factor in factors(nest):
+    for factor in nest_factors(nest):
         if factor.reductions:
             total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * _STAGE_SLOTS
     return total
@@ -167,7 +172,7 @@ def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tup
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
-        for factor in factors(nest):
+        for factor in nest_factors(nest):
             part: Size = 1
             for axis in factor.outputs:
                 part = part * register.get(axis, 1)
@@ -176,7 +181,9 @@ def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tup
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(_SHARED_LATENCY, outputs + fragments) + epilogue
-    slots = outputs * (_LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine))
+    slots = outputs * (
+        _LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine)
+    )
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(_GLOBAL_LATENCY / 2, alone) + 30 * (plan.split > 1) + epilogue
 

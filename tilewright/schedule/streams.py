@@ -42,7 +42,6 @@ from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, propagate
 from tilewright.schedule.separate import change, split_product, split_sum
 
-
 _STAND_INS = (1.0, 2.0, 0.5, 0.0)
 
 
@@ -137,7 +136,8 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
     if factors is None or stand_in is None:
         return None
     first = next(n for n in nests if n in wide)
-    return Stream(first.tensor, first.axes.index(wide[first]), extent_of(start_axis.extent), wide, reducers, factors, stand_in)
+    position = first.axes.index(wide[first])
+    return Stream(first.tensor, position, extent_of(start_axis.extent), wide, reducers, factors, stand_in)
 
 
 def _factors(

@@ -1,0 +1,41 @@
+"""The pages in docs/ run, and print what they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.update import blocks, outputs, pages, updated
+
+PAGES = pages()
+
+
+def test_the_tutorial_is_among_the_pages() -> None:
+    assert "pipeline.md" in [p.name for p in PAGES]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_page_prints_what_it_shows(path: Path) -> None:
+    for block, printed in zip(blocks(path.read_text()), outputs(path), strict=True):
+        assert (block.shown or "") == printed, f"{path.name} line {block.line}: run python -m tests.docs.update"
+
+
+def test_update_rewrites_only_outputs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A\n\n```python\nx = 2\nprint(x, '')\n```\n\n```text\n3\n```\n\nwords\n\n```python\ny = x\n```\n\n"
+        "```c\nint a;\n```\n\n```python\nprint(y + 1)\n```\nend\n"
+    )
+    assert updated(page) == (
+        "# A\n\n```python\nx = 2\nprint(x, '')\n```\n\n```text\n2\n```\n\nwords\n\n```python\ny = x\n```\n\n"
+        "```c\nint a;\n```\n\n```python\nprint(y + 1)\n```\n\n```text\n3\n```\nend\n"
+    )
+
+
+def test_errors_point_into_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n```python\nx = 1\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        outputs(page)
+    assert caught.traceback[-1].lineno == 4  # counted from 0
