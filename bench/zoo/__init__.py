@@ -8,7 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.zoo import bert_base, lstm, mmoe, mobilenet_v2
+from bench.zoo import (
+    bert_base,
+    efficientnet_b0,
+    lstm,
+    mmoe,
+    mobilenet_v2,
+    nerf,
+    resnet50,
+    unet,
+    vit_s32,
+)
 
 Build = Callable[[str], tuple[nn.Module, dict[str, np.ndarray]]]
 
@@ -17,6 +27,11 @@ MODELS: Mapping[str, Build] = {
     "bert_base": bert_base.build,
     "lstm": lstm.build,
     "mmoe": mmoe.build,
+    "resnet50": resnet50.build,
+    "efficientnet_b0": efficientnet_b0.build,
+    "vit_s32": vit_s32.build,
+    "unet": unet.build,
+    "nerf": nerf.build,
 }
 SIZES = ("small", "full")
 EXPORTERS = ("torchscript", "dynamo")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cpu_stages import model_of, programs
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Map, Reduce
+from tilewright.ir.compute import Map, Reduce, plain_monoid
 from tilewright.ir.expr import Axis, Expr, const, load, loads, maximum, minimum, op, substitute, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
@@ -39,8 +39,8 @@ def random_index(rng: np.random.Generator, axes: list[Axis], depth: int = 2) -> 
     if depth and rng.random() < 0.6:
         kind = rng.choice(["floordiv", "mod", "clamp", "sum"])
         if kind in ("floordiv", "mod"):
-            inner = random_index(rng, axes, depth - 1)
-            node = op(str(kind), inner, const(int(rng.integers(1, 9)))) * int(rng.integers(1, 4)) + int(rng.integers(0, 3))
+            divided = op(str(kind), random_index(rng, axes, depth - 1), const(int(rng.integers(1, 9))))
+            node = divided * int(rng.integers(1, 4)) + int(rng.integers(0, 3))
         elif kind == "clamp":
             node = minimum(maximum(node, 0), int(rng.integers(3, 30)))
         else:
@@ -108,8 +108,6 @@ def test_windows_over_a_producer(stride: int, kernel: int, tile: int) -> None:
     middle, result = Tensor("y", (60,), F), Tensor("z", (20,), F)
     i, j, r = Axis("i", 60), Axis("j", 20), Axis("r", kernel)
     first = build_nest(Map(middle, (i,), load(source, [var(i)]) * 2.0), (), {})
-    from tilewright.ir.compute import plain_monoid
-
     window = load(middle, [minimum(var(j) * stride + var(r), 59)])
     second = build_nest(Reduce((result,), (j,), (r,), (window,), plain_monoid("add", F)), (), {})
     origin = Axis("o", 20)

@@ -52,13 +52,10 @@ def plan_nests(plan: KernelPlan, computes: Mapping[str, Compute]) -> list[Nest]:
 
 def grid(root: Nest, plan: KernelPlan, tile: Axis) -> Box:
     """The box of the root that the flat tile index stands for; the last axis moves fastest."""
-    sizes = dict(plan.tile)
     position: Expr = var(tile)
     ranges: list[Range] = []
-    for number, axis in reversed(list(enumerate(root.axes))):
+    for axis, (size, count) in reversed(list(zip(root.axes, _cuts(root, plan), strict=True))):
         extent = extent_of(axis.extent)
-        size = min(sizes.get(f"o{number}", extent), extent)
-        count = -(-extent // size)
         if count == 1:
             ranges.append(Range(const(0), extent, extent))
             continue
@@ -68,11 +65,18 @@ def grid(root: Nest, plan: KernelPlan, tile: Axis) -> Box:
 
 
 def tile_count(root: Nest, plan: KernelPlan) -> int:
+    return prod(count for _, count in _cuts(root, plan))
+
+
+def _cuts(root: Nest, plan: KernelPlan) -> list[tuple[int, int]]:
+    """Tile size and number of tiles along each axis of the root; an empty axis is one tile of nothing."""
     sizes = dict(plan.tile)
-    return prod(
-        -(-extent_of(a.extent) // min(sizes.get(f"o{i}", 1 << 62), extent_of(a.extent)))
-        for i, a in enumerate(root.axes)
-    )
+    cuts = []
+    for number, axis in enumerate(root.axes):
+        extent = max(1, extent_of(axis.extent))
+        size = min(sizes.get(f"o{number}", extent), extent)
+        cuts.append((size, -(-extent // size)))
+    return cuts
 
 
 def lower_cpu_kernel(

@@ -33,9 +33,10 @@ def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fuse
         for tensor in reads(compute):
             users.setdefault(tensor, []).append(compute)
     absorbed: set[Tensor] = set()
-    for compute in computes:
-        if isinstance(compute, Reduce) and len(compute.outputs) == 1:
-            chain = _epilogue(compute, users, kept)
+    # a map that several reductions feed goes to the largest of them
+    for compute in sorted((c for c in computes if isinstance(c, Reduce)), key=_domain, reverse=True):
+        if len(compute.outputs) == 1:
+            chain = _epilogue(compute, users, kept, absorbed)
             if chain:
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
@@ -47,7 +48,13 @@ def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fuse
     return result
 
 
-def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> list[Map]:
+def _domain(compute: Reduce) -> int:
+    return prod(extent_of(a.extent) for a in (*compute.axes, *compute.reduce_axes))
+
+
+def _epilogue(
+    reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor], absorbed: set[Tensor]
+) -> list[Map]:
     """The maps that can run on the reduction's registers: read point for point, and only the last is read outside."""
     start = reduce.outputs[0]
     shape = tuple(a.extent for a in reduce.axes)
@@ -55,11 +62,9 @@ def _epilogue(reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozense
     frontier = [start]
     while frontier and len(reached) < _LONGEST_EPILOGUE:
         for reader in users.get(frontier.pop(0), []):
-            if (
-                isinstance(reader, Map)
-                and reader.output not in reached
-                and tuple(a.extent for a in reader.axes) == shape
-            ):
+            if not isinstance(reader, Map) or reader.output in reached or reader.output in absorbed:
+                continue
+            if tuple(a.extent for a in reader.axes) == shape:
                 reached[reader.output] = reader
                 frontier.append(reader.output)
     best: list[Map] = []

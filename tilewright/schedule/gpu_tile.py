@@ -213,7 +213,7 @@ def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     if not tensor.rank:
         return width
     run = box[context.layout(tensor).order[-1].axis].size * tensor.dtype.bytes
-    return size * (-(-run // width) * width) / run
+    return size * (-(-run // width) * width) / np.maximum(run, 1)
 
 
 def _footprint(

@@ -96,7 +96,7 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
     names = root.axis_names()
     choices: list[list[int]] = []
     for axis in root.axes:
-        extent = extent_of(axis.extent)
+        extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
@@ -227,7 +227,7 @@ def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     size = box_elements(box) * tensor.dtype.bytes
     if not tensor.rank:
         return size
-    run = box[innermost].size * tensor.dtype.bytes
+    run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
 
 

@@ -137,7 +137,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
         return None
     steps = 1
     for r in nest.reduce_axes:
-        steps *= extent_of(r.extent)
+        steps *= max(1, extent_of(r.extent))
     wide = context.target.lanes(nest.tensor.dtype.bytes)
     cost = 0.5
     for node in loads(*(nest.elements or nest.values)):

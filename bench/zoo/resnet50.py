@@ -1,0 +1,91 @@
+"""ResNet-50: bottleneck residual blocks, the stride in the 3x3 convolution, ReLU."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from bench.zoo.initialise import RESIDUAL_SCALE, calibrate_batch_norms, initialise_layers
+
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    resolution: int
+    classes: int
+    stem: int
+    # Channels inside the bottlenecks and number of blocks of each stage; every stage but the first halves the image.
+    stages: tuple[tuple[int, int], ...]
+    calibration_batch: int
+
+
+FULL = Config(
+    resolution=224,
+    classes=1000,
+    stem=64,
+    stages=((64, 3), (128, 4), (256, 6), (512, 3)),
+    calibration_batch=4,
+)
+SMALL = Config(resolution=32, classes=10, stem=8, stages=((4, 2), (8, 2)), calibration_batch=16)
+CONFIGS = {"full": FULL, "small": SMALL}
+
+
+def convolution(inputs: int, outputs: int, *, kernel: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * EXPANSION
+        self.reduce = convolution(inputs, width, kernel=1)
+        self.middle = convolution(width, width, kernel=3, stride=stride)
+        self.expand = nn.Conv2d(width, outputs, 1, bias=False)
+        self.last_norm = nn.BatchNorm2d(outputs)
+        is_same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if is_same_shape else convolution(inputs, outputs, kernel=1, stride=stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = torch.relu(self.middle(torch.relu(self.reduce(x))))
+        return torch.relu(self.last_norm(self.expand(branch)) + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    output_names = ("logits",)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.stem = convolution(3, config.stem, kernel=7, stride=2)
+        channels = config.stem
+        blocks: list[nn.Module] = []
+        for stage, (width, count) in enumerate(config.stages):
+            for block in range(count):
+                blocks.append(Bottleneck(channels, width, stride=2 if stage > 0 and block == 0 else 1))
+                channels = width * EXPANSION
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(channels, config.classes)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(torch.relu(self.stem(image)), 3, stride=2, padding=1)
+        features = self.blocks(pooled)
+        logits: torch.Tensor = self.classifier(torch.flatten(nn.functional.adaptive_avg_pool2d(features, 1), 1))
+        return logits
+
+
+def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
+    config = CONFIGS[size]
+    generator = torch.Generator().manual_seed(15)
+    module = ResNet50(config)
+    initialise_layers(module, generator)
+    for layer in module.modules():
+        if isinstance(layer, Bottleneck):
+            nn.init.constant_(layer.last_norm.weight, RESIDUAL_SCALE)
+    shape = (config.calibration_batch, 3, config.resolution, config.resolution)
+    calibrate_batch_norms(module, torch.randn(shape, generator=generator))
+    image = np.random.default_rng(5).standard_normal((1, *shape[1:]), dtype=np.float32)
+    return module, {"image": image}
