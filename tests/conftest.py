@@ -64,6 +64,7 @@ class StubArtifact:
     )
     outputs: tuple[tuple[str, dtypes.DType, tuple[int, ...]], ...] = (("sum", dtypes.float32, (2, 3)),)
     loops: LoopProgram = TWO_CALLS
+    calls: tuple[Call, ...] = TWO_CALLS.calls
 
 
 @pytest.fixture

@@ -171,8 +171,8 @@ class Model:
         arrays = self._bind(args, named) if args or named else list(self.random_inputs().values())
         ready = self._ready(arrays)
         outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
-        names = [call.kernel for call in self._artifact.loops.calls]
         runner = self._checked_runner()
+        names = [call.kernel for call in self._artifact.calls]
         runner.run(ready, outputs)
         runs = [list(runner.profile(ready, outputs)) for _ in range(repeat)]
         if any(len(run) != len(names) for run in runs):

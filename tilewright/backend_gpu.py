@@ -7,15 +7,17 @@ from typing import Any
 
 from tilewright.errors import ToolError
 from tilewright.ir.compute import Program
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.expr import axes_of
+from tilewright.ir.loops import Buffer, Kernel, LoopProgram, Store, statements
 from tilewright.ir.tensor import elements
 from tilewright.lower.gpu_kernel import lower_gpu_kernel
 from tilewright.lower.memory import arena
 from tilewright.lower.shared_arena import place_shared
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
-from tilewright.render.cuda import launch_shape, render_kernel
+from tilewright.render.cuda import launch_shape, render_kernel, written_params
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler
+from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.schedule.plan import Plan
 from tilewright.target import Target
@@ -46,6 +48,16 @@ def load(
         raise ToolError(str(error)) from error
 
 
+def _filled(kernel: Kernel) -> tuple[str, ...]:
+    """Parameters that a launch writes from end to end: all it writes, but for a Scan's step of a stacked output."""
+    partly: set[Buffer] = set()
+    if kernel.step is not None:
+        for stmt in statements(kernel.body):
+            if isinstance(stmt, Store) and kernel.step in axes_of(*stmt.indices):
+                partly.add(stmt.buffer)
+    return tuple(p.name for p in written_params(kernel) if p not in partly)
+
+
 def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan) -> GpuModelImage:
     offsets, arena_bytes = arena(loops)
     weight_offsets, weights = pack_weights(loops, program, plan)
@@ -53,7 +65,8 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
     kernels = {k.name: k for k in loops.kernels}
     shapes = {name: launch_shape(k) for name, k in kernels.items()}
     made = tuple(
-        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes) for name, k in kernels.items()
+        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes, Contract(writes_all=_filled(k)))
+        for name, k in kernels.items()
     )
     calls = []
     for call in loops.calls:

@@ -8,16 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tilewright.errors import OptionError, ToolError
+from tilewright.errors import InternalError, OptionError
+from tilewright.ir import parse, text, verify
 from tilewright.ir.compute import Program
 from tilewright.ir.dtypes import DType
 from tilewright.ir.graph import Graph
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import Call, LoopProgram
+from tilewright.lower.program import lower_program
+from tilewright.ops import lower
 from tilewright.options import Options
+from tilewright.schedule.check import check_plan
 from tilewright.schedule.plan import Plan
+from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
+from tilewright.transform.fold import fold_constants
+from tilewright.transform.layout import choose_layouts
 from tilewright.verifying import Verifier
 
 
@@ -26,6 +31,7 @@ class Stages:
     """Runs stages by name: verifies, times, dumps, stops, and takes an edited dump in a stage's place."""
 
     options: Options
+    target: Target
     seconds: dict[str, float] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     verifier: Verifier | None = field(init=False)
@@ -37,25 +43,18 @@ class Stages:
         if self.options.progress is not None:
             self.options.progress(name)
         start = time.perf_counter()
-        result = self._override(name, inputs) if name in dict(self.options.overrides) else stage(*inputs)
+        edited = dict(self.options.overrides).get(name)
+        result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs)
         self.seconds[name] = time.perf_counter() - start
         self.results[name] = result
-        _verify(name, result)
+        _verify(result, inputs)
         if self.options.dump is not None:
-            _dump(self.options.dump, len(self.seconds), name, result)
+            _dump(self.options.dump, len(self.seconds), name, result, self.target)
         if self.verifier is not None:
             self.verifier.check(name, result)
         if self.options.stop_after == name:
             raise Stopped(name)
         return result
-
-    def _override(self, name: str, inputs: tuple[Any, ...]) -> Any:
-        path = Path(dict(self.options.overrides)[name])
-        try:
-            text = path.read_text()
-        except OSError as error:
-            raise OptionError(f"cannot read {path} to put in place of stage '{name}': {error.strerror}") from error
-        return _parse(name, text, inputs)
 
 
 class Stopped(Exception):
@@ -85,33 +84,33 @@ class Artifact:
     outputs: tuple[Port, ...]
     stage_seconds: dict[str, float]
 
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Kernel calls of one run, in order."""
+        return self.loops.calls if self.loops is not None else ()
 
-STAGES = ("program", "fold", "layout", "plan", "loops", "source", "machine")
+
+STAGES = ("graph", "program", "fold", "layout", "plan", "loops", "source", "machine")
 
 
 def build(graph: Graph, target: Target, options: Options) -> Artifact:
     """A Graph to something that runs; stops early where the options say so."""
-    from tilewright.lower.program import lower_program
-    from tilewright.ops import lower
-    from tilewright.schedule.planner import make_plan
-    from tilewright.transform.fold import fold_constants
-    from tilewright.transform.layout import choose_layouts
-
     if options.stop_after is not None and options.stop_after not in STAGES:
         raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(STAGES)}")
-    stages = Stages(options)
+    stages = Stages(options, target)
     run = stages.run
     backend = _backend(target)
     try:
+        graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("fold", fold_constants, program)
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule)
         loops = run("loops", lower_program, program, plan, target, backend.lower_kernel)
         sources = run("source", backend.render, loops, target)
-        runner = run("machine", backend.load, sources, loops, program, plan, target, options)
+        run("machine", backend.load, sources, loops, program, plan, target, options)
     except Stopped:
-        runner = None
+        pass
     done = stages.results
     last: Program | None = done.get("layout") or done.get("fold") or done.get("program")
     return Artifact(
@@ -132,27 +131,30 @@ def _backend(target: Target) -> Any:
 
 
 def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:
-    return tuple(Port(n or t.name, t.dtype, tuple(int(e) for e in t.shape)) for t, n in zip(tensors, names or [""] * len(tensors), strict=True))
+    ports = []
+    for tensor, name in zip(tensors, names or [""] * len(tensors), strict=True):
+        ports.append(Port(name or tensor.name, tensor.dtype, tuple(int(e) for e in tensor.shape)))
+    return tuple(ports)
 
 
-def _verify(name: str, result: Any) -> None:
-    try:
-        from tilewright.ir import verify
-    except ImportError:
-        return
-
-    if isinstance(result, Program):
+def _verify(result: Any, inputs: tuple[Any, ...]) -> None:
+    """The grammar of the form a stage gave."""
+    if isinstance(result, Graph):
+        verify.verify_graph(result)
+    elif isinstance(result, Program):
         verify.verify_program(result)
+    elif isinstance(result, Plan):
+        check_plan(result, inputs[0])
     elif isinstance(result, LoopProgram):
         verify.verify_loops(result)
 
 
-def _dump(folder: Path, number: int, name: str, result: Any) -> None:
-    from tilewright.ir import text
-
+def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{number:02d}-{name}"
-    if isinstance(result, Program):
+    if isinstance(result, Graph):
+        (folder / f"{stem}.txt").write_text(text.graph_text(result))
+    elif isinstance(result, Program):
         (folder / f"{stem}.txt").write_text(text.program_text(result))
     elif isinstance(result, Plan):
         (folder / f"{stem}.json").write_text(result.to_json())
@@ -161,19 +163,30 @@ def _dump(folder: Path, number: int, name: str, result: Any) -> None:
         (folder / f"{stem}.txt").write_text(text.loops_text(result))
     elif isinstance(result, dict):
         for kernel, source in result.items():
-            (folder / f"{stem}-{kernel}.c").write_text(source)
+            (folder / f"{stem}-{kernel}.{'cu' if target.kind == 'gpu' else 'c'}").write_text(source)
 
 
-def _parse(name: str, text: str, inputs: tuple[Any, ...]) -> Any:
-    from tilewright.ir import parse
-
-    if name == "plan":
-        return Plan.from_json(text)
-    if name == "loops":
-        return parse.parse_loops(text)
-    if name in ("fold", "layout"):
-        return parse.parse_program(text, {t.name: a for t, a in inputs[0].constants.items()})
-    raise OptionError(f"stage '{name}' takes no edited dump; fold, layout, plan and loops do")
-
-
-__all__ = ["STAGES", "Artifact", "Port", "Stopped", "ToolError", "build", "np"]
+def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """An edited dump in place of a stage's result; what is wrong with it is the editor's to mend."""
+    try:
+        edited = path.read_text()
+    except OSError as error:
+        raise OptionError(f"cannot read {path} to put in place of stage '{name}': {error.strerror}") from error
+    try:
+        if name == "plan":
+            plan = Plan.from_json(edited)
+            check_plan(plan, inputs[0])  # here too, so that it is reported as the editor's mistake
+            return plan
+        if name == "loops":
+            return parse.parse_loops(edited)
+        if name in ("fold", "layout"):
+            return parse.parse_program(edited, {t.name: a for t, a in inputs[0].constants.items()})
+    except InternalError as error:
+        raise OptionError(f"{path} in place of stage '{name}': {error}") from error
+    if name == "source":
+        sources: dict[str, str] = stage(*inputs)
+        kernel = path.stem.rpartition("-")[2]
+        if kernel not in sources:
+            raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
+        return {**sources, kernel: edited}
+    raise OptionError(f"stage '{name}' takes no edited dump; fold, layout, plan, loops and source do")

@@ -14,7 +14,8 @@ from tilewright.runtime.cache import default_root
 
 TARGETS = ("cpu", "cuda", "cuda-emulated")
 SCHEDULES = ("connected", "none")
-FALLBACKS = ("error", "host")
+FALLBACKS = ("error",)
+PLANNED_FALLBACKS = ("host",)
 PRECISIONS = ("float32",)
 PLANNED_PRECISIONS = ("bfloat16", "float16", "int8")
 
@@ -30,7 +31,7 @@ class Options:
     threads     worker threads on the CPU; None: as many as this process may use
     precision   the type floating-point work is done in; None: as the model says
     schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
-    fallback    what happens to an operator that has no native code: "error" refuses it, "host" calls it in Python
+    fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
     dump        a directory that receives every form of the model as text
     stop_after  the stage to stop after
     overrides   (stage, file) pairs: the file, an edited dump, takes the place of that stage's result
@@ -58,7 +59,7 @@ class Options:
     def __post_init__(self) -> None:
         check_choice("target", self.target, TARGETS)
         check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("fallback", self.fallback, FALLBACKS)
+        check_fallback(self.fallback)
         check_precision(self.precision)
         if self.threads is not None:
             check_whole_number("threads", self.threads, least=1)
@@ -106,6 +107,12 @@ def check_precision(value: object) -> None:
     if value in PLANNED_PRECISIONS:
         raise OptionError(f"precision {value!r} is not supported yet: {allowed}")
     raise OptionError(f"precision cannot be {value!r}: {allowed}")
+
+
+def check_fallback(value: object) -> None:
+    if value in PLANNED_FALLBACKS:
+        raise OptionError(f"fallback {value!r} is not supported yet: it is 'error', which names the node in the way")
+    check_choice("fallback", value, FALLBACKS)
 
 
 def check_whole_number(option: str, value: object, *, least: int) -> None:

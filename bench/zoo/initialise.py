@@ -26,11 +26,8 @@ def initialise_layers(module: nn.Module, generator: torch.Generator) -> None:
             if layer.bias is not None:
                 small_normal(layer.bias, generator)
         elif isinstance(layer, nn.ConvTranspose2d):
-            # Stored as (in, out, ...); with the stride equal to the kernel, each output sees one tap of every input.
-            he_normal(layer.weight.transpose(0, 1)[:, :, 0, 0], generator)
-            for row in range(layer.kernel_size[0]):
-                for column in range(layer.kernel_size[1]):
-                    he_normal(layer.weight.transpose(0, 1)[:, :, row, column], generator)
+            # With the stride equal to the kernel, each output sees one tap of every input channel.
+            small_normal(layer.weight, generator, std=(2.0 / layer.in_channels) ** 0.5)
             if layer.bias is not None:
                 small_normal(layer.bias, generator)
         elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):

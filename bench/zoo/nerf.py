@@ -1,6 +1,7 @@
 """The MLP of a radiance field: density from encoded positions, colour from what it found and the viewing direction."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,9 +37,7 @@ class RadianceField(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         widths = [config.encoded, *([config.width] * config.trunk)]
-        self.trunk = nn.ModuleList(
-            nn.Linear(inputs, outputs) for inputs, outputs in zip(widths, widths[1:], strict=False)
-        )
+        self.trunk = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths))
         self.density = nn.Linear(config.width, 1)
         self.hidden = nn.Linear(config.width + DIRECTION, config.width)
         self.colour = nn.Linear(config.width, 3)

@@ -1,4 +1,4 @@
-"""Documentation that runs: the python blocks of a page are executed in order, and what one prints is the text block after it.
+"""Documentation that runs: the python blocks of a page run in order, and what one prints is the text block after it.
 
 `python -m tests.docs.update` writes the outputs anew into every page; look at the difference before keeping it.
 """

@@ -13,7 +13,8 @@ pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 from bench import zoo
 from tests.gpu_stages import compiled, on_emulator, on_loops
 
-NAMES = tuple(zoo.MODELS)
+EVERY_TIME = ("mobilenet_v2", "bert_base", "lstm", "mmoe")
+NAMES = [n if n in EVERY_TIME else pytest.param(n, marks=pytest.mark.slow) for n in zoo.MODELS]
 
 
 @pytest.fixture(scope="module", params=NAMES)

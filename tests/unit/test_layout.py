@@ -42,7 +42,8 @@ def test_packing_agrees_with_indices(seed: int) -> None:
     assert packed.shape == layout.storage_shape(shape)
     used = np.zeros(packed.shape, bool)
     for place_ in product(*map(range, shape)):
-        where = tuple(int(evaluate_exprs((i,), None, None)[0]) for i in layout.storage_indices(tuple(map(const, place_))))  # type: ignore[arg-type]
+        indices = layout.storage_indices(tuple(map(const, place_)))
+        where = tuple(int(i) for i in evaluate_exprs(indices, None, None))  # type: ignore[arg-type]
         assert packed[where] == array[place_]
         assert not used[where], "two elements in one place"
         used[where] = True

@@ -68,6 +68,7 @@ def test_index_ranges_hold_every_value(seed: int) -> None:
             start = integer(low, at)
             spans.append(range(start, min(start + size, int(axis.extent))))
         start = integer(found.low, at)
+        assert 0 <= start < extent
         for place in product(*spans):
             value = integer(index, dict(zip(axes, place, strict=True)))
             if 0 <= value < extent:

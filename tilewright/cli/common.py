@@ -56,7 +56,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
-        help="an operator without native code: error refuses it (default), host runs it in Python",
+        help="an operator without native code: error refuses the model and names the node",
     )
     group.add_argument("--precision", metavar="TYPE", help="the type to compute in (default: as the model says)")
     stages = parser.add_argument_group("looking inside")

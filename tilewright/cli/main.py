@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tilewright
 from tilewright.cli import bench, cache, devices, explain, run
-from tilewright.errors import TilewrightError
+from tilewright.errors import InternalError, TilewrightError
 
 DESCRIPTION = """\
 Tilewright compiles deep-learning models (ONNX files) to native code for this machine,
@@ -31,6 +31,7 @@ environment:
 COMMANDS = (run, bench, explain, devices, cache)
 
 USER_ERROR = 2
+OUR_ERROR = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TilewrightError as error:
         print(f"tilewright: error: {one_line(str(error))}", file=sys.stderr)
         return USER_ERROR
+    except InternalError as error:
+        print(f"tilewright: internal error: {one_line(str(error))}", file=sys.stderr)
+        print("tilewright: this is a bug of ours; --dump DIR writes what a report of it needs", file=sys.stderr)
+        return OUR_ERROR
     except KeyboardInterrupt:
         print("tilewright: interrupted", file=sys.stderr)
         return INTERRUPTED

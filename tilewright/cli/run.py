@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             "model": str(arguments.model),
             "compile_s": compiled_s,
             "first_run_ms": 1e3 * run_s,
-            "kernel_calls": len(model.artifact.loops.calls),
+            "kernel_calls": len(model.artifact.calls),
             "outputs": [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in outputs.items()],
         }
         common.print_json(summary)
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = common.output_console()
     console.print(output_table(outputs))
     console.print(
-        f"compiled in {compiled_s:.2f} s to {len(model.artifact.loops.calls)} kernel calls; "
+        f"compiled in {compiled_s:.2f} s to {len(model.artifact.calls)} kernel calls; "
         f"the first run took {1e3 * run_s:.2f} ms",
         highlight=False,
     )

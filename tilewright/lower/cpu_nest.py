@@ -29,6 +29,7 @@ from tilewright.ir.expr import (
     select,
     substitute,
     var,
+    walk,
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import linear, simplify, simplify_difference
@@ -275,7 +276,9 @@ class CpuNest:
         inner = Axis(f"{axis.name}_k", width)
         env = {**block.env, axis: simplify(extent.low + var(loop) * width + var(inner))}
         right = [self.access.lower(substitute(e, env)) for e in elements]
-        rows = [n for n in loads(*right) if self._is_row(n, inner, block)]
+        # a read that a select guards must stay behind its condition
+        guarded = {n for s in walk(*right) if is_op(s, "select") for n in loads(*s.args[1:])}
+        rows = [n for n in loads(*right) if n not in guarded and self._is_row(n, inner, block)]
         if not rows or static(full) == 0:
             return None
         body: list[Stmt] = []

@@ -78,8 +78,8 @@ static inline $V tw_tanh_$V($V x) {
     p = p * s - 0.3333327472f;
     $V near = p * s * x + x;
     $V far = 1.0f - 2.0f / (tw_exp_$V(a + a) + 1.0f);
-    far = ($V)(($I)far | (($I)x & (int)0x80000000));
     $V y = tw_select_$V(a < 0.6328125f, near, far);
+    y = ($V)(($I)y | (($I)x & (int)0x80000000));
     return tw_select_$V(x != x, x, y);
 }
 """),
@@ -110,8 +110,12 @@ static inline $V tw_erf_$V($V x) {
     return tw_select_$V(x != x, x, y);
 }
 """),
-    "sigmoid": (("exp",), """
-static inline $V tw_sigmoid_$V($V x) { return 1.0f / (1.0f + tw_exp_$V(-x)); }
+    # by e^-|x|, which does not overflow: small results come out denormal, not 0
+    "sigmoid": (("select", "abs", "exp"), """
+static inline $V tw_sigmoid_$V($V x) {
+    $V e = tw_exp_$V(-tw_abs_$V(x));
+    return tw_select_$V(x < 0.0f, e, x - x + 1.0f) / (1.0f + e);
+}
 """),
 }  # fmt: skip
 

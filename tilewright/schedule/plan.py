@@ -90,7 +90,7 @@ class Plan:
             raise InternalError(f"not a plan: {error}") from error
 
     def text(self) -> str:
-        lines = [f"plan for {self.target}, schedule {self.schedule}, {len(self.kernels)} kernels"]
+        lines = [f"plan for {self.target}, schedule {self.schedule}, {len(self.kernels)} kernel{'' if len(self.kernels) == 1 else 's'}"]
         for name, layout in self.layouts:
             lines.append(f"  layout {name}: {layout_text(layout)}")
         for kernel in self.kernels:

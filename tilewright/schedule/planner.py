@@ -61,7 +61,7 @@ def _parts(program: Program) -> list[_Part]:
         if not isinstance(compute, Map | Reduce | Scan):
             kind = type(compute).__name__
             raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
-                                   "run the model with fallback='host' or rewrite that part")  # fmt: skip
+                                   "cut the model before it, or express it by other operators")  # fmt: skip
     kept = set(program.outputs)
     for scan in scans:
         kept.update(reads(scan))

@@ -54,9 +54,15 @@ def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
     if low is None:
         return whole(extent)
     known = bounds.bounds(low)
+    if isinstance(size, np.ndarray):
+        return Range(low if known[0] >= 0 else simplify(maximum(low, 0)), np.minimum(size, extent), extent)
+    if size >= extent:
+        return whole(extent)
+    if known[1] >= extent:  # a read that is guarded elsewhere may start beyond the end
+        low = simplify(minimum(low, extent - size))
     if known[0] < 0:
         low = simplify(maximum(low, 0))
-    return Range(low, np.minimum(size, extent) if isinstance(size, np.ndarray) else min(size, extent), extent)
+    return Range(low, size, extent)
 
 
 def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:

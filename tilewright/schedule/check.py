@@ -1,0 +1,103 @@
+"""The grammar of a Plan: every name it uses is of the Program, every axis of its compute, every size possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.errors import InternalError
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
+from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
+
+_MODES = ("store", "recompute", "stream")
+
+
+def check_plan(plan: Plan, program: Program) -> None:
+    """Raises InternalError that names the kernel and what is wrong with it."""
+    computes = _computes(program)
+    covered: set[str] = set()
+    for kernel in plan.kernels:
+        try:
+            _check_kernel(kernel, computes)
+        except ValueError as error:
+            raise InternalError(f"plan of kernel '{kernel.name}': {error}") from error
+        covered.update(nest.tensor for nest in kernel.nests)
+    for output in program.outputs:
+        compute = computes.get(output.name)
+        if isinstance(compute, Map | Reduce) and output.name not in covered and compute.outputs[0].name not in covered:
+            raise InternalError(f"plan: no kernel stores output '{output.name}'")
+
+
+def _computes(program: Program) -> dict[str, Compute]:
+    found: dict[str, Compute] = {}
+    for compute in program.computes:
+        found.update({t.name: compute for t in compute.outputs})
+        if isinstance(compute, Scan):
+            found.update({t.name: inner for inner in compute.body for t in inner.outputs})
+    return found
+
+
+def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:
+    if not kernel.nests:
+        raise ValueError("it has no nests")
+    stored = {nest.tensor for nest in kernel.nests}
+    for root in kernel.roots:
+        if root not in stored:
+            raise ValueError(f"root '{root}' is not stored by any of its nests")
+    for nest in kernel.nests:
+        _check_nest(nest, computes)
+    rank = _rank(kernel.nests[-1], computes)
+    for axis, size in kernel.tile:
+        _check_axis(axis, "o", rank, "tile")
+        _check_size(axis, size)
+    for edge in kernel.edges:
+        if edge.tensor not in computes:
+            raise ValueError(f"edge of unknown tensor '{edge.tensor}'")
+        if edge.mode not in _MODES:
+            raise ValueError(f"edge '{edge.tensor}' has mode '{edge.mode}'; it is one of {', '.join(_MODES)}")
+        if edge.mode == "recompute" and not isinstance(computes[edge.tensor], Map):
+            raise ValueError(f"edge '{edge.tensor}' cannot be recomputed: it is no map")
+    if kernel.stream is not None and kernel.stream.block < 1:
+        raise ValueError(f"a stream in blocks of {kernel.stream.block}")
+
+
+def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
+    for name in (nest.core, *nest.epilogue):
+        if name not in computes:
+            raise ValueError(f"nest '{nest.tensor}' uses unknown tensor '{name}'")
+    core = computes[nest.core]
+    if not isinstance(core, Map | Reduce):
+        raise ValueError(f"nest '{nest.tensor}': a {type(core).__name__} has no nest")
+    outputs = len(core.axes)
+    reductions = len(core.reduce_axes) if isinstance(core, Reduce) else 0
+    every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
+    if sorted(nest.order) != sorted(every):
+        raise ValueError(f"nest '{nest.tensor}': order {list(nest.order)} is not its axes {sorted(every)} once each")
+    for axis, size in (*nest.register, *nest.threads):
+        if axis not in every:
+            raise ValueError(f"nest '{nest.tensor}' has no axis '{axis}'; it has {', '.join(sorted(every))}")
+        _check_size(axis, size)
+    if nest.vector is not None:
+        if nest.vector not in every:
+            raise ValueError(f"nest '{nest.tensor}' has no axis '{nest.vector}' to vectorise")
+        if nest.lanes < 1 or nest.lanes & (nest.lanes - 1):
+            raise ValueError(f"nest '{nest.tensor}': {nest.lanes} lanes; a vector has a power of two")
+        if dict(nest.register).get(nest.vector, nest.lanes) % nest.lanes:
+            raise ValueError(f"nest '{nest.tensor}': its register tile along {nest.vector} is not whole vectors")
+    for axis in nest.unroll:
+        _check_axis(axis, "r", reductions, "unroll")
+
+
+def _rank(nest: NestPlan, computes: Mapping[str, Compute]) -> int:
+    core = computes[nest.core]
+    assert isinstance(core, Map | Reduce)
+    return len(core.axes)
+
+
+def _check_axis(axis: str, kind: str, count: int, what: str) -> None:
+    if axis not in {f"{kind}{i}" for i in range(count)}:
+        raise ValueError(f"{what} names axis '{axis}', which is not one of its {count} {kind}-axes")
+
+
+def _check_size(axis: str, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"size {size} along {axis}")
