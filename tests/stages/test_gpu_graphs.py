@@ -6,11 +6,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
-from tests.gpu_stages import GRAPHS, attention, compiled, on_emulator, on_loops, random_inputs, softmax_of_matmul
+from tests.gpu_stages import (
+    GRAPHS,
+    attention,
+    compiled,
+    graph,
+    on_emulator,
+    on_loops,
+    random_inputs,
+    softmax_of_matmul,
+)
+from tilewright import backend_gpu
+from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
+from tilewright.lower.program import lower_program
+from tilewright.ops import lower
+from tilewright.options import Options
 from tilewright.runtime import nvrtc
+from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
+from tilewright.transform.fold import fold_constants
 
 SCHEDULES = ("none", "connected")
 
@@ -29,6 +47,40 @@ def test_graph(name: str, schedule: str, tmp_path_factory: pytest.TempPathFactor
         scale = float(np.abs(expected).max()) or 1.0
         np.testing.assert_allclose(loops[port.name], expected, rtol=2e-5, atol=2e-6 * scale, err_msg="Loops")
         np.testing.assert_allclose(emulated[port.name], expected, rtol=2e-5, atol=2e-6 * scale, err_msg="emulator")
+
+
+@pytest.mark.parametrize("kind", (TensorProto.FLOAT16, TensorProto.DOUBLE))
+def test_other_types(kind: int, tmp_path: Path) -> None:
+    model = graph(
+        [("MatMul", ["a", "b"], "s", {}), ("Softmax", ["s"], "o", {"axis": -1})],
+        [("a", (33, 40)), ("b", (40, 24))], [("o", (33, 24))], dict.fromkeys("abso", kind),
+    )  # fmt: skip
+    artifact = compiled(model, "connected", tmp_path)
+    inputs = random_inputs(artifact)
+    assert artifact.program is not None
+    expected = evaluate(artifact.program, inputs)[artifact.program.outputs[0].name]
+    scale = 2e-3 if kind == TensorProto.FLOAT16 else 1e-12
+    np.testing.assert_allclose(on_emulator(artifact, inputs)["o"], expected, rtol=scale, atol=scale)
+
+
+@pytest.mark.parametrize("length", (77, 300))
+def test_streamed_attention(length: int, tmp_path: Path) -> None:
+    """Blocks of the keys, the last one cut; the state carried in shared memory."""
+    program = fold_constants(lower(load(attention(length, 40, 1), {})))
+    target = machine("cuda-emulated")
+    plan = make_plan(program, target, "connected", streaming="always")
+    assert [k.stream is not None for k in plan.kernels] == [True]
+    loops = lower_program(program, plan, target, backend_gpu.lower_kernel)
+    sources = backend_gpu.render(loops, target)
+    runner = backend_gpu.load(
+        sources, loops, program, plan, target, Options(target="cuda-emulated", cache_dir=tmp_path)
+    )
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.standard_normal([int(e) for e in t.shape]).astype(np.float32) for t in program.inputs}
+    expected = evaluate(program, arrays)[program.outputs[0].name]
+    output = np.empty_like(expected)
+    runner.run(list(arrays.values()), [output])
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("head", (40, 64))

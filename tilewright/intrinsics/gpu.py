@@ -50,7 +50,7 @@ def _shuffle(name: str, meaning: Meaning) -> Intrinsic:
         scope="warp",
         operands=(OperandRule(_REGISTER, written=True), OperandRule(_REGISTER)),
         scalars=1,
-        text={"cuda": f"{{element0}} = tw::{name}<{{type1}}>({{element1}}, {{scalar0}});"},
+        text={"cuda": f"{{element0}} = tw::{name}<{{type1}}>(static_cast<{{type1}}>({{element1}}), {{scalar0}});"},
         meaning=meaning,
     )
 

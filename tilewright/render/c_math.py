@@ -114,7 +114,7 @@ static inline $V tw_erf_$V($V x) {
     "sigmoid": (("select", "abs", "exp"), """
 static inline $V tw_sigmoid_$V($V x) {
     $V e = tw_exp_$V(-tw_abs_$V(x));
-    return tw_select_$V(x < 0.0f, e, x - x + 1.0f) / (1.0f + e);
+    return tw_select_$V(x < 0.0f, e, ($V){} + 1.0f) / (1.0f + e);
 }
 """),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code by NVRTC, from the `nvidia-cuda-nvrtc` package or a toolkit; needs neither driver nor GPU."""
+"""CUDA C++ to machine code by NVRTC, from the `nvidia-cuda-nvrtc` package or a toolkit; needs no driver and no GPU."""
 
 from __future__ import annotations
 

@@ -1,0 +1,311 @@
+"""Plans are data: they survive JSON, may be edited and replayed, and know nothing of operators' names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+import tilewright
+from tests.cpu_stages import CPU, evaluated, lowered, model_of, programs, random_inputs
+from tilewright import Options, ops
+from tilewright.cli.main import main
+from tilewright.compiler import STAGES
+from tilewright.errors import InternalError, OptionError
+from tilewright.frontend.onnx import load
+from tilewright.ir.graph import Graph, Node
+from tilewright.ops import control, registry
+from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
+from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
+
+RNG = np.random.default_rng(0)
+PACKAGE = Path(tilewright.__file__).parent
+
+
+def weights(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+MODELS: dict[str, ModelProto] = {
+    "attention": model_of(
+        [("Transpose", ["k"], "kt", {"perm": [0, 2, 1]}), ("MatMul", ["q", "kt"], "s", {}),
+         ("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "o", {})],
+        {"q": (2, 13, 6), "k": (2, 13, 6), "v": (2, 13, 6)}, {"o": (2, 13, 6)}),
+    "convolution": model_of(
+        [("Conv", ["x", "w", "b"], "y", {"pads": [1, 1, 1, 1], "strides": [2, 2]}), ("Relu", ["y"], "r", {}),
+         ("GlobalAveragePool", ["r"], "g", {}), ("Flatten", ["g"], "f", {}), ("Gemm", ["f", "m"], "o", {"transB": 1})],
+        {"x": (1, 3, 9, 11)}, {"o": (1, 5)},
+        {"w": weights(8, 3, 3, 3), "b": weights(8), "m": weights(5, 8)}),
+    "recurrence": model_of(
+        [("LSTM", ["x", "w", "r", "b"], "h", {"hidden_size": 5})],
+        {"x": (4, 2, 3)}, {"h": (4, 1, 2, 5)}, {"w": weights(1, 20, 3), "r": weights(1, 20, 5), "b": weights(1, 40)}),
+    "norm": model_of(
+        [("ReduceMean", ["x"], "m", {"axes": [-1]}), ("Sub", ["x", "m"], "d", {}), ("Mul", ["d", "d"], "q", {}),
+         ("ReduceMean", ["q"], "v", {"axes": [-1]}), ("Add", ["v", "e"], "ve", {}), ("Sqrt", ["ve"], "sd", {}),
+         ("Div", ["d", "sd"], "o", {})], {"x": (7, 19)}, {"o": (7, 19)}, {"e": np.array(1e-5, np.float32)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["none", "connected"])
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", MODELS)
+def test_json_round_trip(name: str, target: str, schedule: str) -> None:
+    plan = make_plan(programs(MODELS[name])["layout"], machine(target), schedule)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert again.text() == plan.text()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": "cpu"}', '{"target": 1, "schedule": 2, "kernels": [3]}'])
+def test_what_is_not_a_plan(text: str) -> None:
+    with pytest.raises(InternalError, match="not a plan"):
+        Plan.from_json(text)
+
+
+def test_equal_plans_give_equal_loops() -> None:
+    from tilewright.ir.text import loops_text
+
+    program = programs(MODELS["attention"])["layout"]
+    plan = make_plan(program, CPU)
+    first, second = (lowered(program, plan=p).loops for p in (plan, Plan.from_json(plan.to_json())))
+    assert loops_text(first) == loops_text(second)
+
+
+# --- edited plans
+
+
+def random_kernel(kernel: KernelPlan, rng: np.random.Generator) -> KernelPlan:
+    """Another valid plan for the same nests: other tiles, other register tiles, other orders."""
+    tile = tuple((a, int(rng.integers(1, 2 * n + 1))) for a, n in kernel.tile if rng.random() < 0.8)
+    return replace(kernel, tile=tile, nests=tuple(random_nest(n, rng) for n in kernel.nests))
+
+
+def random_nest(nest: NestPlan, rng: np.random.Generator) -> NestPlan:
+    register = []
+    for axis, size in nest.register:
+        unit = nest.lanes if axis == nest.vector else 1
+        register.append((axis, unit * int(rng.integers(1, max(2, 2 * size // unit)))))
+    outer = [a for a in nest.order if a[0] == "o"]
+    inner = [a for a in nest.order if a[0] == "r"]
+    order = [outer[i] for i in rng.permutation(len(outer))] + inner
+    return replace(nest, register=tuple(register), order=tuple(order))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_are_right(name: str, seed: int) -> None:
+    program = programs(MODELS[name])["layout"]
+    inputs = random_inputs(program)
+    rng = np.random.default_rng(seed)
+    plan = make_plan(program, CPU, "connected" if seed % 2 else "none")
+    edited = replace(plan, kernels=tuple(random_kernel(k, rng) for k in plan.kernels))
+    assert edited != plan
+    wanted = evaluated(program, inputs, wide=True)
+    for output, array in lowered(program, plan=edited).on_loops(inputs).items():
+        np.testing.assert_allclose(array, wanted[output], rtol=1e-4, atol=1e-5, err_msg=edited.text())
+
+
+# --- operators' names
+
+
+def renamed(graph: Graph, alias: Callable[[Node], Node]) -> Graph:
+    return replace(graph, nodes=tuple(alias(n) for n in graph.nodes))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", MODELS)
+def test_renamed_nodes_give_the_same_plan(name: str, target: str) -> None:
+    graph = load(MODELS[name], {})
+    other = renamed(graph, lambda n: replace(n, name=f"other_{len(n.outputs)}"))
+    first, second = (make_plan(programs(g)["layout"], machine(target)).to_json() for g in (graph, other))
+    assert first == second
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", MODELS)
+def test_renamed_operators_give_the_same_plan(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator under a name nobody has heard of, registered with the same meaning."""
+    graph = load(MODELS[name], {})
+
+    def alias(node: Node) -> Node:
+        unheard = f"Zz{sorted({n.op for n in graph.nodes}).index(node.op)}"
+        entry = registry.find(node.op, node.domain, node.version)
+        assert entry is not None
+
+        def lower(b: Any, given: Node, *arguments: Any) -> Any:
+            return entry.lower(b, replace(given, op=node.op), *arguments)
+
+        monkeypatch.setitem(registry._ENTRIES, ("", unheard), [replace(entry, name=unheard, lower=lower, since=1)])
+        return replace(node, op=unheard)
+
+    other = renamed(graph, alias)
+    assert not {n.op for n in other.nodes} & {n.op for n in graph.nodes}
+    first, second = (make_plan(programs(g)["layout"], machine(target)).to_json() for g in (graph, other))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_origins_do_not_matter(name: str) -> None:
+    """What a compute says about the node it came from is for messages alone."""
+    program = programs(MODELS[name])["layout"]
+    other = program.with_computes(tuple(replace(c, origin="Nothing node 'x'") for c in program.computes))
+    assert make_plan(other, CPU).to_json() == make_plan(program, CPU).to_json()
+
+
+# scalar operations share names with operators in lower case; these are words of the compiler, too
+WORDS = {"If", "Loop", "Scan"}
+
+
+@pytest.mark.parametrize("room", ["schedule", "lower", "render", "transform", "intrinsics"])
+def test_no_operator_is_named(room: str) -> None:
+    names = {n.rpartition(".")[2] for n in ops.supported()} | set(control.NAMES)
+    found = []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names - WORDS:
+                found.append(f"{path.name}:{node.lineno}: {node.value}")
+    assert not found
+
+
+@pytest.mark.parametrize("room", ["schedule", "lower", "render"])
+def test_origins_are_not_looked_into(room: str) -> None:
+    """`origin` may be put into a message, never compared or searched."""
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for line in path.read_text().splitlines():
+            if re.search(r"\.origin\b", line):
+                assert "origin ==" not in line and " in " not in line.split(".origin")[1] and "startswith" not in line, line
+
+
+# --- dumps, stops and overrides
+
+
+@pytest.fixture
+def dumped(tmp_path: Path, kernel_cache: Path) -> tuple[Path, Path, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A model's file, its dumps, inputs and right outputs."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(MODELS["attention"].SerializeToString())
+    folder = tmp_path / "dump"
+    model = tilewright.compile(path, options=Options(cache_dir=kernel_cache, dump=folder, threads=1))
+    inputs = model.random_inputs(3)
+    return path, folder, inputs, model.run(inputs)
+
+
+def test_every_form_is_dumped(dumped: tuple[Path, Path, Any, Any]) -> None:
+    names = {p.name for p in dumped[1].iterdir()}
+    assert {"01-program.txt", "02-fold.txt", "03-layout.txt", "04-plan.json", "04-plan.txt", "05-loops.txt"} <= names
+    assert any(n.startswith("06-source-") and n.endswith(".c") for n in names)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stop_after(stage: str, tmp_path: Path, kernel_cache: Path) -> None:
+    options = Options(cache_dir=kernel_cache, dump=tmp_path, stop_after=stage)
+    model = tilewright.compile(MODELS["norm"], options=options)
+    seen = {p.name[3:].split("-")[0].split(".")[0] for p in tmp_path.iterdir()}
+    assert stage in seen or stage == "machine"
+    later = STAGES[STAGES.index(stage) + 1 :]
+    assert not seen & set(later)
+    if stage != "machine":
+        with pytest.raises(OptionError, match="stopped before there was code"):
+            model(weights(7, 19))
+
+
+def edited_plan(text: str) -> str:
+    value = json.loads(text)
+    for kernel in value["kernels"]:
+        kernel["tile"] = [["o0", 1], ["o1", 5]]
+    return json.dumps(value)
+
+
+def edited_loops(text: str) -> str:
+    """The same loops, their buffers by other names, and one loop unrolled that was not."""
+    assert re.search(r"\bserial\b", text)
+    return re.sub(r"\bacc\b", "sum_so_far", text)
+
+
+EDITS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "plan": ("04-plan.json", edited_plan),
+    "loops": ("05-loops.txt", edited_loops),
+    "layout": ("03-layout.txt", lambda t: t),
+    "fold": ("02-fold.txt", lambda t: t),
+}
+
+
+@pytest.mark.parametrize("stage", EDITS)
+def test_edited_dumps_are_replayed(stage: str, dumped: Any, tmp_path: Path, kernel_cache: Path) -> None:
+    path, folder, inputs, wanted = dumped
+    name, edit = EDITS[stage]
+    file = tmp_path / name
+    file.write_text(edit((folder / name).read_text()))
+    options = Options(cache_dir=kernel_cache, overrides=((stage, file),), threads=1)
+    model = tilewright.compile(path, options=options)
+    if stage == "plan":
+        assert model.artifact.plan is not None
+        assert all(k.tile == (("o0", 1), ("o1", 5)) for k in model.artifact.plan.kernels)
+    for output, array in model.run(inputs).items():
+        np.testing.assert_allclose(array, wanted[output], rtol=1e-5, atol=1e-6)
+
+
+def test_an_edited_program_means_what_it_says(dumped: Any, tmp_path: Path, kernel_cache: Path) -> None:
+    """exp turned into a tanh in the dump: the compiled model computes the edited program."""
+    path, folder, inputs, _ = dumped
+    text = (folder / "03-layout.txt").read_text()
+    assert text.count("exp(") == 1
+    file = tmp_path / "edited.txt"
+    file.write_text(text.replace("exp(", "tanh("))
+    found = tilewright.compile(path, options=Options(cache_dir=kernel_cache, overrides=(("layout", file),))).run(inputs)
+    q, k, v = (inputs[n].astype(np.float64) for n in "qkv")
+    scores = q @ k.transpose(0, 2, 1)
+    share = np.tanh(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(found["o"], share / share.sum(-1, keepdims=True) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_edited_loops_mean_what_they_say(dumped: Any, tmp_path: Path, kernel_cache: Path) -> None:
+    path, folder, inputs, wanted = dumped
+    text = (folder / "05-loops.txt").read_text()
+    file = tmp_path / "edited.txt"
+    file.write_text(text.replace("exp(", "tanh("))
+    assert text.count("exp(") >= 1
+    found = tilewright.compile(path, options=Options(cache_dir=kernel_cache, overrides=(("loops", file),))).run(inputs)
+    assert np.abs(found["o"] - wanted["o"]).max() > 1e-3
+
+
+def test_overrides_from_the_command_line(
+    dumped: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel_cache: Path
+) -> None:
+    path, folder, inputs, wanted = dumped
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
+    np.savez(tmp_path / "in.npz", **inputs)
+    plan = tmp_path / "plan.json"
+    plan.write_text(edited_plan((folder / "04-plan.json").read_text()))
+    command = ["run", str(path), "--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    assert main([*command, "--override", f"plan={plan}", "--dump", str(tmp_path / "again")]) == 0
+    with np.load(tmp_path / "out.npz") as found:
+        np.testing.assert_allclose(found["o"], wanted["o"], rtol=1e-5, atol=1e-6)
+    assert json.loads((tmp_path / "again" / "04-plan.json").read_text()) == json.loads(plan.read_text())
+    assert main(["run", str(path), "--stop-after", "plan"]) == 0
+    assert "stopped after plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stage", "message"), [("source", "takes no edited dump"), ("plan", "cannot read")])
+def test_wrong_overrides(stage: str, message: str, tmp_path: Path, kernel_cache: Path) -> None:
+    file = tmp_path / "edited.txt"
+    if stage == "source":
+        file.write_text("int main;")
+    options = Options(cache_dir=kernel_cache, overrides=((stage, file),))
+    with pytest.raises(OptionError, match=message):
+        tilewright.compile(MODELS["norm"], options=options)
+
+
+def test_unknown_stage(kernel_cache: Path) -> None:
+    with pytest.raises(OptionError, match="no stage 'plann'"):
+        tilewright.compile(MODELS["norm"], options=Options(cache_dir=kernel_cache, stop_after="plann"))
