@@ -115,9 +115,7 @@ def collect(path: Path | str) -> list[Arithmetic]:
     for value in (*graph.input, *graph.value_info, *graph.output):
         shapes.setdefault(value.name, _shape_of(value))
     for node in graph.node:
-        if node.op_type == "Constant":
-            constants.add(node.output[0])
-        elif node.op_type in ("Transpose", "Identity") and node.input[0] in constants:
+        if node.op_type == "Constant" or (node.op_type in ("Transpose", "Identity") and node.input[0] in constants):
             constants.add(node.output[0])
     return list(_walk(graph, shapes, constants))
 

@@ -15,7 +15,7 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.toolchain import compile_shared, default_flags, find_compiler, this_machine
 from tilewright.target import machine
 
-REPETITIONS = 7
+REPETITIONS = 15
 FMA_ITERATIONS = 2_000_000
 # Well beyond any outer cache, so that reads come from memory.
 READ_BYTES_PER_THREAD = 256 << 20

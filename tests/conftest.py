@@ -100,5 +100,6 @@ def add_file(tmp_path: Path, add_model: Callable[..., ModelProto]) -> Path:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all tests of a run keep compiled kernels: equal kernels are compiled once."""
-    return tmp_path_factory.mktemp("kernels")
+    """Where all tests of a run keep compiled kernels, on all of its processes: equal kernels are compiled once."""
+    root = tmp_path_factory.getbasetemp()
+    return (root.parent if root.name.startswith("popen-") else root) / "kernels"

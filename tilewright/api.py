@@ -222,6 +222,7 @@ class Model:
         names = self._names
         if not args and named.keys() == self._name_set:
             return [named[name] for name in names]
+        self._checked_runner()
         if len(args) > len(names):
             raise InputError(f"the model takes {count_inputs(names)}, but {len(args)} were given")
         values = dict(zip(names, args, strict=False))

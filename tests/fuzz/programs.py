@@ -82,7 +82,9 @@ class Writer:
     def add(self, tensor: Tensor) -> None:
         if tensor in self.b.constants:
             return
-        (self.floats if tensor.dtype.is_float else self.bools if tensor.dtype is dtypes.bool_ else self.integers).append(tensor)
+        (
+            self.floats if tensor.dtype.is_float else self.bools if tensor.dtype is dtypes.bool_ else self.integers
+        ).append(tensor)
 
     def shape(self, most: int = 4) -> tuple[int, ...]:
         while True:
@@ -90,7 +92,7 @@ class Writer:
             if prod(shape) <= MOST_ELEMENTS:
                 return shape
 
-    def pick(self, values: list):  # noqa: ANN201
+    def pick(self, values: list):
         return values[int(self.rng.integers(len(values)))]
 
     def float_tensor(self) -> Tensor:
@@ -153,7 +155,9 @@ class Writer:
         self.add(condition)
         y = self.float_tensor()
         if dims(y) == dims(x):
-            chosen = self.b.map("s", dims(x), lambda *i: select(self.b.read(condition, i), self.b.read(y, i), const(-1.0, y.dtype)))
+            chosen = self.b.map(
+                "s", dims(x), lambda *i: select(self.b.read(condition, i), self.b.read(y, i), const(-1.0, y.dtype))
+            )
             self.add(chosen)
 
     def whole_numbers(self) -> None:
@@ -197,7 +201,9 @@ class Writer:
             steps = [int(self.rng.integers(1, 3)) for _ in shape]
             starts = [int(self.rng.integers(0, max(1, n // 2))) for n in shape]
             sizes = [-(-(n - s) // d) for n, s, d in zip(shape, starts, steps, strict=True)]
-            made = self.b.map("l", sizes, lambda *i: load(x, [e * d + s for e, d, s in zip(i, steps, starts, strict=True)]))
+            made = self.b.map(
+                "l", sizes, lambda *i: load(x, [e * d + s for e, d, s in zip(i, steps, starts, strict=True)])
+            )
         elif kind == "pad":
             made = self.padded(x)
         elif kind == "repeat":
@@ -242,7 +248,9 @@ class Writer:
         shape = (first + dims(y)[0], *dims(x)[1:])
         if prod(shape) > MOST_ELEMENTS:
             return
-        made = self.b.map("j", shape, lambda i, *rest: select(lt(i, first), load(x, [i, *rest]), load(y, [i - first, *rest])))
+        made = self.b.map(
+            "j", shape, lambda i, *rest: select(lt(i, first), load(x, [i, *rest]), load(y, [i - first, *rest]))
+        )
         if {x, y} <= self.exact:
             self.exact.add(made)
         self.add(made)
@@ -268,8 +276,13 @@ class Writer:
             v = cast(load(x, at), wide)
             return v * v if kind == "square" else v
 
-        total = self.b.reduce("d", [shape[a] for a in kept] or [1], [shape[a] for a in over],
-                              lambda i, r: element(i if kept else (), r), "add" if kind == "square" else kind)  # fmt: skip
+        total = self.b.reduce(
+            "d",
+            [shape[a] for a in kept] or [1],
+            [shape[a] for a in over],
+            lambda i, r: element(i if kept else (), r),
+            "add" if kind == "square" else kind,
+        )
         count = prod(shape[a] for a in over)
         if kind in ("add", "square"):
             made = self.b.map("m", dims(total), lambda *i: cast(load(total, i) * (1.0 / count), x.dtype))
@@ -293,8 +306,11 @@ class Writer:
         start = (const(float("-inf"), x.dtype), const(np.iinfo(np.int64).max, dtypes.int64))
         monoid = Monoid(left, right, start,
                         (select(better, right[0], left[0]), select(better, right[1], left[1])), left)  # fmt: skip
-        value, place = self.b.reduce_tuple(("v", "a"), shape[:-1] or (1,), shape[-1:],
-            lambda i, r: (load(x, [*(i if len(shape) > 1 else ()), r[0]]), cast(r[0], dtypes.int64)), monoid)  # fmt: skip
+
+        def pair(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return load(x, [*(i if len(shape) > 1 else ()), r[0]]), cast(r[0], dtypes.int64)
+
+        value, place = self.b.reduce_tuple(("v", "a"), shape[:-1] or (1,), shape[-1:], pair, monoid)
         for made in (value, place):
             self.exact.add(made)
             self.add(made)
@@ -324,7 +340,9 @@ class Writer:
         w = self.weights((last, middle), x.dtype)
         if prod(lead) * last * middle > MOST_WORK:
             return
-        s = self.b.reduce("s", (*lead, middle), (last,), lambda i, r: load(x, [*i[:-1], r[0]]) * load(w, [r[0], i[-1]]), "add")
+        s = self.b.reduce(
+            "s", (*lead, middle), (last,), lambda i, r: load(x, [*i[:-1], r[0]]) * load(w, [r[0], i[-1]]), "add"
+        )
         first = self.pick(["max", "min", "add", "size"])
 
         def under(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
@@ -333,7 +351,9 @@ class Writer:
 
         m = self.b.reduce("m", lead, (middle,), under, "max" if first == "size" else first)
         second = self.pick(["add", "add", "max", "min"])
-        kind = self.pick(["exp", "quotient", "sine", "product"] if second == "add" else ["difference", "half", "product"])
+        kind = self.pick(
+            ["exp", "quotient", "sine", "product"] if second == "add" else ["difference", "half", "product"]
+        )
         if kind == "quotient" and first != "size":
             kind = "exp" if first == "max" else "sine"
         if kind == "exp" and first != "max":
@@ -353,8 +373,11 @@ class Writer:
         if second == "add" and self.rng.random() < 0.7:
             columns = self.pick([1, 3, 8, 11])
             u = self.weights((middle, columns), x.dtype)
-            made = self.b.reduce("o", (*lead, columns), (middle,),
-                                 lambda i, r: load(between, [*i[:-1], r[0]]) * load(u, [r[0], i[-1]]), "add")  # fmt: skip
+
+            def weighed(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+                return load(between, [*i[:-1], r[0]]) * load(u, [r[0], i[-1]])
+
+            made = self.b.reduce("o", (*lead, columns), (middle,), weighed, "add")
         else:
             made = self.b.reduce("o", lead, (middle,), lambda i, r: load(between, [*i, r[0]]), second)
         self.add(self.b.map("f", dims(made), lambda *i: op("tanh", load(made, i))))

@@ -69,7 +69,7 @@ def functions(kernel_cache: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     given = {name: random_values(name) for name in OPERATORS}
     size = min(len(v) for v in given.values())
     shape = {f"{name}_x": (size,) for name in OPERATORS}
-    model = model_of([(o, [f"{n}_x"], n, {}) for n, o in OPERATORS.items()], shape, {n: (size,) for n in OPERATORS})
+    model = model_of([(o, [f"{n}_x"], n, {}) for n, o in OPERATORS.items()], shape, dict.fromkeys(OPERATORS, (size,)))
     low: Lowered = lowered(programs(model)["layout"], "none")
     inputs = {f"{name}_x": v[:size] for name, v in given.items()}
     found = run_native(low.compiled(kernel_cache, 2), low.program, inputs)
@@ -112,7 +112,7 @@ def test_scalars_and_vectors_agree(kernel_cache: Path) -> None:
     x = np.linspace(-3, 3, 19, dtype=np.float32)
     steps = [(o, ["x" if n != "log" else "p"], n, {}) for n, o in OPERATORS.items()]
     shapes = {"x": (19,), "p": (19,)}
-    model = model_of(steps, shapes, {n: (19,) for n in OPERATORS})  # type: ignore[arg-type]
+    model = model_of(steps, shapes, dict.fromkeys(OPERATORS, (19,)))  # type: ignore[arg-type]
     low = lowered(programs(model)["layout"], "none")
     inputs = {"x": x, "p": np.abs(x) + np.float32(0.1)}
     found = low.natively(inputs, kernel_cache)

@@ -263,7 +263,9 @@ class CpuNest:
         loop = Axis(axis.name, _extent(extent.count))
         here = Block({**block.env, axis: simplify(extent.low + var(loop))}, block.unrolled, block.lane)
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
-        return (For(loop, ForKind.UNROLL if unroll else ForKind.SERIAL, inner),)
+        # the last block of a streamed axis is shorter: a loop then
+        written_out = unroll and static(extent.count) is not None
+        return (For(loop, ForKind.UNROLL if written_out else ForKind.SERIAL, inner),)
 
     def _lane_loop(
         self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]

@@ -300,7 +300,9 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
     vector = nest.named(plan.vector)
     if vector not in nest.axes:
         return {}
-    width = dict(plan.register).get(plan.vector, plan.lanes)
+    register = dict(plan.register)
+    names = nest.axis_names()
+    width = register.get(plan.vector, plan.lanes)
     order = [nest.named(a) for a in plan.order]
     found: dict[Tensor, Layout] = {}
     for node in loads(*nest.elements):
@@ -312,7 +314,10 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
             continue
 
         def depth(dim: int, node: Load = node) -> int:
-            return max((order.index(a) for a in axes_of(node.indices[dim]) if a in order), default=-1)
+            axes = [a for a in axes_of(node.indices[dim]) if a in order]
+            if any(register.get(names[a], 0) >= extent_of(a.extent) > 1 for a in axes):
+                return len(order)  # written out inside every loop: next to the vector, so that one run is read
+            return max((order.index(a) for a in axes), default=-1)
 
         others = sorted((d for d in range(tensor.rank) if d != axis), key=depth)
         parts = [StorageAxis(axis, width), *(StorageAxis(d) for d in others), StorageAxis(axis, 1, width)]

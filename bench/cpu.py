@@ -1,0 +1,221 @@
+"""The zoo on the CPU beside other runtimes: latency, error, and how far each is from the arithmetic floor."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import zoo
+from bench.arithmetic import total_operations
+from bench.peak import Peak, describe_tools, measure_peak
+from bench.plot import grouped_bars
+from bench.slice import RESULTS, geometric_mean, latency_text, number_text, table
+from bench.zoo.__main__ import export_files
+from tilewright.report.sidebyside import OURS, Comparison, compare
+
+RUNTIMES = ("tilewright", "onnxruntime", "openvino", "torch")
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    name: str
+    operations: int
+    torch_error: float
+    comparison: Comparison
+
+    @property
+    def speedup(self) -> float | None:
+        """The best peer's time over ours: above one is faster than all of them."""
+        ratio = self.comparison.ratio_to_best_peer
+        return 1.0 / ratio if ratio is not None else None
+
+    @property
+    def allowed_error(self) -> float:
+        return max(1e-5, 3.0 * self.torch_error)
+
+    def floor_ms(self, peak: Peak) -> float:
+        return 1e3 * self.operations / peak.operations_per_second
+
+    def best_peer_ms(self) -> float | None:
+        times = [
+            result.median_ms
+            for result in self.comparison.runtimes
+            if result.median_ms is not None and result.name.partition(":")[0] != OURS
+        ]
+        return min(times, default=None)
+
+    def to_json(self, peak: Peak) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "operations": self.operations,
+            "floor_ms": self.floor_ms(peak),
+            "speedup_over_best_peer": self.speedup,
+            "torch_float32_error": self.torch_error,
+            "allowed_error": self.allowed_error,
+            **self.comparison.to_json(),
+            "model": f"{self.name}.onnx",
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
+    parser.add_argument("--models", default=",".join(zoo.MODELS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--size", choices=zoo.SIZES, default="full")
+    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per round and runtime")
+    parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for cpu.json, cpu.md and cpu.svg")
+    arguments = parser.parse_args()
+    names = arguments.models.split(",")
+    for name in names:
+        if name not in zoo.MODELS:
+            parser.error(f"no model named {name!r} in the zoo; there are {', '.join(zoo.MODELS)}")
+
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    peak = measure_peak(arguments.threads)
+    reports: list[ModelReport] = []
+    with tempfile.TemporaryDirectory(prefix="tilewright-cpu-") as temporary:
+        folder = (arguments.exports or Path(temporary)) / arguments.size
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            reports.append(
+                report_model(
+                    name,
+                    folder,
+                    size=arguments.size,
+                    runtimes=arguments.runtimes.split(","),
+                    threads=arguments.threads,
+                    rounds=arguments.rounds,
+                    seconds=arguments.seconds,
+                )
+            )
+            # Written after each model, so that an interrupted run leaves what it has learnt.
+            write_results(arguments.results, reports, peak)
+            print(f"{name}: {number_text(reports[-1].speedup, '.2f')}x the best peer", flush=True)
+    print((arguments.results / "cpu.md").read_text())
+
+
+def report_model(
+    name: str,
+    folder: Path,
+    *,
+    size: str,
+    runtimes: Sequence[str],
+    threads: int,
+    rounds: int,
+    seconds: float,
+) -> ModelReport:
+    def tell(message: str) -> None:
+        print(f"{name}: {message}", file=sys.stderr, flush=True)
+
+    path = folder / f"{name}.onnx"
+    if not path.is_file() or not path.with_suffix(".npz").is_file():
+        tell("building, reference and export")
+        export_files(name, size, folder, ("torchscript",))
+    with np.load(path.with_suffix(".npz")) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    inputs = {key: array for key, array in arrays.items() if ":" not in key}
+    reference = {key.removeprefix("ref:"): array for key, array in arrays.items() if key.startswith("ref:")}
+    float32 = {key.removeprefix("f32:"): array for key, array in arrays.items() if key.startswith("f32:")}
+    comparison = compare(
+        path,
+        runtimes,
+        threads,
+        inputs=inputs,
+        rounds=rounds,
+        seconds_per_round=seconds,
+        progress=lambda message, _fraction: tell(message),
+        torch_spec=f"bench.zoo:build:{name}:{size}",
+        reference=reference,
+    )
+    return ModelReport(name, total_operations(path), zoo.relative_error(float32, reference), comparison)
+
+
+def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> None:
+    document = {
+        "machine": dict(reports[0].comparison.machine),
+        "versions": versions(reports) | describe_tools(),
+        "peak": peak.to_json(),
+        "speedup_over_best_peer": geometric_mean([report.speedup for report in reports]),
+        "models": [report.to_json(peak) for report in reports],
+    }
+    (folder / "cpu.json").write_text(json.dumps(document, indent=2) + "\n")
+    (folder / "cpu.md").write_text(to_markdown(reports, peak))
+    (folder / "cpu.svg").write_text(to_plot(reports))
+
+
+def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
+    results = [result for report in reports for result in report.comparison.runtimes]
+    return {result.name.partition(":")[0]: result.version for result in results if result.version is not None}
+
+
+def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
+    first = reports[0].comparison
+    names = [result.name for result in first.runtimes]
+    known = versions(reports) | describe_tools()
+    rates = f"{peak.operations_per_second / 1e9:.0f} GFLOP/s in float32, {peak.bytes_per_second / 1e9:.0f} GB/s read"
+    lines = [
+        "# The zoo on the CPU",
+        "",
+        f"{first.machine['processor']}, {first.threads} threads; measured peak {rates}.",
+        "Versions: " + ", ".join(f"{name} {version}" for name, version in known.items()) + ".",
+        "",
+        "Latency in ms, median of rounds. Speed-up is the best peer's time over ours. The floor is the arithmetic "
+        "of contractions and convolutions, counted directly, at the measured peak.",
+        "",
+    ]
+    latencies, errors, starts = [], [], []
+    for report in reports:
+        results = report.comparison.runtimes
+        ours = report.comparison.median_of(OURS)
+        floor = report.floor_ms(peak)
+        share = f"{100 * floor / ours:.0f}%" if ours is not None else "-"
+        numbers = [number_text(report.speedup, ".2f"), format(floor, ".4g"), share]
+        latencies.append([report.name, *map(latency_text, results), *numbers])
+        limits = [number_text(report.torch_error, ".1e"), number_text(report.allowed_error, ".1e")]
+        errors.append([report.name, *(number_text(each.relative_error, ".1e") for each in results), *limits])
+        starts.append([report.name, *(number_text(each.cold_start_s, ".1f") for each in results)])
+    lines += table(["model", *names, "speed-up", "floor", "floor / ours"], latencies)
+    geomean = geometric_mean([report.speedup for report in reports])
+    disturbance = max(report.comparison.disturbance_cores or 0.0 for report in reports)
+    lines += ["", f"Geometric mean of the speed-up over the best peer: **{number_text(geomean, '.2f')}**."]
+    lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}.", "", "![speed](cpu.svg)"]
+    lines += ["", "Relative error to the float64 reference; ours may reach the limit.", ""]
+    lines += table(["model", *names, "PyTorch float32", "limit"], errors)
+    lines += ["", "Seconds from start to the first answer, compilation included.", ""]
+    lines += table(["model", *names], starts)
+    failures = [
+        f"- {report.name}, {result.name}: {result.error}"
+        for report in reports
+        for result in report.comparison.runtimes
+        if result.error is not None
+    ]
+    if failures:
+        lines += ["", "Without a number:", "", *failures]
+    return "\n".join(lines) + "\n"
+
+
+def to_plot(reports: Sequence[ModelReport]) -> str:
+    """Speed of every runtime relative to the best peer of each model."""
+    names = [result.name for result in reports[0].comparison.runtimes]
+    series: dict[str, list[float | None]] = {name: [] for name in names}
+    for report in reports:
+        best = report.best_peer_ms()
+        for name in names:
+            time = report.comparison.median_of(name)
+            series[name].append(best / time if best is not None and time is not None else None)
+    title = f"Speed relative to the best peer, {reports[0].comparison.threads} threads, float32, batch 1"
+    return grouped_bars(title, [report.name for report in reports], series, marked=1.0)
+
+
+if __name__ == "__main__":
+    main()
