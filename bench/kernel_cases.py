@@ -74,8 +74,10 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 def _random_contraction(rng: np.random.Generator) -> Contraction:
     rows, columns, inner = (int(rng.choice(SIZES)) for _ in range(3))
-    form = rng.choice(["plain", "tall", "wide", "deep", "batched"])
+    form = rng.choice(["plain", "tall", "wide", "deep", "vector", "batched"])
     stretch = int(rng.integers(2, 40))
+    if form == "vector":
+        return Contraction(1, 1, columns * 4, inner * 4, True)
     if form == "batched":
         return Contraction(int(rng.integers(2, 17)), rows, columns, inner, False)
     rows, columns, inner = (

@@ -7,7 +7,7 @@ A block keeps its accumulators in registers from the first element to the epilog
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from tilewright.ir.bounds import static
@@ -59,6 +59,16 @@ class Block:
     env: dict[Axis, Expr]
     unrolled: tuple[Axis, ...]
     lane: Axis | None
+    starts: dict[Axis, int] = field(default_factory=dict)  # unrolled axes that begin inside the accumulators
+
+    def without(self, axis: Axis, first: bool) -> Block:
+        """The block less its first or last position along an unrolled axis."""
+        shorter = Axis(axis.name, extent_of(axis.extent) - 1)
+        start = 1 if first else 0
+        moved = {axis: var(shorter) + start}
+        env = {a: simplify(substitute(v, moved)) for a, v in self.env.items()}
+        unrolled = tuple(shorter if a is axis else a for a in self.unrolled)
+        return Block(env, unrolled, self.lane, {**self.starts, shorter: start})
 
     def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
         body: tuple[Stmt, ...] = inner
@@ -70,7 +80,8 @@ class Block:
 
     @property
     def index(self) -> tuple[Expr, ...]:
-        return (*(var(a) for a in self.unrolled), *((var(self.lane),) if self.lane is not None else ()))
+        places = (var(a) + self.starts[a] if self.starts.get(a) else var(a) for a in self.unrolled)
+        return (*places, *((var(self.lane),) if self.lane is not None else ()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -258,10 +269,10 @@ class CpuNest:
             if by_lanes is not None:
                 return by_lanes
         if static(extent.count) == 1:
-            here = Block({**block.env, axis: extent.low}, block.unrolled, block.lane)
+            here = replace(block, env={**block.env, axis: extent.low})
             return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         loop = Axis(axis.name, _extent(extent.count))
-        here = Block({**block.env, axis: simplify(extent.low + var(loop))}, block.unrolled, block.lane)
+        here = replace(block, env={**block.env, axis: simplify(extent.low + var(loop))})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         # the last block of a streamed axis is shorter: a loop then
         written_out = unroll and static(extent.count) is not None
@@ -340,6 +351,13 @@ class CpuNest:
         slow = (If(all_of(lowered), slow),)
         for axis in reversed(guards):
             slow = (For(axis, ForKind.UNROLL, slow),)
+        if depth < len(self.reduction) and len(guards) == 1 and extent_of(guards[0].extent) > 2:
+            # a window hangs over one end at a time: the rest of the block still runs as one
+            for first in (False, True):
+                part = block.without(guards[0], first)
+                inside = [simplify(self.access.lower(substitute(c, part.env))) for c in varied]
+                check = all_of(simplify(_worst(c, part.unrolled)) for c in inside)
+                slow = (If(check, self._reduce_loops(depth, part, states, monoid, elements, []), slow),)
         return self._guarded(plain, block.env, (If(everywhere, fast, slow),))
 
     def _guarded(self, conditions: Sequence[Expr], env: dict[Axis, Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

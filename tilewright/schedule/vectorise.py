@@ -273,10 +273,11 @@ def _output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context
 
 
 def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
-    """The axis whose neighbours lie closest in storage innermost."""
+    """The axis whose neighbours lie closest in storage innermost; constants are packed to follow any order."""
+    operands = [n for n in loads(*nest.elements) if n.source not in context.constants] or loads(*nest.elements)
 
     def distance(axis: Axis) -> float:
-        steps = [stride(n, axis, context) for n in loads(*nest.elements)]
+        steps = [stride(n, axis, context) for n in operands]
         moving = [abs(s) for s in steps if s]
         return min(moving, default=1 << 30) if None not in steps else 1 << 20
 

@@ -1,0 +1,102 @@
+typedef __INT8_TYPE__ int8_t;
+typedef __INT16_TYPE__ int16_t;
+typedef __INT32_TYPE__ int32_t;
+typedef __INT64_TYPE__ int64_t;
+typedef __UINT8_TYPE__ uint8_t;
+typedef __UINT16_TYPE__ uint16_t;
+typedef __UINT32_TYPE__ uint32_t;
+typedef __UINT64_TYPE__ uint64_t;
+#define INFINITY (__builtin_inff())
+#define NAN (__builtin_nanf(""))
+#define tw_floordiv(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _q = _a / _b; \
+    _q - ((_a % _b != 0) && ((_a < 0) != (_b < 0))); })
+#define tw_mod(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _r = _a % _b; \
+    _r + ((_r != 0) && ((_r < 0) != (_b < 0)) ? _b : 0); })
+#define tw_max(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a > _b) || (_a != _a) ? _a : _b; })
+#define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
+#define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
+#define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+typedef float v8f32 __attribute__((vector_size(32)));
+typedef float v8f32u __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t v8i32 __attribute__((vector_size(32)));
+typedef int32_t v8i32u __attribute__((vector_size(32), aligned(4), may_alias));
+
+static inline v8f32 tw_select_v8f32(v8i32 mask, v8f32 a, v8f32 b) { return (v8f32)((mask & (v8i32)a) | (~mask & (v8i32)b)); }
+
+static inline v8f32 tw_max_v8f32(v8f32 a, v8f32 b) { return tw_select_v8f32((a > b) | (a != a), a, b); }
+void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch) {
+    float *restrict p0 = buffers[0];
+    float *restrict p1 = buffers[1];
+    float *restrict p2 = buffers[2];
+    float *restrict p3 = buffers[3];
+    const int64_t at_0 = tile * 32;
+    const int64_t at_2 = tile * 8;
+    const int64_t at_4 = tile * 32 + (tw_min(8, ((tile * -8) + 9)) / 8) * 32;
+    const int64_t at_6 = tile * 8 + (tw_min(8, ((tile * -8) + 9)) / 8) * 8;
+    for (int64_t i1_block_0 = 0; i1_block_0 < (tw_min(8, ((tile * -8) + 9)) / 8); ++i1_block_0) {
+        const int64_t at_1 = at_0 + i1_block_0 * 32;
+        const int64_t at_3 = at_2 + i1_block_0 * 8;
+        {
+            v8f32 acc_0, acc_1, acc_2;
+            acc_0 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
+            acc_1 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
+            acc_2 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
+            const v8f32 x_0 = ((p0[0]) - (v8f32){});
+            const v8f32 x_1 = (*(const v8f32u *)(p1 + at_1));
+            acc_0 = (acc_0 + (x_0 * x_1));
+            const v8f32 x_2 = ((p0[4]) - (v8f32){});
+            acc_1 = (acc_1 + (x_2 * x_1));
+            const v8f32 x_3 = ((p0[8]) - (v8f32){});
+            acc_2 = (acc_2 + (x_3 * x_1));
+            const v8f32 x_4 = ((p0[1]) - (v8f32){});
+            const v8f32 x_5 = (*(const v8f32u *)(p1 + at_1 + 8));
+            acc_0 = (acc_0 + (x_4 * x_5));
+            const v8f32 x_6 = ((p0[5]) - (v8f32){});
+            acc_1 = (acc_1 + (x_6 * x_5));
+            const v8f32 x_7 = ((p0[9]) - (v8f32){});
+            acc_2 = (acc_2 + (x_7 * x_5));
+            const v8f32 x_8 = ((p0[2]) - (v8f32){});
+            const v8f32 x_9 = (*(const v8f32u *)(p1 + at_1 + 16));
+            acc_0 = (acc_0 + (x_8 * x_9));
+            const v8f32 x_10 = ((p0[6]) - (v8f32){});
+            acc_1 = (acc_1 + (x_10 * x_9));
+            const v8f32 x_11 = ((p0[10]) - (v8f32){});
+            acc_2 = (acc_2 + (x_11 * x_9));
+            const v8f32 x_12 = ((p0[3]) - (v8f32){});
+            const v8f32 x_13 = (*(const v8f32u *)(p1 + at_1 + 24));
+            acc_0 = (acc_0 + (x_12 * x_13));
+            const v8f32 x_14 = ((p0[7]) - (v8f32){});
+            acc_1 = (acc_1 + (x_14 * x_13));
+            const v8f32 x_15 = ((p0[11]) - (v8f32){});
+            acc_2 = (acc_2 + (x_15 * x_13));
+            *(v8f32u *)(p3 + at_3) = tw_max_v8f32((acc_0 + (*(const v8f32u *)(p2 + at_3))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+            *(v8f32u *)(p3 + at_3 + 9) = tw_max_v8f32((acc_1 + (*(const v8f32u *)(p2 + at_3))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+            *(v8f32u *)(p3 + at_3 + 18) = tw_max_v8f32((acc_2 + (*(const v8f32u *)(p2 + at_3))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+        }
+    }
+    for (int64_t i1_block_1 = 0; i1_block_1 < (tw_min(8, ((tile * -8) + 9)) % 8); ++i1_block_1) {
+        const int64_t at_5 = at_4 + i1_block_1;
+        const int64_t at_7 = at_6 + i1_block_1;
+        {
+            float acc_1_0, acc_1_1, acc_1_2;
+            acc_1_0 = 0.0f;
+            acc_1_1 = 0.0f;
+            acc_1_2 = 0.0f;
+            acc_1_0 = (acc_1_0 + (p0[0] * p1[at_5]));
+            acc_1_1 = (acc_1_1 + (p0[4] * p1[at_5]));
+            acc_1_2 = (acc_1_2 + (p0[8] * p1[at_5]));
+            acc_1_0 = (acc_1_0 + (p0[1] * p1[at_5 + 8]));
+            acc_1_1 = (acc_1_1 + (p0[5] * p1[at_5 + 8]));
+            acc_1_2 = (acc_1_2 + (p0[9] * p1[at_5 + 8]));
+            acc_1_0 = (acc_1_0 + (p0[2] * p1[at_5 + 16]));
+            acc_1_1 = (acc_1_1 + (p0[6] * p1[at_5 + 16]));
+            acc_1_2 = (acc_1_2 + (p0[10] * p1[at_5 + 16]));
+            acc_1_0 = (acc_1_0 + (p0[3] * p1[at_5 + 24]));
+            acc_1_1 = (acc_1_1 + (p0[7] * p1[at_5 + 24]));
+            acc_1_2 = (acc_1_2 + (p0[11] * p1[at_5 + 24]));
+            p3[at_7] = tw_max((acc_1_0 + p2[at_7]), 0.0f);
+            p3[at_7 + 9] = tw_max((acc_1_1 + p2[at_7]), 0.0f);
+            p3[at_7 + 18] = tw_max((acc_1_2 + p2[at_7]), 0.0f);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+"""The zoo's full models have their published sizes, and the benchmarks count and build what they say."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
+
+torch = pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
+onnxruntime = pytest.importorskip("onnxruntime", reason="cases are checked in ONNX Runtime")
+
+import tilewright  # noqa: E402
+from bench import cpu, kernel_cases, kernels, zoo  # noqa: E402
+from bench.arithmetic import Contraction, Convolution, Recurrence, collect, total_operations  # noqa: E402
+from bench.peak import measure_peak  # noqa: E402
+from bench.plot import grouped_bars  # noqa: E402
+from bench.zoo import efficientnet_b0, nerf, resnet50, unet, vit_s32  # noqa: E402
+
+MORE = ("resnet50", "efficientnet_b0", "vit_s32", "unet", "nerf")
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        (lambda: resnet50.ResNet50(resnet50.FULL), 25_557_032),
+        (lambda: efficientnet_b0.EfficientNet(efficientnet_b0.FULL), 5_288_548),
+        (lambda: vit_s32.VisionTransformer(vit_s32.FULL), 22_878_952),
+        (lambda: unet.UNet(unet.FULL), 7_763_041),
+        (lambda: nerf.RadianceField(nerf.FULL), 25_348),
+    ],
+    ids=MORE,
+)
+def test_full_models_have_their_published_size(make, parameters: int) -> None:
+    with torch.device("meta"):
+        module = make()
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+@pytest.mark.parametrize("schedule", ["none", "connected"])
+@pytest.mark.parametrize("name", MORE)
+def test_compiled_model_is_right(name: str, schedule: str, tmp_path: Path, kernel_cache: Path) -> None:
+    module, inputs = zoo.build(name, "small")
+    path = tmp_path / f"{name}.onnx"
+    zoo.export_module(module, inputs, path)
+    options = tilewright.Options(cache_dir=kernel_cache)
+    model = tilewright.compile(str(path), schedule=schedule, threads=2, options=options)
+    reference = zoo.reference(module, inputs)
+    assert zoo.relative_error(model.run(inputs), reference) < 1e-5
+
+
+def test_recurrences_are_counted(tmp_path: Path) -> None:
+    zoo.export("lstm", "small", tmp_path / "lstm.onnx")
+    # Four gates of 16, each from 16 inputs and 16 states, over 6 steps.
+    assert set(collect(tmp_path / "lstm.onnx")) == {Recurrence(6, 1, 4 * 16 * 32)}
+
+
+def test_attention_is_counted(tmp_path: Path) -> None:
+    zoo.export("vit_s32", "small", tmp_path / "vit.onnx")
+    found = collect(tmp_path / "vit.onnx")
+    assert found[0] == Convolution((1, 3, 24, 24), (32, 3, 8, 8), strides=(8, 8))
+    assert found.count(Contraction(2, 10, 10, 16, False)) == 2  # scores of two heads over ten tokens, each layer
+    assert found.count(Contraction(1, 10, 96, 32, True)) == 2
+
+
+PROBLEMS = [
+    Contraction(1, 5, 7, 3, True),
+    Contraction(4, 5, 7, 3, False),
+    Convolution((1, 6, 9, 11), (4, 3, 3, 3), (2, 2), (1, 1, 1, 1), groups=2),
+    Convolution((1, 5, 9, 8), (5, 1, 3, 3), (1, 1), (2, 2, 2, 2), (2, 2), 5),
+    Convolution((1, 6, 4, 5), (6, 3, 2, 2), (2, 2), is_transposed=True),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.describe())
+def test_single_operator_models(problem: kernel_cases.Problem, tmp_path: Path) -> None:
+    """The file says what the problem says, and torch and ONNX Runtime agree on what it means."""
+    path = tmp_path / "kernel.onnx"
+    kernel_cases.write_model(problem, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert collect(path) == [problem]
+    module, inputs = kernel_cases.load_torch(str(path))
+    expected = module(*(torch.from_numpy(array) for array in inputs.values())).numpy()
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    if isinstance(problem, Convolution):
+        assert found.shape == problem.output
+
+
+def test_random_cases_are_seeded_and_bounded() -> None:
+    cases = kernel_cases.random_cases(60, seed=1)
+    assert cases[:20] == kernel_cases.random_cases(20, seed=1)
+    assert cases != kernel_cases.random_cases(60, seed=2)
+    assert len({case.problem for case in cases}) > 55
+    for case in cases:
+        assert kernel_cases.SMALLEST_OPERATIONS <= case.problem.operations <= kernel_cases.LARGEST_OPERATIONS
+    assert any(isinstance(case.problem, Convolution) and case.problem.is_depthwise for case in cases)
+    assert any(isinstance(case.problem, Contraction) and case.problem.rows == 1 for case in cases)
+
+
+def test_zoo_cases_name_their_models(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.onnx" for name in ("mmoe", "nerf")}
+    for name, path in paths.items():
+        zoo.export(name, "small", path)
+    cases = kernel_cases.zoo_cases(paths)
+    experts = next(case for case in cases if case.problem == Contraction(1, 3, 8, 12, True))
+    assert experts.origin == "mmoe x4" and experts.group == "zoo contraction"
+    assert sum(case.problem.operations for case in cases) < sum(map(total_operations, paths.values()))
+    chosen = kernels.choose([*cases, *kernel_cases.fixed_cases()], ["square", "contraction"], 2)
+    assert [case.group for case in chosen] == ["zoo contraction"] * 2 + ["square"] * 2
+
+
+def test_peak_is_plausible() -> None:
+    peak = measure_peak(1)
+    # Slower than this computes without vectors; faster does not exist for one core.
+    assert 2e9 < peak.operations_per_second < 1e12
+    assert 5e8 < peak.bytes_per_second < 1e12
+
+
+def test_plot_has_a_bar_for_each_value() -> None:
+    text = grouped_bars("a < b", ["one", "two"], {"x": [1.0, 2.0], "y": [None, 0.5]}, marked=1.0)
+    assert text.count("<rect") == 1 + 2 + 3 and "no number" in text and "a &lt; b" in text
+    with pytest.raises(ValueError, match="one value a group"):
+        grouped_bars("", ["one"], {"x": [1.0, 2.0]})
+
+
+def test_cpu_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = "--models mmoe --size small --runtimes tilewright,onnxruntime --rounds 1 --seconds 0.01 --threads 1"
+    monkeypatch.setattr(sys, "argv", ["cpu", *arguments.split(), "--results", str(tmp_path)])
+    cpu.main()
+    document = json.loads((tmp_path / "cpu.json").read_text())
+    (model,) = document["models"]
+    assert [runtime["error"] for runtime in model["runtimes"]] == [None, None]
+    assert document["speedup_over_best_peer"] == pytest.approx(1.0 / model["ratio_to_best_peer"])
+    assert model["runtimes"][0]["relative_error"] < model["allowed_error"]
+    assert "| mmoe |" in (tmp_path / "cpu.md").read_text()
+    assert (tmp_path / "cpu.svg").read_text().startswith("<svg")
+
+
+def test_kernel_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = "--models= --random 1 --group random --rounds 1 --seconds 0.01 --threads 1"
+    monkeypatch.setattr(sys, "argv", ["kernels", *arguments.split(), "--results", str(tmp_path)])
+    kernels.main()
+    document = json.loads((tmp_path / "kernels.json").read_text())
+    (case,) = document["cases"]
+    for name, runtime in case["runtimes"].items():
+        assert runtime["error"] is None, name
+        assert runtime["difference"] < 1e-5 and runtime["us"] > 0
+    assert document["peak"]["threads"] == 1 and "onnxruntime" in document["versions"]
+    assert case["problem"] in (tmp_path / "kernels.md").read_text()
