@@ -44,8 +44,8 @@ def random_values(name: str) -> np.ndarray:
 
 
 def wanted(name: str, x: np.ndarray) -> np.ndarray:
-    wide = x.astype(np.float64)
     with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
         if name == "erf":
             return np.array([math.erf(v) for v in wide])
         if name == "sigmoid":

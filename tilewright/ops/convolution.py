@@ -101,10 +101,37 @@ def conv_transpose(b: Builder, node: Node, x: Tensor, weight: Tensor, bias: Tens
 
     narrow = dtypes.accumulator(x.dtype) is not x.dtype
     out = (dims(x)[0], per_group * group, *(w.out for w in shape))
-    total = b.reduce(
-        "sum" if narrow or bias is not None else "", out, (inner, *(w.kernel for w in shape)), element, "add"
-    )
+    hint = "sum" if narrow or bias is not None else ""
+    if group == 1 and all(_is_disjoint(w) for w in shape):
+        return _finished(b, _disjoint_taps(b, hint, x, weight, shape), bias, x)
+    total = b.reduce(hint, out, (inner, *(w.kernel for w in shape)), element, "add")
     return _finished(b, total, bias, x)
+
+
+def _is_disjoint(window: Window) -> bool:
+    """Whether each output lies under exactly one tap, as in upsampling by the stride."""
+    spread = window.stride == window.kernel and window.dilation == 1
+    return spread and window.begin == 0 and window.out == window.size * window.stride
+
+
+def _disjoint_taps(b: Builder, hint: str, x: Tensor, weight: Tensor, shape: list[Window]) -> Tensor:
+    """A contraction for every tap, then each output picks its own: no work for taps that miss it."""
+    rank = len(shape)
+    taps = b.reduce(
+        "taps",
+        (dims(x)[0], dims(weight)[1], *(w.kernel for w in shape), *(w.size for w in shape)),
+        (dims(x)[1],),
+        lambda i, r: product(load(x, (i[0], r[0], *i[2 + rank :])), load(weight, (r[0], *i[1 : 2 + rank]))),
+        "add",
+    )
+    out = (dims(x)[0], dims(weight)[1], *(w.out for w in shape))
+
+    def element(*i: Expr) -> Expr:
+        within = [o % w.stride for w, o in zip(shape, i[2:], strict=True)]
+        places = [o // w.stride for w, o in zip(shape, i[2:], strict=True)]
+        return load(taps, (i[0], i[1], *within, *places))
+
+    return b.map(hint, out, element)
 
 
 def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[Window]:

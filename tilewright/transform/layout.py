@@ -12,7 +12,7 @@ from itertools import permutations
 
 from tilewright.ir.bounds import upper
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, const, load, loads, rewrite, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, const, load, loads, rewrite, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -89,12 +89,12 @@ def _follow(compute: Map | Reduce, inner: dict[Tensor, int]) -> None:
     choices = []
     for node in loads(*expressions(compute)):
         if node.source in inner and node.source.rank:
-            index = node.indices[inner[node.source]]
-            if isinstance(index, Var) and index.axis in compute.axes:
+            axes = axes_of(node.indices[inner[node.source]])  # one axis, though perhaps clamped or shifted
+            if len(axes) == 1 and axes[0] in compute.axes:
                 size = 1
                 for extent in node.source.shape:
                     size *= extent if isinstance(extent, int) else 1
-                choices.append((size, compute.axes.index(index.axis)))
+                choices.append((size, compute.axes.index(axes[0])))
     if choices:
         inner[compute.outputs[0]] = max(choices)[1]
 
@@ -103,13 +103,30 @@ def _lead(compute: Map | Reduce, inner: dict[Tensor, int], program: Program) -> 
     """What an elementwise result reads should be contiguous along the same axis."""
     axis = compute.axes[inner[compute.outputs[0]]]
     if isinstance(compute, Reduce) and len(loads(*compute.elements)) > 1:
+        _lead_operands(compute, inner, program)
         return
     for node in loads(*expressions(compute)):
         if node.source in inner or node.source in program.constants:
             continue
         for position, index in enumerate(node.indices):
-            if isinstance(index, Var) and index.axis is axis:
+            if axes_of(index) == [axis]:
                 inner[node.source] = position
+
+
+def _lead_operands(compute: Reduce, inner: dict[Tensor, int], program: Program) -> None:
+    """What a contraction reads besides its constants should be contiguous along the longest axis both sum over."""
+    operands = loads(*compute.elements)
+    shared = {a for n in operands if n.source in program.constants for a in axes_of(*n.indices)}
+    for node in operands:
+        if node.source in inner or node.source in program.constants:
+            continue
+        places = [
+            (upper(index.axis.extent), position)
+            for position, index in enumerate(node.indices)
+            if isinstance(index, Var) and index.axis in compute.reduce_axes and index.axis in shared
+        ]
+        if places and max(places)[0] > 1:
+            inner[node.source] = max(places)[1]
 
 
 # --- merged axes
