@@ -25,6 +25,7 @@ _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
+_SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 
@@ -74,7 +75,7 @@ def choose_tile(
     exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
     waves = -(-tiles // context.target.units)
-    seconds = waves * per_tile + context.target.kernel_cost
+    seconds = waves * per_tile + context.target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
     # whatever the tiles, the distinct bytes come from main memory once
     compulsory = _compulsory(nests, stored)
     seconds = np.maximum(seconds, compulsory / (context.target.main.bandwidth * context.target.units))
