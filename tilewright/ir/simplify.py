@@ -297,3 +297,15 @@ def _float_identity(node: Op) -> Expr | None:
     if isinstance(a, Const) and a.value == 1 and name == "mul":
         return b
     return None
+
+
+def join_divisions(total: Linear) -> Linear:
+    """c·d·(x // d) + c·(x % d) is c·x: what packing split, addressing puts together again."""
+    for term, coefficient in total.terms.items():
+        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
+            divisor = int(term.args[1].value)
+            quotient = simplify(term.args[0] // divisor)
+            if total.terms.get(quotient) == coefficient * divisor:
+                terms = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
+                return join_divisions(Linear(terms, total.constant).plus(linear(term.args[0]).scaled(coefficient)))
+    return total

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Const, Expr, Op, Var, const, loads
+from tilewright.ir.expr import Axis, Const, Expr, Var, const, loads
 from tilewright.ir.loops import Buffer, For, ForKind, Kernel, Memory, Store, statements, stmt_exprs
-from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 
 
 def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
@@ -14,11 +14,11 @@ def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
         offset: Expr = const(0)
         for index, extent in zip(indices, buffer.shape, strict=True):
             offset = offset * extent + index
-        return _join_divisions(linear(simplify(offset)))
+        return join_divisions(linear(simplify(offset)))
     total = Linear({}, 0)
     for index, extent in zip(indices, buffer.shape, strict=True):
         total = total.scaled(extent).plus(_simple_sum(index))  # type: ignore[arg-type]
-    return _join_divisions(total)
+    return join_divisions(total)
 
 
 def _simple_sum(index: Expr) -> Linear:
@@ -31,17 +31,6 @@ def _simple_sum(index: Expr) -> Linear:
         result = result.plus(linear(simplify(term)).scaled(coefficient))
     return result
 
-
-def _join_divisions(total: Linear) -> Linear:
-    """c·d·(x // d) + c·(x % d) is c·x: what packing split, addressing puts together again."""
-    for term, coefficient in total.terms.items():
-        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
-            divisor = int(term.args[1].value)
-            quotient = simplify(term.args[0] // divisor)
-            if total.terms.get(quotient) == coefficient * divisor:
-                terms = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
-                return _join_divisions(Linear(terms, total.constant).plus(linear(term.args[0]).scaled(coefficient)))
-    return total
 
 
 def lane_buffers(kernel: Kernel) -> dict[Buffer, int]:

@@ -176,7 +176,7 @@ class Cache:
 
     def _unusable(self, error: OSError) -> CacheError:
         return CacheError(
-            f"the cache in {self.root} cannot be used ({error.strerror}); choose another directory with TILEWRIGHT_CACHE"
+            f"the cache in {self.root} cannot be used ({error.strerror}); choose another with TILEWRIGHT_CACHE"
         )
 
 

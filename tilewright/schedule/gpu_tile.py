@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.gpu import MOST_THREADS, fit_register, nest_factors, reused
+from tilewright.schedule.moving import compulsory, footprint, transactions
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
@@ -75,9 +76,9 @@ def choose_gpu_tile(
         # a streamed reduction carries its state on by a few small maps
         latency = latency + (_BARRIER + (4 * (_BARRIER + _GLOBAL_LATENCY) if nest in trips else 0)) * trips.get(nest, 1)
     traffic = _traffic(nests, boxes, context, stored, limits, trips)
-    footprint = _footprint(nests, boxes, stored, stream)
+    held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
-    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(footprint + (8 << 10), 1)))
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + (8 << 10), 1)))
     # a few warps cannot keep the multiprocessor busy
     issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / _NEAR_BYTES
@@ -85,17 +86,17 @@ def choose_gpu_tile(
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
     seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
-    far = _compulsory(nests, stored) / (target.main.bandwidth * target.units)
+    far = compulsory(nests, stored) / (target.main.bandwidth * target.units)
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
-    seconds = np.where(footprint <= target.tile_level.capacity // 2, seconds, np.inf)
+    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
     tile = tuple(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
-    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
 
@@ -199,46 +200,9 @@ def _traffic(
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
-            moved = _transactions(tensor, box, context) * trips.get(nest, 1)
+            moved = transactions(tensor, box, context) * trips.get(nest, 1)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                total = total + _transactions(tensor, boxes[nest], context)
+                total = total + transactions(tensor, boxes[nest], context)
     return sum(seen.values(), total)
-
-
-def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
-    width = context.target.main.transaction
-    size = box_elements(box) * tensor.dtype.bytes
-    if not tensor.rank:
-        return width
-    run = box[context.layout(tensor).order[-1].axis].size * tensor.dtype.bytes
-    return size * (-(-run // width) * width) / np.maximum(run, 1)
-
-
-def _footprint(
-    nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None
-) -> Size:
-    """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along."""
-    if stream is not None:
-        followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
-        copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
-        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
-        return sum(parts, np.int64(0))
-    last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
-    most: Size = np.int64(0)
-    alive: dict[Tensor, Size] = {}
-    for number, nest in enumerate(nests):
-        for tensor in nest.stores:
-            if tensor not in stored:
-                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
-        most = np.maximum(most, sum(alive.values(), np.int64(0)))
-        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
-    return most
-
-
-def _compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
-    inside = {t for n in nests for t in n.stores}
-    outside = {t for n in nests for t in n.reads() if t not in inside}
-    touched = outside | (inside & stored)
-    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)

@@ -90,7 +90,8 @@ class Plan:
             raise InternalError(f"not a plan: {error}") from error
 
     def text(self) -> str:
-        lines = [f"plan for {self.target}, schedule {self.schedule}, {len(self.kernels)} kernel{'' if len(self.kernels) == 1 else 's'}"]
+        count = f"{len(self.kernels)} kernel{'' if len(self.kernels) == 1 else 's'}"
+        lines = [f"plan for {self.target}, schedule {self.schedule}, {count}"]
         for name, layout in self.layouts:
             lines.append(f"  layout {name}: {layout_text(layout)}")
         for kernel in self.kernels:
@@ -116,7 +117,7 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
     for nest in kernel.nests:
         register = " ".join(f"{a}:{n}" for a, n in nest.register)
         lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
-                     f"{' + ' + ' + '.join(nest.epilogue) if nest.epilogue else ''}; vector {nest.vector} x {nest.lanes};"
+                     f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
                      f" register [{register}]; order {' '.join(nest.order)}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:

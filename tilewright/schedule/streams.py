@@ -371,7 +371,7 @@ class _Streamer:
         vector = given.vector if given.vector and given.vector[0] == "o" else None
         register = tuple((a, n) for a, n in given.register if a == vector)
         self.plans[made] = NestPlan(
-            tensor.name, tensor.name, level=self.level, vector=vector, lanes=given.lanes if vector else 1, register=register,
-            order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
+            tensor.name, tensor.name, level=self.level, vector=vector, lanes=given.lanes if vector else 1,
+            register=register, order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
         )  # fmt: skip
         return made

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.moving import compulsory, footprint, transactions
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
@@ -68,8 +69,8 @@ def choose_tile(
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats)
-    footprint = _footprint(nests, boxes, stored)
-    near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, footprint)
+    held = footprint(nests, boxes, stored, stream)
+    near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     level = context.target.tile_level
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
@@ -77,9 +78,9 @@ def choose_tile(
     waves = -(-tiles // context.target.units)
     seconds = waves * per_tile + context.target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
     # whatever the tiles, the distinct bytes come from main memory once
-    compulsory = _compulsory(nests, stored)
-    seconds = np.maximum(seconds, compulsory / (context.target.main.bandwidth * context.target.units))
-    seconds = np.where(footprint <= level.capacity // 2, seconds, np.inf)
+    least = compulsory(nests, stored)
+    seconds = np.maximum(seconds, least / (context.target.main.bandwidth * context.target.units))
+    seconds = np.where(held <= level.capacity // 2, seconds, np.inf)
     # among equals the larger tile: fewer starts
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
@@ -87,7 +88,7 @@ def choose_tile(
     tile = tuple(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
-    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(footprint, tiles.shape)[best]),
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
 
@@ -141,11 +142,11 @@ def _compute_seconds(
 
 def _scratch_seconds(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, int], stream: Stream | None, block: int, footprint: Size,
+    repeats: Mapping[Nest, int], stream: Stream | None, block: int, held: Size,
 ) -> Size:  # fmt: skip
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
     nearest = context.target.levels[1]
-    speed = np.where(footprint <= nearest.capacity // 2, nearest.bandwidth, context.target.tile_level.bandwidth)
+    speed = np.where(held <= nearest.capacity // 2, nearest.bandwidth, context.target.tile_level.bandwidth)
     moved: Size = 0
     for nest in nests:
         size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
@@ -196,11 +197,11 @@ def _traffic(
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = _transactions(tensor, box, context) * repeats.get(nest, 1)
+            moved = transactions(tensor, box, context) * repeats.get(nest, 1)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                moved = 2 * _transactions(tensor, boxes[nest], context)
+                moved = 2 * transactions(tensor, boxes[nest], context)
                 total = total + moved
                 is_near = _stays_near(tensor, context)
                 seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
@@ -219,35 +220,3 @@ def _stays_near(tensor: Tensor, context: NestContext) -> bool:
 
 def _bandwidth(is_near: bool, context: NestContext) -> float:
     return context.target.tile_level.bandwidth if is_near else context.target.main.bandwidth
-
-
-def _transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
-    """Bytes of a box, each contiguous run rounded up to whole transactions."""
-    width = context.target.main.transaction
-    innermost = context.layout(tensor).order[-1].axis if tensor.rank else 0
-    size = box_elements(box) * tensor.dtype.bytes
-    if not tensor.rank:
-        return size
-    run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
-    return size * (-(-run // width) * width) / run
-
-
-def _footprint(nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor]) -> Size:
-    """Most bytes of intermediate tiles alive at once."""
-    last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
-    most: Size = np.int64(0)
-    alive: dict[Tensor, Size] = {}
-    for number, nest in enumerate(nests):
-        for tensor in nest.stores:
-            if tensor not in stored:
-                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
-        most = np.maximum(most, sum(alive.values(), np.int64(0)))
-        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
-    return most
-
-
-def _compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
-    inside = {t for n in nests for t in n.stores}
-    outside = {t for n in nests for t in n.reads() if t not in inside}
-    touched = outside | (inside & stored)
-    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)

@@ -12,8 +12,8 @@ from itertools import permutations
 
 from tilewright.ir.bounds import upper
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, const, load, loads, rewrite, substitute, var
-from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, load, loads, rewrite, substitute, var
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
 
@@ -174,23 +174,9 @@ def _contiguous_order(tensor: Tensor, indices: tuple[Expr, ...]) -> tuple[int, .
         offset: Expr = const(0)
         for index, size in zip(layout.storage_indices(indices), layout.storage_shape(tensor.shape), strict=True):
             offset = offset * size + index
-        if all(isinstance(t, Var) for t in linear(join_divisions(simplify(offset))).terms):
+        if all(isinstance(t, Var) for t in join_divisions(linear(simplify(offset))).terms):
             return order
     return None
-
-
-def join_divisions(offset: Expr) -> Expr:
-    """c·d·(x // d) + c·(x % d) is c·x: what splitting an axis took apart, its storage puts together again."""
-    total = linear(offset)
-    for term, coefficient in total.terms.items():
-        if isinstance(term, Op) and term.op.name == "mod" and isinstance(term.args[1], Const):
-            divisor = int(term.args[1].value)
-            quotient = simplify(term.args[0] // divisor)
-            if total.terms.get(quotient) == coefficient * divisor:
-                rest = {t: c for t, c in total.terms.items() if t is not term and t is not quotient}
-                joined = type(total)(rest, total.constant).plus(linear(term.args[0]).scaled(coefficient))
-                return join_divisions(joined.expr())
-    return offset
 
 
 # --- constants indexed by several axes at once

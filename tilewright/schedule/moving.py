@@ -1,0 +1,57 @@
+"""What a tile moves and holds: transactions, footprint with liveness, and the bytes no schedule can avoid.
+
+Shared by the cost models of all targets; sizes may be arrays with an entry a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.tensor import Tensor
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.propagate import Box, Size, box_elements, extent_of
+from tilewright.schedule.streams import Stream
+from tilewright.schedule.vectorise import NestContext
+
+
+def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
+    width = context.target.main.transaction
+    if not tensor.rank:
+        return width
+    size = box_elements(box) * tensor.dtype.bytes
+    innermost = context.layout(tensor).order[-1].axis
+    run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
+    return size * (-(-run // width) * width) / run
+
+
+def footprint(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None
+) -> Size:
+    """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along."""
+    if stream is not None:
+        followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
+        copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
+        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
+        return sum(parts, np.int64(0))
+    last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
+    most: Size = np.int64(0)
+    alive: dict[Tensor, Size] = {}
+    for number, nest in enumerate(nests):
+        for tensor in nest.stores:
+            if tensor not in stored:
+                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
+        most = np.maximum(most, sum(alive.values(), np.int64(0)))
+        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
+    return most
+
+
+def compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
+    """Bytes every schedule of the group moves: what it reads from outside and what it stores, once each."""
+    inside = {t for n in nests for t in n.stores}
+    outside = {t for n in nests for t in n.reads() if t not in inside}
+    touched = outside | (inside & stored)
+    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)
