@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def complaints(tool: str, *arguments: str) -> str:
     if importlib.util.find_spec(tool) is None:
         pytest.skip(f"{tool} is not installed")
-    done = subprocess.run([sys.executable, "-m", tool, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", tool, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
