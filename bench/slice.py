@@ -57,7 +57,7 @@ def main() -> None:
 
     arguments.results.mkdir(parents=True, exist_ok=True)
     reports = []
-    for name in arguments.model or zoo.MODELS:
+    for name in arguments.model or zoo.SLICE:
         reports.append(
             report_model(
                 name,

@@ -162,6 +162,111 @@ def test_serial_groups_do_not_lose_a_needed_barrier(built: Builder, threads: int
         assert [int(g[0]) for g in got] == [42, 42, 42]
 
 
+@pytest.mark.parametrize("balance", ["static", "dynamic"])
+def test_a_worker_held_up_in_a_tile_keeps_only_that_tile(built: Builder, balance: str) -> None:
+    """Tile 0 sleeps; the tiles its worker has not started are taken over and finish long before it."""
+    sleepy = "#include <time.h>\n" + kernel(
+        "sleepy",
+        """struct timespec t = {0, 300000000}; int64_t *y = buffers[0];
+        if (tile == 0) nanosleep(&t, 0);
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        y[2 * tile] = t.tv_sec * 1000000000 + t.tv_nsec; y[2 * tile + 1] = (int64_t)(uintptr_t)scratch;""",
+    )
+    stage = Stage("sleepy", 8, (Y,), scratch_bytes=64, balance=balance)  # type: ignore[arg-type]
+    image = ModelImage({"sleepy": sleepy}, (stage,), (), (128,))
+    y = np.zeros((8, 2), np.int64)
+    with CpuModel(built(image), 2) as model:
+        for _ in range(2):
+            model.run([], [y])
+            finished, worker = y[:, 0], y[:, 1]
+            assert finished[1:].max() < finished[0] - 100_000_000
+            assert int(worker[0]) not in worker[1:4].tolist()
+
+
+def random_image(seed: int, width: int = 48, count: int = 30) -> ModelImage:
+    """Stages of all kinds in groups of random length; each reads a group before its own, the last sums them all up.
+
+    A serial stage's result depends on the order of its tiles."""
+    mix = kernel(
+        "mix",
+        """const uint32_t *x = buffers[0]; uint32_t *y = buffers[1]; int64_t n = extents[0];
+        memset(scratch, (int)tile, 64);
+        uint32_t v = 31 * x[(7 * tile + 3) % n] + x[(tile + extents[1]) % n] + (unsigned char)scratch[63];
+        if (extents[2]) y[0] = 5 * y[0] + v; else y[tile] = v;""",
+    )
+    total = kernel(
+        "total",
+        """const uint32_t *x = buffers[0]; uint32_t sum = 0;
+        for (int64_t i = 0; i < extents[1]; i++) sum = 3 * sum + x[i * extents[0] + tile];
+        ((uint32_t *)buffers[1])[tile] = sum;""",
+    )
+    random = np.random.default_rng(seed)
+    stages: list[Stage] = []
+    extents: list[int] = []
+    group = 0
+    for i in range(count):
+        barrier = bool(random.random() < 0.6)
+        group = i if barrier else group
+        balance = random.choice(["auto", "static", "dynamic", "serial"]).item()
+        tiles = int(random.integers(0, random.choice([3, 6, width + 1])))
+        source = BufferRef("arena", 4 * width * int(random.integers(group))) if group else X
+        stages.append(
+            Stage(
+                "mix",
+                tiles,
+                (source, BufferRef("arena", 4 * width * i)),
+                scratch_bytes=64,
+                barrier_before=barrier,
+                balance=balance,
+                first_extent=len(extents),
+            )
+        )
+        extents += [width, int(random.integers(width)), int(balance == "serial")]
+    stages.append(Stage("total", width, (BufferRef("arena", 0), Y), first_extent=len(extents)))
+    extents += [width, count]
+    return ModelImage(
+        {"mix": mix, "total": total},
+        tuple(stages),
+        (4 * width,),
+        (4 * width,),
+        arena_bytes=4 * width * count,
+        extents=tuple(extents),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_number_of_threads_gives_the_serial_result(built: Builder, seed: int) -> None:
+    """Fresh arrays in every run and timed runs in between: a worker late from the run before would show."""
+    files = built(random_image(seed))
+    inputs = np.random.default_rng(seed).integers(0, 2**32, (300, 48), np.uint32)
+
+    def results(threads: int) -> list[bytes]:
+        outputs = []
+        with CpuModel(files, threads) as model:
+            for i, x in enumerate(inputs):
+                y = np.zeros_like(x)
+                (model.profile if i % 11 == 7 else model.run)([x.copy()], [y])
+                outputs.append(y.tobytes())
+        return outputs
+
+    expected = results(1)
+    for threads in THREADS[1:]:
+        assert results(threads) == expected
+
+
+def test_every_stage_is_timed_whoever_runs_it(built: Builder) -> None:
+    image = random_image(0)
+    x = np.zeros(48, np.uint32)
+    for threads in THREADS:
+        with CpuModel(built(image), threads) as model:
+            start = time.perf_counter_ns()
+            times = model.profile([x], [np.zeros_like(x)])
+            elapsed = time.perf_counter_ns() - start
+        assert times.shape == (len(image.stages),)
+        assert times.min() >= 0
+        assert 0 < times.sum() <= elapsed
+
+
 def test_weights_extents_and_scratch_reach_the_kernel(built: Builder) -> None:
     body = """int64_t *y = buffers[1]; const unsigned char *w = buffers[0];
     memset(scratch, (int)tile, 5000); unsigned sum = 0; for (int i = 0; i < 5000; i++) sum += (unsigned char)scratch[i];

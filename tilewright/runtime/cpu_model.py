@@ -62,8 +62,9 @@ class BufferRef:
 class Stage:
     """One kernel over independent tiles. barrier_before=False: needs nothing from the stages since the last barrier.
 
-    balance: "static" gives every worker one run of neighbouring tiles; "dynamic" lets a worker that is done take
-    tiles of the others; "auto" is dynamic where there are many tiles; "serial" keeps tiny work on the caller.
+    balance: "static" gives every worker one run of neighbouring tiles, which others take over only from a worker that
+    stays away; "dynamic" lets a worker that is done take tiles of the others; "auto" is dynamic where there are many
+    tiles; "serial" keeps tiny work in one piece.
     `first_extent`: the kernel sees the image's extents from this position on."""
 
     kernel: str

@@ -31,8 +31,20 @@ typedef struct {
     int64_t tiles, share, extra, piece;
     int32_t mode, barrier;
     int32_t first_worker; /* ONE_TILE_A_WORKER: who runs tile 0 */
-    int32_t counter;      /* BALANCED: position among the balanced steps */
 } step;
+
+/* Steps that run without a barrier between them. Those of a chain all belong to worker 0 and may depend on each
+ * other: one worker runs them in order, and they are one unit of work. Elsewhere a unit is a tile. */
+typedef struct {
+    int64_t end; /* the step that starts the next group */
+    int64_t units;
+    int32_t chain, eager; /* eager: the tiles are uneven, whoever is free takes the others' at once */
+} group;
+
+typedef struct {
+    _Alignas(LINE) char *scratch;
+    int hurried; /* in this worker's last group somebody was away */
+} worker;
 
 /* Where a caller's pointer goes at each run. */
 typedef struct {
@@ -49,16 +61,17 @@ struct tw_model {
     tw_team *team;
     int workers;
     step *steps;
+    group *groups; /* for each step that starts one */
+    worker *members;
     void **buffers;
     patch *input_patches, *output_patches;
     int64_t input_patch_count, output_patch_count;
-    int64_t *stage_ns;
-    pages arena, weights, counters;
+    /* A run that is timed has a barrier around every stage. A late worker may look at the wrong run's pointer: it
+     * then sees other groups, but can claim nothing in them. */
+    _Atomic(int64_t *) stage_ns;
+    int64_t opened_ns;
+    pages arena, weights, member_pages;
     pages *scratch;
-    /* Next unclaimed tile of a worker's share, for each balanced step; each worker's row has lines of its own. Two
-     * sets alternate between runs: a worker clears its row of the other set, which nobody reads meanwhile. */
-    int64_t counter_row, balanced_steps;
-    int counter_set;
 };
 
 static int64_t now_ns(void)
@@ -90,111 +103,139 @@ static void unmap_pages(pages *p)
 
 /* ---- running ---- */
 
-static inline int64_t share_start(const step *s, int64_t worker)
+static inline int64_t share_start(const step *s, int64_t owner)
 {
-    return worker * s->share + (worker < s->extra ? worker : s->extra);
+    return owner * s->share + (owner < s->extra ? owner : s->extra);
 }
 
-static void run_tiles(const step *s, int64_t from, int64_t to, char *scratch)
+/* How many units of the step belong to the owner; *start: the first of them. */
+static inline int64_t share_of(const tw_model *m, const step *s, int owner, int64_t *start)
+{
+    switch (s->mode) {
+    case FIRST_WORKER_ONLY:
+        *start = 0;
+        return owner == 0;
+    case ONE_TILE_A_WORKER:
+        *start = owner < s->first_worker ? owner - s->first_worker + m->workers : owner - s->first_worker;
+        return *start < s->tiles;
+    default:
+        *start = share_start(s, owner);
+        return share_start(s, owner + 1) - *start;
+    }
+}
+
+static inline int64_t units_of(const step *s)
+{
+    return s->mode == FIRST_WORKER_ONLY ? 1 : s->tiles;
+}
+
+static inline void run_tiles(const step *s, int64_t from, int64_t to, char *scratch)
 {
     for (int64_t tile = from; tile < to; tile++) s->kernel(s->buffers, s->extents, tile, scratch);
 }
 
-static _Atomic int64_t *counter_row(const tw_model *m, int set, int worker)
+static void run_units(const step *s, int64_t from, int64_t to, char *scratch)
 {
-    return (_Atomic int64_t *)m->counters.start + ((int64_t)set * m->workers + worker) * m->counter_row;
+    if (s->mode == FIRST_WORKER_ONLY) run_tiles(s, 0, s->tiles, scratch);
+    else run_tiles(s, from, to, scratch);
 }
 
-/* Own share first, in order, so that a worker meets the tiles it met in the stage before; then the others'. */
-static void run_balanced(const tw_model *m, const step *s, int self, char *scratch)
+static int64_t run_chain(const tw_model *m, const group *g, uint32_t epoch, int64_t first, char *scratch)
 {
-    for (int i = 0; i < m->workers; i++) {
-        int owner = self + i < m->workers ? self + i : self + i - m->workers;
-        int64_t start = share_start(s, owner);
-        int64_t length = share_start(s, owner + 1) - start;
-        _Atomic int64_t *next = counter_row(m, m->counter_set, owner) + s->counter;
-        /* The plain load keeps workers that find nothing from taking the line away from those at work. */
-        while (atomic_load_explicit(next, memory_order_relaxed) < length) {
-            int64_t from = atomic_fetch_add_explicit(next, s->piece, memory_order_relaxed);
-            if (from >= length) break;
-            int64_t to = from + s->piece < length ? from + s->piece : length;
-            run_tiles(s, start + from, start + to, scratch);
+    int64_t from;
+    if (!tw_team_claim(m->team, 0, epoch, 1, 1, &from)) return 0;
+    for (int64_t i = first; i < g->end; i++) run_tiles(m->steps + i, 0, m->steps[i].tiles, scratch);
+    return 1;
+}
+
+/* Runs what is left of the owner's part of the group; returns the number of units. */
+static int64_t run_part(const tw_model *m, const group *g, uint32_t epoch, int64_t first, int owner, char *scratch)
+{
+    if (g->chain) return owner == 0 ? run_chain(m, g, epoch, first, scratch) : 0;
+    int64_t units = 0;
+    for (int64_t i = first; i < g->end; i++, epoch++) {
+        const step *s = m->steps + i;
+        int64_t start, from, taken, length = share_of(m, s, owner, &start);
+        while ((taken = tw_team_claim(m->team, owner, epoch, length, s->piece, &from)) > 0) {
+            run_units(s, start + from, start + from + taken, scratch);
+            units += taken;
         }
     }
+    return units;
 }
 
-static void run_step(const tw_model *m, const step *s, int self, char *scratch)
+static int64_t run_parts_of_others(
+    const tw_model *m, const group *g, uint32_t epoch, int64_t first, int self, int only_away)
 {
-    switch (s->mode) {
-    case SHARED_EVENLY:
-        run_tiles(s, share_start(s, self), share_start(s, self + 1), scratch);
-        return;
-    case ONE_TILE_A_WORKER: {
-        int64_t tile = self - s->first_worker;
-        if (tile < 0) tile += m->workers;
-        if (tile < s->tiles) run_tiles(s, tile, tile + 1, scratch);
-        return;
+    worker *me = m->members + self;
+    int64_t units = 0;
+    for (int i = 1; i < m->workers; i++) {
+        int owner = self + i < m->workers ? self + i : self + i - m->workers;
+        int away = tw_team_away(m->team, owner, epoch);
+        if (only_away && !away) continue;
+        int64_t taken = run_part(m, g, epoch, first, owner, me->scratch);
+        if (taken > 0 && away) me->hurried = 1;
+        units += taken;
     }
-    case BALANCED:
-        run_balanced(m, s, self, scratch);
-        return;
-    default:
-        if (self == 0) run_tiles(s, 0, s->tiles, scratch);
-    }
+    return units;
 }
 
-static void clear_counters_of_next_run(const tw_model *m, int self)
+/* Counts units the worker has run; the one who completes the group opens the next. Whether that was this one. */
+static int complete(tw_model *m, const group *g, uint32_t epoch, int64_t first, int self, int64_t units)
 {
-    _Atomic int64_t *row = counter_row(m, !m->counter_set, self);
-    for (int64_t i = 0; i < m->balanced_steps; i++) atomic_store_explicit(row + i, 0, memory_order_relaxed);
-}
-
-static void run_steps(const tw_model *m, int self)
-{
-    char *scratch = m->scratch[self].start;
-    for (int64_t i = 0; i < tw_model_table.stages; i++) {
-        const step *s = m->steps + i;
-        if (s->barrier) tw_team_barrier(m->team, self);
-        run_step(m, s, self, scratch);
-    }
-    tw_team_barrier(m->team, self);
-}
-
-static void run_steps_timed(const tw_model *m, int self)
-{
-    char *scratch = m->scratch[self].start;
-    int64_t *stage_ns = m->stage_ns;
-    tw_team_barrier(m->team, self);
-    int64_t before = now_ns();
-    for (int64_t i = 0; i < tw_model_table.stages; i++) {
-        run_step(m, m->steps + i, self, scratch);
-        tw_team_barrier(m->team, self);
+    if (units == 0 || !tw_team_complete(m->team, units, g->units)) return 0;
+    int64_t *stage_ns = atomic_load_explicit(&m->stage_ns, memory_order_relaxed);
+    if (stage_ns) {
         int64_t now = now_ns();
-        if (self == 0) stage_ns[i] = now - before;
-        before = now;
+        stage_ns[first] = now - m->opened_ns;
+        m->opened_ns = now;
     }
+    /* Worker 0 runs a chain: if it opens the chain itself, nobody needs to wake up for it. */
+    int wake = self != 0 || (g->end < tw_model_table.stages && !m->groups[g->end].chain);
+    tw_team_open(m->team, epoch + (uint32_t)(g->end - first), wake);
+    return 1;
 }
 
-static void run_as_worker(void *argument, int self)
+/* The worker's own part first, so that it meets the data it met in the stage before and in the last run. What others
+ * have not started it takes only after some patience, unless they were away in the group before and still are. */
+static void run_group(void *argument, int self, uint32_t epoch, int64_t first)
 {
-    const tw_model *m = argument;
-    clear_counters_of_next_run(m, self);
-    if (m->stage_ns) run_steps_timed(m, self);
-    else run_steps(m, self);
+    tw_model *m = argument;
+    worker *me = m->members + self;
+    group g = m->groups[first];
+    if (atomic_load_explicit(&m->stage_ns, memory_order_relaxed))
+        g = (group){first + 1, units_of(m->steps + first), 0, m->steps[first].mode == BALANCED};
+    int hurried = me->hurried;
+    me->hurried = 0;
+    int64_t units = run_part(m, &g, epoch, first, self, me->scratch);
+    if (g.eager && units < g.units) units += run_parts_of_others(m, &g, epoch, first, self, 0);
+    if (complete(m, &g, epoch, first, self, units) || g.eager) return;
+    if (hurried) {
+        units = run_parts_of_others(m, &g, epoch, first, self, 1);
+        if (complete(m, &g, epoch, first, self, units)) return;
+    }
+    if (tw_team_over_soon(m->team, epoch)) return;
+    units = run_parts_of_others(m, &g, epoch, first, self, 0);
+    complete(m, &g, epoch, first, self, units);
+}
+
+static void run_alone(tw_model *m)
+{
+    int64_t *stage_ns = atomic_load_explicit(&m->stage_ns, memory_order_relaxed);
+    for (int64_t i = 0; i < tw_model_table.stages; i++) {
+        run_tiles(m->steps + i, 0, m->steps[i].tiles, m->members[0].scratch);
+        if (!stage_ns) continue;
+        int64_t now = now_ns();
+        stage_ns[i] = now - m->opened_ns;
+        m->opened_ns = now;
+    }
 }
 
 static void touch_scratch(void *argument, int self)
 {
     const tw_model *m = argument;
-    volatile char *scratch = m->scratch[self].start;
+    volatile char *scratch = m->members[self].scratch;
     for (int64_t i = 0; i < tw_model_table.scratch_bytes; i += PAGE) scratch[i] = 0;
-}
-
-/* A run that a fork cut short in the child leaves its counters half used. */
-static void reset_counters(void *argument)
-{
-    tw_model *m = argument;
-    memset(m->counters.start, 0, (size_t)(2 * m->workers * m->counter_row) * sizeof(int64_t));
 }
 
 /* ---- creation ---- */
@@ -223,7 +264,7 @@ static void prepare_buffers(tw_model *m, const char *weights)
 static int choose_mode(const tw_model *m, const step *s, int balance)
 {
     if (balance == TW_SERIAL || m->workers == 1) return FIRST_WORKER_ONLY;
-    if (s->tiles <= 1 && s->first_worker == 0) return FIRST_WORKER_ONLY;
+    if (s->tiles == 0 || (s->tiles == 1 && s->first_worker == 0)) return FIRST_WORKER_ONLY;
     if (s->tiles < m->workers) return ONE_TILE_A_WORKER;
     if (balance == TW_DYNAMIC) return BALANCED;
     if (balance == TW_AUTO && s->tiles > DYNAMIC_ABOVE_TILES_PER_WORKER * m->workers) return BALANCED;
@@ -231,12 +272,13 @@ static int choose_mode(const tw_model *m, const step *s, int balance)
 }
 
 /* offset: tiles of the stages since the last barrier, so that independent small stages spread over the workers. */
-static void prepare_steps(tw_model *m)
+static int prepare_steps(tw_model *m)
 {
     int64_t offset = 0;
     for (int64_t i = 0; i < tw_model_table.stages; i++) {
         const tw_stage *stage = &tw_model_table.stage[i];
         step *s = m->steps + i;
+        if (stage->tiles > UINT32_MAX) return 0; /* claims count tiles in 32 bits */
         if (stage->barrier_before) offset = 0;
         s->kernel = stage->kernel;
         s->buffers = m->buffers + stage->first_buffer;
@@ -249,25 +291,33 @@ static void prepare_steps(tw_model *m)
         s->first_worker = (int32_t)(offset % m->workers);
         s->barrier = i > 0 && stage->barrier_before;
         s->mode = choose_mode(m, s, stage->balance);
-        if (s->mode == BALANCED) s->counter = (int32_t)m->balanced_steps++;
         offset += stage->balance == TW_SERIAL ? 1 : s->tiles;
     }
+    return 1;
 }
 
 /* Between two groups that only worker 0 runs, program order is the barrier. Returns whether any group needs more. */
-static int drop_barriers(tw_model *m)
+static int prepare_groups(tw_model *m)
 {
-    int parallel = 0, previous_alone = 0;
+    int parallel = 0;
+    group *previous = NULL;
     for (int64_t i = 0; i < tw_model_table.stages;) {
-        int alone = 1;
-        int64_t end = i;
+        group g = {i, 0, 1, 0};
         do {
-            if (m->steps[end++].mode != FIRST_WORKER_ONLY) alone = 0;
-        } while (end < tw_model_table.stages && !m->steps[end].barrier);
-        if (alone && previous_alone) m->steps[i].barrier = 0;
-        if (!alone) parallel = 1;
-        previous_alone = alone;
-        i = end;
+            const step *s = m->steps + g.end++;
+            if (s->mode != FIRST_WORKER_ONLY) g.chain = 0;
+            if (s->mode == BALANCED) g.eager = 1;
+            g.units += units_of(s);
+        } while (g.end < tw_model_table.stages && !m->steps[g.end].barrier);
+        if (g.chain) g.units = 1;
+        else parallel = 1;
+        if (g.chain && previous && previous->chain) {
+            previous->end = g.end;
+        } else {
+            m->groups[i] = g;
+            previous = m->groups + i;
+        }
+        i = g.end;
     }
     return parallel;
 }
@@ -276,24 +326,26 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
 {
     const tw_table *t = &tw_model_table;
     m->steps = calloc((size_t)t->stages + 1, sizeof *m->steps);
+    m->groups = calloc((size_t)t->stages + 1, sizeof *m->groups);
     m->buffers = calloc((size_t)t->buffers + 1, sizeof *m->buffers);
     m->input_patches = calloc((size_t)t->buffers + 1, sizeof *m->input_patches);
     m->output_patches = calloc((size_t)t->buffers + 1, sizeof *m->output_patches);
-    if (!m->steps || !m->buffers || !m->input_patches || !m->output_patches) return 0;
+    if (!m->steps || !m->groups || !m->buffers || !m->input_patches || !m->output_patches) return 0;
     if (!map_pages(&m->arena, t->arena_bytes)) return 0;
     prepare_buffers(m, weights);
-    prepare_steps(m);
-    if (!drop_barriers(m)) m->workers = 1;
+    if (!prepare_steps(m)) return 0;
+    if (!prepare_groups(m)) m->workers = 1;
 
     m->scratch = calloc((size_t)m->workers, sizeof *m->scratch);
     if (!m->scratch) return 0;
-    for (int i = 0; i < m->workers; i++)
+    if (!map_pages(&m->member_pages, m->workers * (int64_t)sizeof *m->members)) return 0;
+    m->members = m->member_pages.start;
+    for (int i = 0; i < m->workers; i++) {
         if (!map_pages(&m->scratch[i], t->scratch_bytes)) return 0;
-    int64_t per_line = LINE / (int64_t)sizeof(int64_t);
-    m->counter_row = (m->balanced_steps + per_line - 1) / per_line * per_line;
-    if (!map_pages(&m->counters, 2 * m->workers * m->counter_row * (int64_t)sizeof(int64_t))) return 0;
-    tw_team_work work = {reset_counters, touch_scratch, run_as_worker};
-    m->team = tw_team_create(m->workers, run_spin_ns, idle_spin_ns, work, m);
+        m->members[i].scratch = m->scratch[i].start;
+    }
+    tw_team_work work = {touch_scratch, run_group};
+    m->team = tw_team_create(m->workers, t->stages, run_spin_ns, idle_spin_ns, work, m);
     return m->team != NULL;
 }
 
@@ -302,13 +354,14 @@ void tw_destroy(tw_model *m)
     if (!m) return;
     if (m->team) tw_team_destroy(m->team);
     for (int i = 0; m->scratch && i < m->workers; i++) unmap_pages(&m->scratch[i]);
-    unmap_pages(&m->counters);
+    unmap_pages(&m->member_pages);
     unmap_pages(&m->arena);
     unmap_pages(&m->weights);
     free(m->scratch);
     free(m->output_patches);
     free(m->input_patches);
     free(m->buffers);
+    free(m->groups);
     free(m->steps);
     free(m);
 }
@@ -344,9 +397,12 @@ tw_model *tw_open(const char *weights_path, int threads)
 
 static int run_locked(tw_model *m, int64_t *stage_ns)
 {
-    m->stage_ns = stage_ns;
-    m->counter_set = !m->counter_set;
-    return tw_team_run(m->team) == 0 ? TW_OK : TW_NO_THREADS;
+    if (tw_team_start(m->team) != 0) return TW_NO_THREADS;
+    atomic_store_explicit(&m->stage_ns, stage_ns, memory_order_relaxed);
+    if (stage_ns) m->opened_ns = now_ns();
+    if (m->workers > 1) tw_team_run(m->team);
+    else run_alone(m);
+    return TW_OK;
 }
 
 int tw_run_profile(tw_model *m, void *const *inputs, void *const *outputs, int64_t *stage_ns)

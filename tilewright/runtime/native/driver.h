@@ -52,7 +52,8 @@ enum { TW_MAX_THREADS = 1024 };
 enum { TW_RUN_SPIN_NS = 100000, TW_IDLE_SPIN_NS = 50000 };
 
 /* weights stay the caller's, 64-byte aligned, until tw_destroy. A waiting worker spins for run_spin_ns inside a
- * run and idle_spin_ns between runs before it sleeps. NULL when memory is short or threads is out of range. */
+ * run and idle_spin_ns between runs before it sleeps. NULL when memory is short, threads is out of range or a stage
+ * has more than 2^32 - 1 tiles. */
 TW_API tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns, int64_t idle_spin_ns);
 
 /* Maps the weights file itself. NULL also when the file cannot be mapped or has another size. */

@@ -1,4 +1,4 @@
-/* The worker team: helpers spin briefly, then sleep; a barrier is one atomic addition and one shared word. */
+/* The worker team: one shared word says which group of steps is open; workers spin on it briefly, then sleep. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -20,24 +20,33 @@
 /* Two 64-byte lines: x86 fetches lines in pairs, and some Arm cores have 128-byte lines. */
 #define LINE 128
 #define PAUSES_PER_CLOCK 32
+/* How long a worker leaves the others' unstarted tiles alone. Longer than workers on processors of their own drift
+ * apart, so that each keeps the data in its caches; far shorter than the milliseconds a descheduled one is away. */
+#define PATIENCE_NS 10000
 
+/* claim says how far the worker's own work is handed out: the epoch of a step in the upper half, the next unit of the
+ * worker's share of that step in the lower. A later epoch means that nothing is left, since steps are claimed in
+ * order. That makes a late worker harmless, and nothing has to be reset between runs: every share of a finished
+ * group is used up or carries a later epoch. */
 typedef struct {
-    _Alignas(LINE) uint32_t generation; /* how many generations this worker has passed */
-    int index;
+    _Alignas(LINE) _Atomic uint64_t claim;
+    _Alignas(LINE) int index;
     tw_team *team;
     pthread_t thread;
 } member;
 
 struct tw_team {
-    /* Workers arrive on one line and wait on another, so that an arrival does not disturb the waiting. */
-    _Alignas(LINE) _Atomic uint32_t arrived;
-    _Alignas(LINE) _Atomic uint32_t generation;
+    /* Workers count on one line and wait on another, so that counting does not disturb the waiting. */
+    _Alignas(LINE) _Atomic int64_t done; /* units of the open group; nobody works on any other, so one count will do */
+    _Alignas(LINE) _Atomic uint32_t epoch;
     _Atomic uint32_t sleepers;
+    _Atomic uint32_t end; /* the epoch that ends the current run, or ended the last */
+    _Atomic int stop;
     _Alignas(LINE) pthread_mutex_t turn;
     pthread_mutex_t sleep_lock;
     pthread_cond_t sleep_signal;
-    int workers, started, stop;
-    int64_t run_spin_ns, idle_spin_ns;
+    int workers, started;
+    int64_t steps, run_spin_ns, idle_spin_ns, patience_ns;
     tw_team_work work;
     void *argument;
     member *members;
@@ -69,27 +78,27 @@ static int64_t now_ns(void)
 
 /* ---- waiting ---- */
 
-static void sleep_while_equal(tw_team *team, uint32_t seen)
+static void sleep_while_open(tw_team *team, uint32_t epoch)
 {
     atomic_fetch_add(&team->sleepers, 1);
 #if defined(__linux__)
-    syscall(SYS_futex, &team->generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    syscall(SYS_futex, &team->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);
 #else
     pthread_mutex_lock(&team->sleep_lock);
-    while (atomic_load(&team->generation) == seen) pthread_cond_wait(&team->sleep_signal, &team->sleep_lock);
+    while (atomic_load(&team->epoch) == epoch) pthread_cond_wait(&team->sleep_signal, &team->sleep_lock);
     pthread_mutex_unlock(&team->sleep_lock);
 #endif
     atomic_fetch_sub(&team->sleepers, 1);
 }
 
-/* The store and the load are sequentially consistent, as are the sleeper's count and its check of the generation:
- * either the sleeper sees the new generation or it is seen here. */
-static void advance(tw_team *team, uint32_t generation)
+/* The store and the load are sequentially consistent, as are the sleeper's count and its check of the epoch:
+ * either the sleeper sees the new epoch or it is seen here. */
+void tw_team_open(tw_team *team, uint32_t epoch, int wake)
 {
-    atomic_store(&team->generation, generation);
-    if (atomic_load(&team->sleepers) == 0) return;
+    atomic_store(&team->epoch, epoch);
+    if (!wake || atomic_load(&team->sleepers) == 0) return;
 #if defined(__linux__)
-    syscall(SYS_futex, &team->generation, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, &team->epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 #else
     pthread_mutex_lock(&team->sleep_lock);
     pthread_cond_broadcast(&team->sleep_signal);
@@ -97,70 +106,117 @@ static void advance(tw_team *team, uint32_t generation)
 #endif
 }
 
-static void await_change(tw_team *team, uint32_t seen, int64_t spin_ns)
+static inline uint32_t open_epoch(const tw_team *team)
+{
+    return atomic_load_explicit(&team->epoch, memory_order_acquire);
+}
+
+static int over_within(const tw_team *team, uint32_t epoch, int64_t spin_ns)
 {
     int64_t deadline = 0;
     for (;;) {
         for (int i = 0; i < PAUSES_PER_CLOCK; i++) {
-            if (atomic_load_explicit(&team->generation, memory_order_acquire) != seen) return;
+            if (open_epoch(team) != epoch) return 1;
             pause_briefly();
         }
+        if (spin_ns == 0) return 0;
         int64_t now = now_ns();
         if (deadline == 0) deadline = now + spin_ns;
-        if (now >= deadline) break;
+        if (now >= deadline) return 0;
     }
-    while (atomic_load_explicit(&team->generation, memory_order_acquire) == seen) sleep_while_equal(team, seen);
 }
 
-/* Each worker counts generations for itself: read from the shared word, a late worker could miss one. */
-void tw_team_barrier(tw_team *team, int worker)
+int tw_team_over_soon(tw_team *team, uint32_t epoch)
 {
-    if (team->workers == 1) return;
-    uint32_t seen = team->members[worker].generation++;
-    uint32_t before = atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel);
-    if (before + 1 < (uint32_t)team->workers) {
-        await_change(team, seen, team->run_spin_ns);
-        return;
-    }
-    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
-    advance(team, seen + 1);
+    return over_within(team, epoch, team->patience_ns);
+}
+
+/* Returns the epoch that is open then: not always the next one. */
+static uint32_t await_another(tw_team *team, uint32_t epoch, int64_t spin_ns)
+{
+    if (!over_within(team, epoch, spin_ns))
+        while (open_epoch(team) == epoch) sleep_while_open(team, epoch);
+    return open_epoch(team);
+}
+
+/* ---- sharing work ---- */
+
+/* Whether epoch a is before b, also when the numbers have wrapped around. */
+static inline int before(uint32_t a, uint32_t b)
+{
+    return (int32_t)(a - b) < 0;
+}
+
+/* Relaxed: only who takes what is settled here; what the kernels read and write is ordered by the opening and the
+ * completion of groups. */
+int64_t tw_team_claim(tw_team *team, int owner, uint32_t epoch, int64_t share, int64_t piece, int64_t *from)
+{
+    _Atomic uint64_t *word = &team->members[owner].claim;
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed), taken;
+    int64_t units;
+    do {
+        uint32_t at = (uint32_t)(seen >> 32);
+        *from = at == epoch ? (int64_t)(uint32_t)seen : 0;
+        if (before(epoch, at) || *from >= share) return 0;
+        units = piece < share - *from ? piece : share - *from;
+        taken = (uint64_t)epoch << 32 | (uint64_t)(*from + units);
+    } while (!atomic_compare_exchange_weak_explicit(word, &seen, taken, memory_order_relaxed, memory_order_relaxed));
+    return units;
+}
+
+int tw_team_away(const tw_team *team, int owner, uint32_t epoch)
+{
+    return before((uint32_t)(atomic_load_explicit(&team->members[owner].claim, memory_order_relaxed) >> 32), epoch);
+}
+
+/* Acquire and release: the worker that completes a group has seen all of it, and hands that on with the epoch. */
+int tw_team_complete(tw_team *team, int64_t units, int64_t units_of_group)
+{
+    int64_t earlier = atomic_fetch_add_explicit(&team->done, units, memory_order_acq_rel);
+    if (earlier + units < units_of_group) return 0;
+    atomic_store_explicit(&team->done, 0, memory_order_relaxed);
+    return 1;
 }
 
 /* ---- threads ---- */
 
+/* With an epoch from an earlier run more than all steps seem to be left: nothing to do, another epoch is open. */
 static void *helper(void *argument)
 {
     member *self = argument;
     tw_team *team = self->team;
     team->work.enter(team->argument, self->index);
-    for (;;) {
-        await_change(team, self->generation++, team->idle_spin_ns);
-        if (team->stop) return NULL;
-        team->work.run(team->argument, self->index);
+    uint32_t epoch = 0;
+    while (!atomic_load_explicit(&team->stop, memory_order_relaxed)) {
+        uint32_t left = atomic_load_explicit(&team->end, memory_order_relaxed) - epoch;
+        if (left > 0 && left <= (uint32_t)team->steps)
+            team->work.group(team->argument, self->index, epoch, team->steps - left);
+        epoch = await_another(team, epoch, left == 0 ? team->idle_spin_ns : team->run_spin_ns);
     }
+    return NULL;
 }
 
 static void forget_helpers(tw_team *team)
 {
-    atomic_store(&team->arrived, 0);
-    atomic_store(&team->generation, 0);
+    atomic_store(&team->done, 0);
+    atomic_store(&team->epoch, 0);
     atomic_store(&team->sleepers, 0);
-    for (int i = 0; i < team->workers; i++) team->members[i].generation = 0;
+    atomic_store(&team->end, 0);
+    atomic_store(&team->stop, 0);
+    for (int i = 0; i < team->workers; i++) atomic_store(&team->members[i].claim, 0);
     team->started = 0;
-    team->stop = 0;
 }
 
 static void stop_helpers(tw_team *team, int helpers)
 {
-    team->stop = 1;
-    advance(team, ++team->members[0].generation);
+    atomic_store(&team->stop, 1);
+    tw_team_open(team, atomic_load(&team->end) + 1, 1);
     for (int i = 1; i <= helpers; i++) pthread_join(team->members[i].thread, NULL);
     forget_helpers(team);
 }
 
 static int start_helpers(tw_team *team)
 {
-    team->work.reset(team->argument);
     team->work.enter(team->argument, 0);
     /* Signals stay with the host's own threads. */
     sigset_t all, saved;
@@ -181,12 +237,22 @@ static int start_helpers(tw_team *team)
     return 0;
 }
 
-int tw_team_run(tw_team *team)
+int tw_team_start(tw_team *team)
 {
-    if (!team->started && start_helpers(team) != 0) return 1;
-    if (team->workers > 1) advance(team, ++team->members[0].generation);
-    team->work.run(team->argument, 0);
-    return 0;
+    return team->started ? 0 : start_helpers(team);
+}
+
+/* Epochs may wrap around: only equality and small differences are used. */
+void tw_team_run(tw_team *team)
+{
+    uint32_t epoch = atomic_load_explicit(&team->end, memory_order_relaxed) + 1;
+    uint32_t end = epoch + (uint32_t)team->steps;
+    atomic_store_explicit(&team->end, end, memory_order_relaxed);
+    tw_team_open(team, epoch, 1);
+    while (epoch != end) {
+        team->work.group(team->argument, 0, epoch, team->steps - (end - epoch));
+        epoch = await_another(team, epoch, team->run_spin_ns);
+    }
 }
 
 void tw_team_lock(tw_team *team)
@@ -253,7 +319,8 @@ static void *allocate_lines(size_t bytes)
     return memory;
 }
 
-tw_team *tw_team_create(int workers, int64_t run_spin_ns, int64_t idle_spin_ns, tw_team_work work, void *argument)
+tw_team *tw_team_create(
+    int workers, int64_t steps, int64_t run_spin_ns, int64_t idle_spin_ns, tw_team_work work, void *argument)
 {
     tw_team *team = allocate_lines(sizeof *team);
     if (!team) return NULL;
@@ -269,8 +336,10 @@ tw_team *tw_team_create(int workers, int64_t run_spin_ns, int64_t idle_spin_ns, 
     /* With fewer processors than workers, a worker that spins keeps the one it waits for from running. */
     int crowded = workers > usable_processors();
     team->workers = workers;
+    team->steps = steps;
     team->run_spin_ns = crowded ? 0 : run_spin_ns;
     team->idle_spin_ns = crowded ? 0 : idle_spin_ns;
+    team->patience_ns = team->run_spin_ns < PATIENCE_NS ? team->run_spin_ns : PATIENCE_NS;
     team->work = work;
     team->argument = argument;
     make_locks(team);
