@@ -32,7 +32,7 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
-from tilewright.ir.simplify import linear, simplify, simplify_difference
+from tilewright.ir.simplify import join_divisions, linear, simplify, simplify_difference
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.schedule.nest import Nest
@@ -328,7 +328,7 @@ class CpuNest:
         offset: Expr = const(0)
         for index, size in zip(node.indices, node.source.shape, strict=True):
             offset = offset * size + index
-        total = linear(simplify(offset))
+        total = join_divisions(linear(simplify(offset)))
         others = any(inner in axes_of(t) for t in total.terms if t is not var(inner))
         return total.terms.get(var(inner)) == 1 and not others
 

@@ -17,12 +17,13 @@ from tilewright.schedule.propagate import Box, Range, extent_of, propagate
 from tilewright.schedule.signature import signature
 from tilewright.schedule.streams import find_stream
 from tilewright.schedule.tile import Choice, choose_tile
-from tilewright.schedule.vectorise import NestContext
+from tilewright.schedule.vectorise import NestContext, is_contraction
 
 _MOST_NESTS = 16
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
 _STREAM_WORTH = 1.1  # streaming keeps tiles in a nearer cache than the model sees: take it even when a little slower
-_LEAST_GAIN = 0.0  # of the joined time
+# Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
+_LEAST_GAIN = 0.035
 
 
 @dataclass
@@ -106,10 +107,10 @@ class Connector:
         if not found:
             return resident
         best = min(found, key=lambda c: c.seconds)
-        if self.streaming == "always" and resident is not None:
-            return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
-        if resident is None or best.seconds < resident.seconds * _STREAM_WORTH:
+        if resident is None:
             return best
+        if self.streaming == "always" or best.seconds < resident.seconds * _STREAM_WORTH:
+            return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
 
     def _take_in(
@@ -140,12 +141,18 @@ class Connector:
                 saved = sum(apart) - choice.seconds
                 together = f"{microseconds(choice.seconds)} us against {microseconds(*apart)} us apart"
                 self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
-                if saved > max(gain, _LEAST_GAIN * choice.seconds):
+                if saved > max(gain, self._least_gain(feeder) * choice.seconds):
                     best, gain = Group(merged, choice), saved
             if best is None:
                 return
             for member in best.nests:
                 groups[member] = best
+
+    def _least_gain(self, feeder: Group) -> float:
+        over_weights = any(
+            is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in feeder.nests
+        )
+        return _LEAST_GAIN if over_weights else 0.0
 
     def _cyclic(self, merged: Sequence[Nest], producer: Mapping[Tensor, Nest], groups: Mapping[Nest, Group]) -> bool:
         """Whether something outside reads from the group and feeds it: then they cannot be one kernel."""

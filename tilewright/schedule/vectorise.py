@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var
-from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan
@@ -43,7 +43,7 @@ def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     layout = context.layout(node.source)
     if node.source in context.constants and layout.is_natural and packed_axis(node, axis) is not None:
         return 1
-    total = linear(offset_of(node.source, layout, node.indices))
+    total = join_divisions(linear(offset_of(node.source, layout, node.indices)))
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
