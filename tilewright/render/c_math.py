@@ -42,6 +42,21 @@ static inline $V tw_exp_$V($V x) {
     return tw_select_$V(x != x, x, p);
 }
 """),
+    # e^x for |x| < 87: the result is normal, so that 2^n is one addition to the exponent
+    "exp_normal": ((), """
+static inline $V tw_exp_normal_$V($V x) {
+    $V t = x * 1.44269504f + 12582912.0f;
+    $V k = t - 12582912.0f;
+    $V r = x - k * 0.693359375f;
+    r = r + k * 2.12194440e-4f;
+    $V p = 0.0013813161f * r + 0.0083694188f;
+    p = p * r + 0.0416684560f;
+    p = p * r + 0.1666651517f;
+    p = p * r + 0.4999999404f;
+    p = p * (r * r) + r + 1.0f;
+    return ($V)(($I)p + (($I)t << 23));
+}
+"""),
     "log": (("select",), """
 static inline $V tw_log_$V($V x) {
     $I tiny = x < 1.17549435e-38f;
@@ -68,7 +83,7 @@ static inline $V tw_log_$V($V x) {
     return tw_select_$V((x < 0.0f) | (x != x), (x - x) / (x - x), p);
 }
 """),
-    "tanh": (("select", "abs", "exp"), """
+    "tanh": (("select", "abs", "exp_normal"), """
 static inline $V tw_tanh_$V($V x) {
     $V a = tw_abs_$V(x);
     $V s = x * x;
@@ -77,14 +92,15 @@ static inline $V tw_tanh_$V($V x) {
     p = p * s + 0.1333127469f;
     p = p * s - 0.3333327472f;
     $V near = p * s * x + x;
-    $V far = 1.0f - 2.0f / (tw_exp_$V(a + a) + 1.0f);
+    $V d = tw_select_$V(a > 10.0f, ($V){} + 20.0f, a + a);
+    $V far = 1.0f - 2.0f / (tw_exp_normal_$V(d) + 1.0f);
     $V y = tw_select_$V(a < 0.6328125f, near, far);
     y = ($V)(($I)y | (($I)x & (int)0x80000000));
     return tw_select_$V(x != x, x, y);
 }
 """),
     # near 0 an odd polynomial; beyond, 1 - exp(polynomial), which stays relatively accurate up to where erf is 1
-    "erf": (("select", "abs", "exp"), """
+    "erf": (("select", "abs", "exp_normal"), """
 static inline $V tw_erf_$V($V x) {
     $V a = tw_abs_$V(x);
     $V s = x * x;
@@ -104,7 +120,7 @@ static inline $V tw_erf_$V($V x) {
     q = q * t - 0.6335431337f;
     q = q * t - 1.1294342279f;
     q = q * t + 1.6043165e-04f;
-    $V far = 1.0f - tw_exp_$V(q);
+    $V far = 1.0f - tw_exp_normal_$V(q);
     far = ($V)(($I)far | (($I)x & (int)0x80000000));
     $V y = tw_select_$V(a < 0.9296875f, near, far);
     return tw_select_$V(x != x, x, y);
