@@ -14,7 +14,7 @@ from tilewright.intrinsics.gpu import GPU, MEANINGS
 from tilewright.ir import dtypes
 from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select, symbol, var
 from tilewright.ir.interpret_loops import run_kernel
-from tilewright.ir.loops import For, ForKind, Instruction, Kernel, Stmt
+from tilewright.ir.loops import For, ForKind, Instruction, Kernel, Stmt, Store
 from tilewright.ir.scalar import OPS
 from tilewright.lower.shared_arena import place_shared
 from tilewright.render.clike import Names
@@ -233,3 +233,18 @@ def test_instructions_mean_what_the_interpreter_says(tmp_path: Path) -> None:
     np.testing.assert_array_equal(output, expected)
     assert not np.array_equal(output, data)
     assert set(MEANINGS) == set(GPU)
+
+
+def test_what_threads_hand_to_each_other_is_not_restrict() -> None:
+    """Restrict would promise that nobody else writes it, and a load could move above the barrier."""
+    source, passed, result = tensor("source", 32), tensor("passed", 32), tensor("result", 32)
+    tile, thread = Axis("tile", 1), Axis("thread", 32)
+    body: tuple[Stmt, ...] = (
+        Store(passed, (var(thread),), load(source, [var(thread)])),
+        SYNC,
+        Store(result, (var(thread),), load(passed, [const(31) - var(thread)])),
+    )
+    kernel = Kernel("k", (source, passed, result), (For(tile, ForKind.BLOCK, (For(thread, ForKind.THREAD, body),)),))
+    head = next(line for line in render_kernel(kernel, {}).splitlines() if line.startswith("k("))
+    assert "const float* __restrict__ source_data" in head and "float* __restrict__ result_data" in head
+    assert "float* passed_data" in head

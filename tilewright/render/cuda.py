@@ -15,7 +15,7 @@ from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static, upper
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, as_expr, walk
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, as_expr, loads, walk
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -31,6 +31,7 @@ from tilewright.ir.loops import (
     Stmt,
     Store,
     statements,
+    stmt_exprs,
 )
 from tilewright.ir.simplify import linear, simplify
 from tilewright.render.clike import (
@@ -125,6 +126,16 @@ def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
     return tuple(p for p in kernel.params if p in targets)
 
 
+def _read_buffers(kernel: Kernel) -> set[Buffer]:
+    found: set[Buffer] = set()
+    for stmt in statements(kernel.body):
+        found.update(n.source for n in loads(*stmt_exprs(stmt)))
+        if isinstance(stmt, Instruction):
+            rules = GPU[stmt.name].operands
+            found |= {o.buffer for o, r in zip(stmt.operands, rules, strict=True) if not r.written}
+    return found
+
+
 def render_kernel(kernel: Kernel, shared_offsets: Mapping[str, int]) -> str:
     """The kernel as CUDA C++; `shared_offsets` says where each shared buffer begins in the arena."""
     return _Writer(kernel, shared_offsets).write()
@@ -167,6 +178,7 @@ class _Writer:
         kernel = self.kernel
         shape = launch_shape(kernel)
         written = set(written_params(kernel))
+        read = _read_buffers(kernel)
         function = self.names.fresh(kernel.name)
         if function != kernel.name:
             raise InternalError(f"{kernel.name!r} is no name for a CUDA function")
@@ -175,7 +187,10 @@ class _Writer:
             name = self.names.of(buffer, buffer.name)
             kind = ("" if buffer in written else "const ") + self.printer.c_type(buffer.dtype)
             data = self.names.fresh(f"{name}_data")
-            params.append(f"{kind}* __restrict__ {data}")
+            # What threads hand to each other must not be restrict: the promise that nobody else writes it would let
+            # a load move above the barrier that orders it.
+            alone = "" if buffer in written and buffer in read else " __restrict__"
+            params.append(f"{kind}*{alone} {data}")
             views.append((buffer, kind, name, data))
         for symbol in kernel.symbols:
             params.append(f"long long {self.names.of(symbol, symbol.name)}")
