@@ -19,6 +19,7 @@ from tilewright.options import Options
 from tilewright.report.explain import explain_json, explain_text, size_text, time_text
 from tilewright.report.explain_html import explain_html
 from tilewright.schedule.plan import Plan
+from tilewright.schedule.planner import make_plan
 from tilewright.target import MemoryLevel, Target
 
 LEVELS = (
@@ -93,7 +94,9 @@ def test_a_scan_counts_its_steps() -> None:
 
 
 def test_streaming_is_shown() -> None:
-    artifact = explained(attention(4000, 64, 1), stop_after="plan")
+    artifact = explained(attention(300, 16), stop_after="plan")
+    assert artifact.program is not None
+    artifact = replace(artifact, plan=make_plan(artifact.program, artifact.target, streaming="always"))
     kernel = explain_json(artifact)["kernels"][0]
     assert kernel["stream"]["block"] > 0
     assert "stream" in {e["mode"] for e in kernel["edges"]}

@@ -10,11 +10,12 @@ import pytest
 from tests.cpu_stages import CPU, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.ir.expr import Axis, const, var
 from tilewright.ir.loops import Alloc, Buffer, For, Memory, Store, statements
+from tilewright.ir.simplify import join_divisions, linear
 from tilewright.ir.tensor import Layout, StorageAxis, elements
 from tilewright.ir.traffic import count_traffic
 from tilewright.ir.values import evaluate_exprs
 from tilewright.lower.memory import ALIGNMENT, Lifetime, arena, place, scratch
-from tilewright.transform.layout import choose_layouts, join_divisions, split_constants
+from tilewright.transform.layout import choose_layouts, split_constants
 
 
 def random_layout(rng: np.random.Generator, rank: int) -> Layout:
@@ -94,7 +95,7 @@ def test_joined_divisions(seed: int) -> None:
     divisor, weight = int(rng.integers(2, 9)), int(rng.integers(1, 5))
     x = var(axis)
     offset = (x // divisor) * (weight * divisor) + (x % divisor) * weight + var(other) * int(rng.integers(1, 9))
-    joined = join_divisions(offset)
+    joined = join_divisions(linear(offset)).expr()
     for node_at in ({axis: a, other: b} for a in range(0, 60, 7) for b in range(5)):
         first, second = evaluate_exprs((offset, joined), lambda v, at=node_at: np.asarray(at[v.axis]), None)  # type: ignore[arg-type]
         assert first == second
