@@ -119,3 +119,12 @@ def test_scalars_and_vectors_agree(kernel_cache: Path) -> None:
     for name in OPERATORS:
         error = ulps(found[name], wanted(name, inputs["p"] if name == "log" else x))
         assert error.max() <= MOST_ULP, name
+
+
+def test_a_single_sigmoid_reaches_the_denormals(kernel_cache: Path) -> None:
+    """1 / (1 + e^-x) would overflow to 0 below -88.7; the last element of an odd length is left to a scalar."""
+    x = np.full(33, -90, dtype=np.float32)
+    model = model_of([("Sigmoid", ["x"], "y", {})], {"x": (33,)}, {"y": (33,)})  # type: ignore[arg-type]
+    found = lowered(programs(model)["layout"], "none").natively({"x": x}, kernel_cache)["y"]
+    assert (found > 0).all()
+    assert ulps(found, wanted("sigmoid", x)).max() <= MOST_ULP

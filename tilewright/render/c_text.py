@@ -79,7 +79,9 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
     if name == "rsqrt":
         return f"(1 / {_libm('sqrt', args, dtype)})"
     if name == "sigmoid":
-        return f"(1 / (1 + {_libm('exp', [f'-{args[0]}'], dtype)}))"
+        # by e^-|x|, as the vector form: small results come out denormal, not 0
+        half = _libm("exp", ["-tw_abs(_x)"], dtype)
+        return f"({{ __auto_type _x = ({args[0]}); __auto_type _e = {half}; (_x < 0 ? _e : 1) / (1 + _e); }})"
     if name in ("isnan", "isinf"):
         return f"({args[0]} != {args[0]})" if name == "isnan" else f"(__builtin_isinf({args[0]}) != 0)"
     if name in _LIBM:
