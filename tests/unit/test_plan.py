@@ -345,3 +345,23 @@ def test_wrong_overrides(stage: str, message: str, tmp_path: Path, kernel_cache:
 def test_unknown_stage(kernel_cache: Path) -> None:
     with pytest.raises(OptionError, match="no stage 'plann'"):
         tilewright.compile(MODELS["norm"], options=Options(cache_dir=kernel_cache, stop_after="plann"))
+
+
+@pytest.mark.parametrize("field", [{"stages": 2}, {"pad": 4}])
+def test_what_is_not_lowered_yet_is_refused(field: dict[str, int]) -> None:
+    """A field that would be ignored must not look as if it had been followed."""
+    from dataclasses import replace
+
+    from tilewright.ir import dtypes
+    from tilewright.ir.compute import Map
+    from tilewright.ir.expr import const
+    from tilewright.ir.tensor import Tensor
+    from tilewright.schedule.check import _check_nest
+    from tilewright.schedule.plan import NestPlan
+
+    plan = NestPlan("y", "y", order=())
+    output = Tensor("y", (), dtypes.float32)
+    computes = {"y": Map(output, (), const(0.0, dtypes.float32))}
+    _check_nest(plan, computes)
+    with pytest.raises(ValueError, match="not lowered yet"):
+        _check_nest(replace(plan, **field), computes)  # type: ignore[arg-type]

@@ -83,6 +83,8 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"nest '{nest.tensor}': {nest.lanes} lanes; a vector has a power of two")
         if dict(nest.register).get(nest.vector, nest.lanes) % nest.lanes:
             raise ValueError(f"nest '{nest.tensor}': its register tile along {nest.vector} is not whole vectors")
+    if nest.stages != 1 or nest.pad != 0:
+        raise ValueError(f"nest '{nest.tensor}': pipeline stages and padding are not lowered yet; leave them 1 and 0")
     for axis in nest.unroll:
         _check_axis(axis, "r", reductions, "unroll")
 
