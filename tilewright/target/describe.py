@@ -9,6 +9,10 @@ from pathlib import Path
 from tilewright.errors import OptionError
 from tilewright.target.machine import MemoryLevel, Target
 
+_FEATURES = (
+    "avx2", "fma", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16",
+)  # fmt: skip
 _SYSFS = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -38,7 +42,7 @@ def _this_cpu() -> Target:
         MemoryLevel("L2", level2, 64, 4e10),
         MemoryLevel("DRAM", 1 << 40, 64, 1.2e10),
     )
-    features = tuple(f for f in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp") if f in flags)
+    features = tuple(f for f in _FEATURES if f in flags)
     return Target("cpu", "cpu", architecture, os.cpu_count() or 1, vector_bytes, registers, fma, levels, 0.5e-6,
                   lane_multiply=architecture == "aarch64", features=features)  # fmt: skip
 

@@ -32,6 +32,7 @@ class Target:
     max_threads: int = 1  # of a block
     lane_multiply: bool = False  # a multiply-add can take one lane of a register as its scalar operand (NEON)
     features: tuple[str, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()  # multiply-adds a second and unit by instruction, where it has others
 
     def level(self, name: str) -> MemoryLevel:
         return next(level for level in self.levels if level.name == name)
@@ -44,6 +45,10 @@ class Target:
     @property
     def main(self) -> MemoryLevel:
         return self.levels[-1]
+
+    def rate(self, instruction: str) -> float | None:
+        """Multiply-adds a second and unit of an instruction of the intrinsics table; None where there is none."""
+        return dict(self.rates).get(instruction)
 
     def lanes(self, element_bytes: int) -> int:
         return max(1, self.vector_bytes // element_bytes)
