@@ -21,7 +21,7 @@ class Piece:
 
 
 def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
-    """Blocks that cover the range exactly; a vector axis ends in whole vectors, then single elements."""
+    """Blocks that cover the range exactly; a vector axis ends in whole vectors, then one partly filled vector."""
     count = extent.count
     known = static(count)
     if known is not None:
@@ -39,7 +39,7 @@ def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
         if vectors:
             result.append(Piece(base, present, vectors, lanes))
         if last - vectors:
-            result.append(Piece(simplify(base + vectors), present, last - vectors, 1))
+            result.append(_partial(simplify(base + vectors), present, last - vectors, lanes))
         return result
     return [*result, *_halving(base, tail, block, lanes)]
 
@@ -71,8 +71,12 @@ def _static_pieces(count: int, block: int, lanes: int) -> list[Piece]:
     if vectors:
         result.append(Piece(const(full * block), const(1), vectors, lanes))
     if rest - vectors:
-        result.append(Piece(const(full * block + vectors), const(1), rest - vectors, 1))
+        result.append(_partial(const(full * block + vectors), const(1), rest - vectors, lanes))
     return result
+
+
+def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> Piece:
+    return Piece(base, trips, size, size if lanes > 1 else 1)
 
 
 def _last_remainder(extent: Range, block: int) -> int | None:

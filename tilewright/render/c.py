@@ -6,6 +6,8 @@ anything else is put together lane by lane.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from tilewright.errors import InternalError
@@ -16,7 +18,7 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, 
 from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_math
-from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride
+from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
     INFIX,
@@ -204,7 +206,7 @@ class CKernel:
             text = self.vector(stmt.value) or self.by_lanes(stmt.value)
             self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {text};")
             return
-        lanes = int(self.lane.extent)  # type: ignore[arg-type]
+        lanes = self.width
         register = element_name(stmt.buffer, constants(stmt.indices[:-1]))
         if stmt.buffer.dtype is dtypes.bfloat16:
             for i, text in enumerate(self.lane_texts(stmt.value)):
@@ -220,7 +222,7 @@ class CKernel:
             value = self.scalar(stmt.value)
             self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {value};")
             return
-        lanes = int(self.lane.extent)  # type: ignore[arg-type]
+        lanes = self.width
         value_text = self.vector(stmt.value)
         offset = flat(stmt.buffer, stmt.indices)
         stride = lane_stride(offset, self.lane)
@@ -228,8 +230,9 @@ class CKernel:
             self.used_vectors.add((stmt.buffer.dtype, lanes))
             kind = vector_name(stmt.buffer.dtype, lanes)
             whole = self.splat(stmt.value, value_text, lanes)
-            places = self.lane_offsets(offset, stride, 1 if stride == 1 else lanes)
-            if stride == 1:
+            contiguous = stride == 1 and self.count == lanes
+            places = self.lane_offsets(offset, stride, 1 if contiguous else self.count)
+            if contiguous:
                 self.emit(f"*({kind}u *)({name} + {places[0]}) = {whole};")
                 return
             self.emit(f"{{ {kind} lanes = {whole};")
@@ -238,7 +241,7 @@ class CKernel:
             self.emit("}")
             return
         lane, self.lane = self.lane, None
-        places = self.lane_offsets(offset, stride, lanes, lane)
+        places = self.lane_offsets(offset, stride, int(lane.extent), lane)  # type: ignore[arg-type]
         for i, at in enumerate(places):
             self.emit(f"{name}[{at}] = {self.scalar(substitute(stmt.value, {lane: const(i)}))};")
         self.lane = lane
@@ -329,6 +332,17 @@ class CKernel:
             stack.pop()
         return done[value]
 
+    @property
+    def count(self) -> int:
+        """Lanes in use."""
+        assert self.lane is not None
+        return int(self.lane.extent)  # type: ignore[arg-type]
+
+    @property
+    def width(self) -> int:
+        """Lanes of the registers: a partly filled vector takes the next power of two."""
+        return whole_vector(self.count)
+
     def depends(self, node: Expr) -> bool:
         return self.lane in node.axes
 
@@ -379,7 +393,7 @@ class CKernel:
     def hold(self, node: Expr) -> str | None:
         assert isinstance(node, Load) and self.lane is not None
         if node not in self.held:
-            lanes = int(self.lane.extent)  # type: ignore[arg-type]
+            lanes = self.width
             text = self.vector_load(node, lanes) if self.depends(node) else self.splat(node, self.scalar(node), lanes)
             if text is None:
                 return None
@@ -392,7 +406,7 @@ class CKernel:
         assert self.lane is not None
         if not self.depends(node):
             return self.scalar(node)
-        lanes = int(self.lane.extent)  # type: ignore[arg-type]
+        lanes = self.width
         if isinstance(node, Var) or node.dtype is dtypes.bfloat16:
             return None
         if isinstance(node, Load):
@@ -422,6 +436,8 @@ class CKernel:
             if name in MASK_INFIX and self.mask_width(node) is not None:
                 return f"({texts[0]} {MASK_INFIX[name]} {texts[1]})"
             return f"(~{texts[0]})" if name == "not" else None
+        if name == "div" and operand.is_int and self.count < lanes:
+            return self.by_lanes(node)  # the lanes not in use hold zeros
         if name in INFIX:
             return f"({texts[0]} {INFIX[name]} {texts[1]})"
         if name == "neg":
@@ -443,10 +459,17 @@ class CKernel:
         stride = lane_stride(offset, self.lane)
         self.used_vectors.add((node.dtype, lanes))
         kind = vector_name(node.dtype, lanes)
-        if stride == 1:
+        if stride == 1 and (self.count == lanes or self.is_readable_past(node.source, offset, lanes)):
             return f"(*(const {kind}u *)({node.source.name} + {self.lane_offsets(offset, 1, 1)[0]}))"
-        reads = [f"{node.source.name}[{at}]" for at in self.lane_offsets(offset, stride, lanes)]
+        reads = [f"{node.source.name}[{at}]" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
+
+    def is_readable_past(self, buffer: Buffer, offset: Linear, lanes: int) -> bool:
+        """Whether a whole vector from the first lane's offset stays inside the buffer; the surplus is never used."""
+        if not all(isinstance(e, int) for e in buffer.shape):
+            return False
+        still = Linear({t: c for t, c in offset.terms.items() if t is not var(self.lane)}, offset.constant)  # type: ignore[arg-type]
+        return bounds(still.expr())[1] + lanes <= prod(buffer.shape)  # type: ignore[type-var]
 
     def mask_width(self, condition: Expr) -> int | None:
         """Bits of the elements of a mask, when all its comparisons agree."""
@@ -475,8 +498,8 @@ class CKernel:
     def by_lanes(self, node: Expr) -> str:
         """A vector put together from scalars."""
         texts = self.lane_texts(node)
-        self.used_vectors.add((node.dtype, len(texts)))
-        return f"(({vector_name(node.dtype, len(texts))}){{{', '.join(texts)}}})"
+        self.used_vectors.add((node.dtype, self.width))
+        return f"(({vector_name(node.dtype, self.width)}){{{', '.join(texts)}}})"
 
     def lane_texts(self, node: Expr) -> list[str]:
         """The scalar on every lane."""

@@ -45,8 +45,13 @@ def lane_buffers(kernel: Kernel) -> dict[Buffer, int]:
         for buffer, indices in accesses:
             last = indices[-1] if indices and buffer.memory is Memory.REGISTER else None
             if isinstance(last, Var) and last.axis in vector_axes:
-                lanes[buffer] = int(last.axis.extent)  # type: ignore[arg-type]
+                lanes[buffer] = whole_vector(int(last.axis.extent))  # type: ignore[arg-type]
     return lanes
+
+
+def whole_vector(lanes: int) -> int:
+    """The power of two that holds so many lanes."""
+    return 1 << (lanes - 1).bit_length()
 
 
 def lane_stride(offset: Linear, lane: Axis) -> int | None:

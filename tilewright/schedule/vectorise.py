@@ -112,9 +112,14 @@ def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], cont
 
 
 def _fit_lanes(lanes: int, extent: int) -> int:
-    while lanes > extent:
+    """The narrowest vector that holds the extent, or the widest there is."""
+    while lanes > 1 and lanes // 2 >= extent:
         lanes //= 2
-    return max(lanes, 1)
+    return lanes
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _choose_vector(nest: Nest, context: NestContext) -> Axis | None:
@@ -153,8 +158,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
             if node.source not in nest.accumulated:
                 found = stride(node, axis, context)
                 cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps
-    vectors, rest = divmod(extent, lanes)
-    return cost * (vectors + rest) / (extent / lanes) * (wide / lanes)
+    return cost * -(-extent // lanes) / (extent / lanes) * (wide / lanes)
 
 
 def _register_tile(
@@ -215,7 +219,7 @@ def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_la
         if rest_vectors:
             total += count * step(rows, rest_vectors)
         if singles:
-            total += count * step(rows, singles)
+            total += count * step(rows, 1)
     return total
 
 
@@ -321,8 +325,10 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
             return max((order.index(a) for a in axes), default=-1)
 
         others = sorted((d for d in range(tensor.rank) if d != axis), key=depth)
-        parts = [StorageAxis(axis, width), *(StorageAxis(d) for d in others), StorageAxis(axis, 1, width)]
-        if width >= extent_of(tensor.shape[axis]):
+        # padded to whole vectors: the last one is read whole
+        run = min(width, _round_up(extent_of(tensor.shape[axis]), plan.lanes))
+        parts = [StorageAxis(axis, run), *(StorageAxis(d) for d in others), StorageAxis(axis, 1, run)]
+        if run == extent_of(tensor.shape[axis]):
             parts = [*(StorageAxis(d) for d in others), StorageAxis(axis)]
         found[tensor] = Layout(tuple(parts))
     return found
