@@ -21,6 +21,7 @@ from tilewright.ir.expr import (
     axes_of,
     cast,
     const,
+    eq,
     is_op,
     load,
     loads,
@@ -106,13 +107,30 @@ class CpuNest:
         self.outer = [a for a in order if a in nest.axes]
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
+        self.passes: Axis | None = None
+        for name, size in plan.cut:
+            axis = nest.named(name)
+            extent = extent_of(axis.extent)
+            if axis not in reduce_box and size < extent:  # a streamed axis comes in blocks already
+                self.passes = Axis("pass", -(-extent // size))
+                self.ranges[axis] = Range(simplify(var(self.passes) * size), size, extent)
 
     def statements(self) -> tuple[Stmt, ...]:
         return self._output_loops(0, {}, [])
 
+    def _passes_start(self, depth: int) -> bool:
+        """Passes go around the loops over register tiles, inside those over single positions."""
+        first = next((i for i, a in enumerate(self.outer) if a in self.register), len(self.outer))
+        return self.passes is not None and depth == first
+
     def _output_loops(
         self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
+        if self.passes is not None and self._passes_start(depth):
+            return (For(self.passes, ForKind.SERIAL, self._blocks(depth, env, blocked)),)
+        return self._blocks(depth, env, blocked)
+
+    def _blocks(self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
         axis = self.outer[depth]
@@ -210,12 +228,24 @@ class CpuNest:
     def _reduce(self, block: Block, monoid: Monoid) -> tuple[Stmt, ...]:
         states = self._states(monoid, block.shape, "acc")
         conditions, elements = self._guards(monoid, block)
-        body: list[Stmt] = []
         starts = self._initial(monoid, block.env)
-        body.extend(block.around(*(Store(s, block.index, v) for s, v in zip(states, starts, strict=True))))
-        body.extend(self._reduce_loops(0, block, states, monoid, elements, conditions))
-        body.extend(self._stores(block, self._results(monoid, states, block.index)))
-        return _alloc(states, body)
+        begin = block.around(*(Store(s, block.index, v) for s, v in zip(states, starts, strict=True)))
+        end = self._stores(block, self._results(monoid, states, block.index))
+        if self.passes is not None:
+            begin, end = self._in_passes(self.passes, block, states[0], begin, end)
+        return _alloc(states, [*begin, *self._reduce_loops(0, block, states, monoid, elements, conditions), *end])
+
+    def _in_passes(
+        self, passes: Axis, block: Block, state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...]
+    ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+        """Between passes the partial sum waits where the result will be."""
+        tensor = self.nest.stores[0]
+        place = tuple(block.env[a] for a in self.nest.axes)
+        waiting = self.access.lower(load(tensor, place))
+        resume = block.around(Store(state, block.index, waiting))
+        leave = block.around(*self.access.stores(tensor, place, load(state, block.index)))
+        last = extent_of(passes.extent) - 1
+        return (If(eq(var(passes), 0), begin, resume),), (If(eq(var(passes), last), end, leave),)
 
     def _guards(self, monoid: Monoid, block: Block) -> tuple[list[Expr], list[Expr]]:
         """Conditions under which an element counts, taken out of the element where skipping it changes nothing."""

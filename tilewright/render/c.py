@@ -469,7 +469,7 @@ class CKernel:
         if not all(isinstance(e, int) for e in buffer.shape):
             return False
         still = Linear({t: c for t, c in offset.terms.items() if t is not var(self.lane)}, offset.constant)  # type: ignore[arg-type]
-        return bounds(still.expr())[1] + lanes <= prod(buffer.shape)  # type: ignore[type-var]
+        return bool(bounds(still.expr())[1] + lanes <= prod(buffer.shape))  # type: ignore[operator]
 
     def mask_width(self, condition: Expr) -> int | None:
         """Bits of the elements of a mask, when all its comparisons agree."""

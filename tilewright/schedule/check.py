@@ -85,6 +85,11 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"nest '{nest.tensor}': its register tile along {nest.vector} is not whole vectors")
     if nest.stages != 1 or nest.pad != 0:
         raise ValueError(f"nest '{nest.tensor}': pipeline stages and padding are not lowered yet; leave them 1 and 0")
+    for axis, size in nest.cut:
+        _check_axis(axis, "r", reductions, "cut")
+        _check_size(axis, size)
+    if nest.cut and (len(nest.cut) > 1 or isinstance(core, Map) or nest.vector is None or nest.vector[0] == "r"):
+        raise ValueError(f"nest '{nest.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in nest.unroll:
         _check_axis(axis, "r", reductions, "unroll")
 

@@ -29,6 +29,7 @@ class NestPlan:
     register: Sizes = ()  # register tile along output axes
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
     unroll: tuple[str, ...] = ()  # reduction axes written out
+    cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
     split: int = 1  # GPU: threads that share one reduction
@@ -119,6 +120,7 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
         lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
                      f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
                      f" register [{register}]; order {' '.join(nest.order)}"
+                     f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:
         lines.append(f"  edge {edge.tensor}: {edge.mode} at {edge.level}")
@@ -134,7 +136,7 @@ def _sizes(value: Any) -> Sizes:
 def _nest(value: dict[str, Any]) -> NestPlan:
     return NestPlan(**{**value, "epilogue": tuple(value["epilogue"]), "register": _sizes(value["register"]),
                        "order": tuple(value["order"]), "unroll": tuple(value["unroll"]),
-                       "threads": _sizes(value["threads"])})  # fmt: skip
+                       "threads": _sizes(value["threads"]), "cut": _sizes(value["cut"])})  # fmt: skip
 
 
 def _kernel(value: dict[str, Any]) -> KernelPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError, UnsupportedError
@@ -13,6 +13,7 @@ from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.schedule.signature import signature
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
 from tilewright.target import Target
@@ -35,12 +36,13 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
+    known: dict[Hashable, NestPlan] = {}
     for part in parts:
         fused = fuse_registers(part.computes, part.kept) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
         for nest in nests:
-            plans[nest] = plan_nest(nest, context)
+            plans[nest] = _plan_once(nest, context, known)
             layouts.update(constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
@@ -52,6 +54,14 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
     names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, tuple(names), shown)
+
+
+def _plan_once(nest: Nest, context: NestContext, known: dict[Hashable, NestPlan]) -> NestPlan:
+    """The plan of a nest; nests that differ in names alone share the work."""
+    key = signature([nest], lambda t: (t in context.constants, context.layout(t)))
+    if key not in known:
+        known[key] = plan_nest(nest, context)
+    return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 
 def _parts(program: Program) -> list[_Part]:

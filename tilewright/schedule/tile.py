@@ -13,14 +13,15 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, axes_of, loads, var
+from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import compulsory, footprint, transactions
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import NestContext, is_contraction
+from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -130,14 +131,29 @@ def _compute_seconds(
     rate = context.target.fma_rate
     wide = context.target.lanes(4)
     for nest, plan in zip(nests, plans, strict=True):
-        points = box_elements(boxes[nest]) * repeats.get(nest, 1)
-        reduction = prod(extent_of(a.extent) for a in nest.reduce_axes)
-        per_point = _point_cost(nest, plan) * reduction + _epilogue_cost(nest, plan)
+        times = repeats.get(nest, 1)
+        points = box_elements(boxes[nest]) * times
+        per_point = _epilogue_cost(nest, plan)
         if stream is not None and nest in stream.reducers:
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
+        if is_contraction(nest):
+            total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
+        else:
+            per_point = per_point + _point_cost(nest) * prod(extent_of(a.extent) for a in nest.reduce_axes)
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
     return total
+
+
+def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
+    """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
+    facts = facts_of(nest, plan, context)
+    tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
+    if facts.vector is None or facts.vector in nest.reduce_axes:
+        return dot_seconds(facts, dict(plan.register), tile)
+    form = form_of(plan, facts)
+    busy, _ = moving_seconds(facts, form, tile, core_seconds(facts, form, tile))
+    return busy
 
 
 def _scratch_seconds(
@@ -157,15 +173,10 @@ def _scratch_seconds(
     return moved / speed
 
 
-def _point_cost(nest: Nest, plan: NestPlan) -> float:
-    """Multiply-add slots one element of the reduction takes."""
+def _point_cost(nest: Nest) -> float:
+    """Multiply-add slots one element of a reduction takes."""
     if nest.monoid is None:
         return 0.0
-    if is_contraction(nest):
-        vector = nest.named(plan.vector) if plan.vector else None
-        broadcast = any(vector not in axes_of(*n.indices) for n in loads(*nest.elements))
-        # without an operand shared by the lanes every multiply-add waits for two vector loads
-        return (1.1 if len(plan.register) > 1 else 1.6) if broadcast else 2.4
     return max(2.0, data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements)))
 
 
@@ -194,7 +205,10 @@ def _traffic(
     seconds: dict[bool, Size] = {True: 0.0, False: 0.0}
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
+    counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
+        if is_contraction(nest):
+            counted.update(n.source for n in loads(*nest.elements))
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
             moved = transactions(tensor, box, context) * repeats.get(nest, 1)
@@ -208,7 +222,8 @@ def _traffic(
     for tensor, moved in seen.items():
         total = total + moved
         is_near = _stays_near(tensor, context)
-        seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
+        if not (is_near and tensor in counted):
+            seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
     return total, seconds[False], seconds[True]
 
 

@@ -1,24 +1,19 @@
-"""Plans one nest: the axis that fills a vector, the register tile, the order of loops (Roller's top level).
-
-The register tile is chosen by counting: multiply-adds, loads and the latency of a dependent chain, per step of the
-reduction, over all blocks the extents make, left-over ones included.
-"""
+"""Plans one nest: the axis that fills a vector, the register tile, the order of loops (Roller's top level)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
+from tilewright.schedule.construct import build_tiles
+from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
-
-_FMA_LATENCY = 4  # cycles, on every core we know within one
-_PIPES = 2  # vector FMA pipes, and loads a cycle
 
 
 @dataclass(frozen=True)
@@ -79,6 +74,11 @@ def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str 
         from tilewright.schedule.gpu import plan_gpu_nest
 
         return plan_gpu_nest(nest, context, phase, level)
+    return candidate_plans(nest, context, phase, level)[0]
+
+
+def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> list[NestPlan]:
+    """Every plan the construction considers for a nest on a CPU, the predicted best first."""
     vector = _choose_vector(nest, context)
     lanes = context.target.lanes(max(t.dtype.bytes for t in nest.stores)) if vector is not None else 1
     if vector is not None:
@@ -86,18 +86,70 @@ def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str 
     if lanes == 1:
         vector = None
     names = nest.axis_names()
-    register, row_axes = _register_tile(nest, vector, lanes, context)
-    order = _output_order(nest, vector, row_axes, context)
     reduction = _reduction_order(nest, context)
     unroll = _unrolled(nest, reduction, vector)
     row_lanes = lanes if _reads_rows(nest, vector, reduction, context) and not unroll else 1
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
-        vector=None if vector is None else names[vector], lanes=lanes,
-        register=tuple((names[a], n) for a, n in register.items()),
-        order=tuple(names[a] for a in (*order, *reduction)), unroll=tuple(names[a] for a in unroll),
-        row_lanes=row_lanes,
+
+    def plan(register: Mapping[Axis, int], order: Sequence[Axis], cut: tuple[tuple[str, int], ...] = ()) -> NestPlan:
+        return NestPlan(
+            tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+            vector=None if vector is None else names[vector], lanes=lanes,
+            register=tuple((names[a], n) for a, n in register.items()),
+            order=tuple(names[a] for a in (*order, *reduction)), unroll=tuple(names[a] for a in unroll),
+            cut=cut, row_lanes=row_lanes,
+        )  # fmt: skip
+
+    if vector is None or not is_contraction(nest) or vector in nest.reduce_axes:
+        register, row_axes = _register_tile(nest, vector, lanes, context)
+        return [plan(register, _output_order(nest, vector, row_axes, context))]
+    facts = contraction_facts(nest, vector, _row_axis(nest, vector, context), lanes, row_lanes > 1, unroll, context)
+    result = []
+    for built in build_tiles(facts):
+        rows = [facts.row] if facts.row is not None and built.rows > 1 else []
+        sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * lanes}
+        plain = [a for a in nest.axes if a is not vector and a not in rows]
+        blocks = [vector, *rows] if built.row_inside else [*rows, vector]
+        cut = ((names[facts.cut_axis], built.cut),) if built.cut is not None and facts.cut_axis is not None else ()
+        result.append(plan(sizes, [*plain, *blocks], cut))
+    return result
+
+
+def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
+    """The facts of a contraction as a plan lays it out."""
+    vector = nest.named(plan.vector) if plan.vector else None
+    rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
+    row = rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None
+    unroll = [nest.named(a) for a in plan.unroll]
+    return contraction_facts(nest, vector, row, plan.lanes, plan.row_lanes > 1, unroll, context)
+
+
+def contraction_facts(
+    nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
+    context: NestContext,
+) -> Contraction:  # fmt: skip
+    reduction = _reduction_order(nest, context)
+    runs = {}
+    for node in loads(*nest.elements):
+        packed = vector is not None and node.source in context.constants and packed_axis(node, vector) is not None
+        runs[node] = packed or row is None or row not in axes_of(*node.indices)
+    return Contraction(
+        nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll else None,
+        _cut_axis(nest, reduction, unroll), operands_of(nest, vector, row, runs),
     )  # fmt: skip
+
+
+def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> Axis | None:
+    """The reduction axis that passes may cut: the outermost, where partial sums can wait in the result's place."""
+    long = [a for a in reduction if extent_of(a.extent) > 1 and a not in unroll]
+    plain_sum = nest.monoid is not None and len(nest.monoid.left) == 1 and not nest.initial and len(nest.stores) == 1
+    if not long or not plain_sum or nest.monoid is None or nest.stores[0].dtype is not nest.monoid.left[0].dtype:
+        return None
+    return long[0]
+
+
+def _row_axis(nest: Nest, vector: Axis, context: NestContext) -> Axis | None:
+    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+    return max(reversed(rows), key=lambda a: _row_merit(nest, a, vector, context), default=None)
 
 
 def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
@@ -174,53 +226,7 @@ def _register_tile(
             chains //= 2
         return {vector: lanes * chains}, ()
     rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
-    budget = context.target.vector_registers * 3 // 4
-    if vector in nest.reduce_axes:
-        return _dot_tile(nest, vector, lanes, rows, budget)
-    row = max(reversed(rows), key=lambda a: _row_merit(nest, a, vector, context), default=None)
-    by_lane = _reads_rows(nest, vector, _reduction_order(nest, context), context)
-    best: tuple[float, int, int] = (float("inf"), 1, 1)
-    width = extent_of(vector.extent)
-    height = extent_of(row.extent) if row is not None else 1
-    for columns in range(1, 9):
-        if columns > 1 and columns * lanes > width:
-            break
-        for mr in range(1, min(height, 12) + 1):
-            if mr * columns > budget or (by_lane and mr * columns + mr + columns > context.target.vector_registers - 4):
-                break
-            cost = _tile_cost(height, mr, width, columns, lanes, by_lane)
-            if cost < best[0] * 0.999:
-                best = (cost, mr, columns)
-    _, mr, columns = best
-    register = {vector: columns * lanes}
-    if row is not None and mr > 1:
-        return {row: mr, **register}, (row,)
-    return register, ()
-
-
-def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_lane: bool) -> float:
-    """Cycles of one step of the reduction over the whole output."""
-
-    def step(rows: int, vectors: int) -> float:
-        arithmetic = rows * vectors / _PIPES
-        # vector operands come from farther away than a row's scalars, which stay in L1: they weigh more
-        broadcasts = 0.0 if by_lane else rows / _PIPES
-        movement = vectors / _PIPES + (rows / lanes / _PIPES if by_lane else broadcasts)
-        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(_FMA_LATENCY))
-
-    full_rows, rest_rows = divmod(height, mr)
-    full_columns, rest = divmod(width, columns * lanes)
-    rest_vectors, singles = divmod(rest, lanes)
-    total = 0.0
-    for count, rows in ((full_rows, mr), (1, rest_rows)):
-        if not rows or not count:
-            continue
-        total += count * full_columns * step(rows, columns)
-        if rest_vectors:
-            total += count * step(rows, rest_vectors)
-        if singles:
-            total += count * step(rows, 1)
-    return total
+    return _dot_tile(nest, vector, lanes, rows, context.target.vector_registers * 3 // 4)
 
 
 def _dot_tile(
@@ -333,6 +339,3 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
         found[tensor] = Layout(tuple(parts))
     return found
 
-
-def with_phase(plan: NestPlan, phase: str, level: str) -> NestPlan:
-    return replace(plan, phase=phase, level=level)

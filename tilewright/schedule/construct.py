@@ -1,0 +1,126 @@
+"""Roller's construction for one contraction: register tiles that fit the registers, both orders of the block loops,
+passes over long reductions; all of them with some cuts of the output compared in one batch by the micro-performance
+model, nothing measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from tilewright.ir.expr import Axis
+from tilewright.schedule.micro import Contraction, Form, core_seconds, moving_seconds
+from tilewright.schedule.propagate import Size, extent_of
+
+_MOST_ROWS = 14
+_MOST_VECTORS = 8
+_PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
+_LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
+_PASSES_WORTH = 1.02
+_CUTS = ((1, 4), (1, 2, 8), (1, 2, 8))  # of the rows, the vector axis and the first plain axis
+
+
+@dataclass(frozen=True)
+class Built:
+    """A register tile and the order of the loops around it, with the time predicted for the whole nest."""
+
+    rows: int
+    vectors: int
+    row_inside: bool
+    cut: int | None
+    seconds: float
+
+
+def build_tiles(facts: Contraction) -> list[Built]:
+    """Every form the machine has room for, the best first."""
+    forms = _forms(facts)
+    cuts = _output_cuts(facts)
+    batch = list(product(forms, cuts))
+    columns = {a: np.array([cut[a] for _, cut in batch], dtype=np.int64) for a in facts.nest.axes}
+    form = Form(
+        np.array([f[0] for f, _ in batch]), np.array([f[1] for f, _ in batch]),
+        np.array([f[2] for f, _ in batch]), np.array([f[3] for f, _ in batch]),
+    )  # fmt: skip
+    seconds = predicted(facts, form, columns)
+    best: dict[tuple[int, int, bool, int], float] = {}
+    for (key, _), time in zip(batch, seconds.tolist(), strict=True):
+        best[key] = min(time, best.get(key, float("inf")))
+    whole = _whole(facts)
+    found = [
+        Built(rows, vectors, inside, None if cut >= whole else cut, time)
+        for (rows, vectors, inside, cut), time in best.items()
+    ]
+    # passes must earn their complication; among equals the tile with the fewer reads, the squarer one
+    return sorted(found, key=lambda b: (
+        round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10), b.rows + b.vectors, b.row_inside
+    ))  # fmt: skip
+
+
+def predicted(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> np.ndarray:
+    """Seconds of the whole nest in tiles of that size, epilogue and first reads left out: they are the same for all."""
+    core = core_seconds(facts, form, tile)
+    busy, _ = moving_seconds(facts, form, tile, core)
+    tiles: Size = 1
+    for axis in facts.nest.axes:
+        tiles = tiles * -(-max(1, extent_of(axis.extent)) // tile[axis])
+    return np.asarray(-(-tiles // facts.target.units) * busy)
+
+
+def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
+    registers = facts.target.vector_registers
+    budget = registers * 3 // 4
+    width = extent_of(facts.vector.extent) if facts.vector is not None else 1
+    height = extent_of(facts.row.extent) if facts.row is not None else 1
+    orders = (True, False) if facts.row is not None and height > 1 else (True,)
+    result: list[tuple[int, int, bool, int]] = []
+    for vectors in range(1, _MOST_VECTORS + 1):
+        if vectors > 1 and (vectors - 1) * facts.lanes >= width:
+            break
+        for rows in range(1, min(height, _MOST_ROWS) + 1):
+            used = rows * vectors + vectors + (rows if facts.by_lane else 1)
+            if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
+                break
+            for inside in orders:
+                result.extend((rows, vectors, inside, cut) for cut in _passes(facts, rows, vectors))
+    return result
+
+
+def _whole(facts: Contraction) -> int:
+    return extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
+
+
+def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
+    """What one pass may cover: all of the reduction, or less where a block's operands outgrow the first cache."""
+    whole = _whole(facts)
+    held = 4 * facts.reduction * (rows + vectors * facts.lanes)
+    if facts.cut_axis is None or held <= facts.target.levels[1].capacity * _LONG:
+        return (whole,)
+    a_step = facts.reduction // whole
+    sizes = {whole}
+    for wanted in _PASSES:
+        if wanted < facts.reduction:
+            size = max(1, wanted // a_step)
+            # whole vectors, and passes of equal length
+            even = -(-whole // -(-whole // size))
+            sizes.add(min(whole, -(-even // facts.lanes) * facts.lanes if a_step == 1 else even))
+    return sorted(sizes)
+
+
+def _output_cuts(facts: Contraction) -> list[dict[Axis, int]]:
+    plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
+    choices: list[list[int]] = []
+    for axis in facts.nest.axes:
+        extent = max(1, extent_of(axis.extent))
+        pieces: tuple[int, ...] = _CUTS[0] if axis is facts.row else _CUTS[1] if axis is facts.vector else _CUTS[2]
+        if axis is not facts.row and axis is not facts.vector and axis is not plain:
+            pieces = (1,)
+        sizes = {-(-extent // n) for n in pieces}
+        if axis is facts.vector:  # as much of the vector operand as the tile level keeps
+            room = facts.target.tile_level.capacity // (8 * facts.reduction)
+            sizes.add(min(extent, max(1, room // (4 * facts.lanes)) * 4 * facts.lanes))
+        choices.append(sorted(sizes))
+    return [dict(zip(facts.nest.axes, sizes, strict=True)) for sizes in product(*choices)]
+

@@ -1,0 +1,269 @@
+"""What a contraction costs on one core: cycles of its register tile, and the bytes its loops bring from cache to cache.
+
+Roller's micro-performance model. Whoever keeps a level full decides: data of a loop that fits a level is fetched into
+it once, and again in every turn of the loops outside that use other data. All sizes may be arrays with an entry a
+candidate, so that thousands of plans are compared in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.expr import Axis, Load, axes_of, const, loads
+from tilewright.ir.simplify import simplify
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.propagate import Range, Size, extent_of, index_range
+from tilewright.target import Target
+
+_FMA_LATENCY = 4.0  # cycles, on every core we know within one
+_PIPES = 2  # vector FMA pipes, and vector loads a cycle
+_BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
+_STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
+_PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
+_FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
+_RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
+_ROWS_EXPOSED = 0.3  # the same for as many streams as the register tile has rows: the prefetcher follows few
+_FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the loops of a contraction stand: its register tile, which block loop is inside, what a pass covers."""
+
+    rows: Size
+    vectors: Size
+    row_inside: Size  # row blocks inside vector blocks: a panel of the vector operand stays, rows pass by
+    cut: Size  # elements of the cut reduction axis a pass; its whole extent where nothing is cut
+
+
+@dataclass(frozen=True)
+class Operand:
+    node: Load
+    by_vector: bool
+    by_row: bool
+    is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The facts of a contraction nest that do not depend on sizes."""
+
+    nest: Nest
+    target: Target
+    vector: Axis | None
+    row: Axis | None
+    lanes: int
+    by_lane: bool  # the broadcast operand is read as vectors and multiplied lane by lane
+    window: Axis | None  # a reduction axis written out: neighbouring rows share its reads
+    cut_axis: Axis | None
+    operands: tuple[Operand, ...]
+
+    @property
+    def reduction(self) -> int:
+        return prod(max(1, extent_of(a.extent)) for a in self.nest.reduce_axes)
+
+    @property
+    def plain(self) -> list[Axis]:
+        return [a for a in self.nest.axes if a is not self.vector and a is not self.row]
+
+    @property
+    def cycles_a_second(self) -> float:
+        return self.target.fma_rate / (_PIPES * self.target.lanes(4))
+
+
+def form_of(plan: NestPlan, facts: Contraction) -> Form:
+    """The form a plan gives its nest."""
+    nest = facts.nest
+    register = {nest.named(a): n for a, n in plan.register}
+    rows = register.get(facts.row, 1) if facts.row is not None else 1
+    vectors = max(1, register.get(facts.vector, plan.lanes) // plan.lanes) if facts.vector is not None else 1
+    order = [nest.named(a) for a in plan.order]
+    inside = True
+    if facts.row is not None and facts.vector in order:
+        inside = order.index(facts.row) > order.index(facts.vector)
+    cut = dict(plan.cut).get(nest.axis_names()[facts.cut_axis]) if facts.cut_axis is not None else None
+    whole = extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
+    return Form(rows, vectors, inside, cut or whole)
+
+
+def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
+    """One step of the reduction on a register tile: multiply-adds, reads, or the chain through an accumulator."""
+    arithmetic = rows * vectors / _PIPES
+    reads: Size = 0.0
+    for operand in facts.operands:
+        count: Size = vectors if operand.by_vector else 1.0
+        if operand.by_row:
+            count = count * rows
+            if facts.window is not None and facts.window in axes_of(*operand.node.indices):
+                length = extent_of(facts.window.extent)
+                count = count * (rows + length - 1) / (rows * length)
+        if not operand.by_vector and facts.by_lane:
+            count = count / facts.lanes
+        reads = reads + count
+    # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
+    reads = reads / _PIPES
+    return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), _FMA_LATENCY) + _STEP_CYCLES
+
+
+def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
+    """Arithmetic of one tile, blocks that the register tile does not fill included."""
+    height = tile[facts.row] if facts.row is not None else 1
+    width = tile[facts.vector] if facts.vector is not None else 1
+    full_rows, rest_rows = height // form.rows, height % form.rows
+    full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
+    rest_vectors, partial = rest // facts.lanes, np.minimum(rest % facts.lanes, 1)
+    steps: Size = 0.0
+    blocks: Size = 0.0
+    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors), (partial, 1))
+    for count, rows in ((full_rows, form.rows), (np.minimum(rest_rows, 1), rest_rows)):
+        for columns, vectors in across:
+            number = count * columns
+            steps = steps + number * step_cycles(facts, np.maximum(rows, 1), np.maximum(vectors, 1))
+            blocks = blocks + number
+    passes = -(-_cut_extent(facts) // form.cut)
+    plain: Size = 1
+    for axis in facts.plain:
+        plain = plain * tile[axis]
+    starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1)
+    return (steps * facts.reduction + blocks * starting) * plain / facts.cycles_a_second
+
+
+def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[Axis, Size]) -> Size:
+    """Dot products along a contiguous reduction, or no vector at all: outputs in a register tile, lanes folded last."""
+    names = facts.nest.axis_names()
+    sizes = {a: register.get(names[a], 1) for a in facts.nest.axes}
+    outputs = prod(sizes.values())
+    chains = max(1, register.get(names[facts.vector], facts.lanes) // facts.lanes) if facts.vector is not None else 1
+    reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
+    steps = facts.reduction / (facts.lanes * chains)
+    cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, _FMA_LATENCY) + _STEP_CYCLES
+    folding = outputs * (0.75 * facts.lanes * chains + 4.0) if facts.vector is not None else 0.0
+    blocks: Size = 1.0
+    for axis, size in sizes.items():
+        blocks = blocks * -(-tile[axis] // size)
+    return blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+
+
+def _cut_extent(facts: Contraction) -> int:
+    return extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
+
+
+def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], core: Size) -> tuple[Size, Size]:
+    """Time of a tile with what moves into the first cache; seconds of what is fetched again beyond the tile level."""
+    depths = _depths(facts, form, tile)
+    held = [[_bytes(o, sizes) for o in facts.operands] for sizes in depths]
+    trips, uses = _loops(facts, form, tile)
+    near = facts.target.levels[1]
+    level = facts.target.tile_level
+    into_near = _traffic(facts, held, trips, uses, near.capacity)
+    into_level = _traffic(facts, held, trips, uses, level.capacity * _FULL)
+    runs: Size = 0.0
+    rows: Size = 0.0
+    again: Size = 0.0
+    for operand, first, second, whole in zip(facts.operands, into_near, into_level, held[-1], strict=True):
+        seconds = first / level.bandwidth
+        runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
+        again = again + np.maximum(second - whole, 0)
+    passes = -(-_cut_extent(facts) // form.cut)
+    outputs: Size = 4.0
+    for axis in facts.nest.axes:
+        outputs = outputs * tile[axis]
+    runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
+    far = again / facts.target.levels[3 if len(facts.target.levels) > 4 else -1].bandwidth
+    total = np.maximum(core, np.maximum(runs + rows, far))
+    total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
+    return total + _FAR_EXPOSED * np.minimum(core, far), far
+
+
+def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
+    """Sizes of all axes inside each loop: a register tile, the inner block loop, the outer one, passes, the tile."""
+    block: dict[Axis, Size] = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
+    block.update(dict.fromkeys(facts.plain, 1))
+    if facts.vector is not None and facts.vector in facts.nest.axes:
+        block[facts.vector] = np.minimum(form.vectors * facts.lanes, tile[facts.vector])
+    if facts.row is not None:
+        block[facts.row] = np.minimum(form.rows, tile[facts.row])
+    if facts.cut_axis is not None:
+        block[facts.cut_axis] = np.minimum(form.cut, _cut_extent(facts))
+    inner = dict(block)
+    inside = np.asarray(form.row_inside)
+    both = dict(block)
+    if facts.row is not None:
+        inner[facts.row] = np.where(inside, tile[facts.row], block[facts.row])
+        both[facts.row] = tile[facts.row]
+    if facts.vector is not None and facts.vector in facts.nest.axes:
+        outer_first = ~inside if facts.row is not None else np.asarray(True)
+        inner[facts.vector] = np.where(outer_first, tile[facts.vector], block[facts.vector])
+        both[facts.vector] = tile[facts.vector]
+    passes = dict(both)
+    if facts.cut_axis is not None:
+        passes[facts.cut_axis] = _cut_extent(facts)
+    whole = {**passes, **{a: tile[a] for a in facts.plain}}
+    return [block, inner, both, passes, whole]
+
+
+def _loops(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> tuple[list[Size], list[list[Size]]]:
+    """Trips of the loops between the depths, and for each whether an operand uses other data in every turn."""
+    rows = -(-tile[facts.row] // form.rows) if facts.row is not None else 1
+    in_vector = facts.vector is not None and facts.vector in facts.nest.axes
+    columns = -(-tile[facts.vector] // (form.vectors * facts.lanes)) if in_vector else 1  # type: ignore[index]
+    inside = np.asarray(form.row_inside) if facts.row is not None else np.asarray(False)
+    plain: Size = 1
+    for axis in facts.plain:
+        plain = plain * tile[axis]
+    passes = -(-_cut_extent(facts) // form.cut)
+    trips = [np.where(inside, rows, columns), np.where(inside, columns, rows), passes, plain]
+    uses: list[list[Size]] = []
+    for operand in facts.operands:
+        axes = axes_of(*operand.node.indices)
+        vector, row = operand.by_vector and in_vector, operand.by_row
+        uses.append([
+            np.where(inside, row, vector), np.where(inside, vector, row),
+            facts.cut_axis in axes, any(a in axes for a in facts.plain),
+        ])  # fmt: skip
+    return trips, uses
+
+
+def _traffic(
+    facts: Contraction, held: Sequence[Sequence[Size]], trips: Sequence[Size], uses: Sequence[Sequence[Size]],
+    capacity: float,
+) -> list[Size]:  # fmt: skip
+    """Bytes of each operand that come into a cache of that capacity during one tile."""
+    fits = [sum(parts[1:], parts[0]) <= capacity for parts in held]
+    result: list[Size] = []
+    for number in range(len(facts.operands)):
+        # nothing stays: every register tile fetches its own
+        moved: Size = held[0][number]
+        for count in trips:
+            moved = moved * count
+        for depth in range(len(held)):
+            here: Size = held[depth][number]
+            stays: Size = True
+            for loop in range(depth, len(trips)):
+                stays = np.logical_and(stays, np.logical_not(uses[number][loop]))
+                here = here * np.where(stays, 1, trips[loop])
+            moved = np.where(fits[depth], here, moved)
+        result.append(moved)
+    return result
+
+
+def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
+    """Distinct bytes an operand touches while the axes run over these sizes."""
+    box = {a: Range(const(0), size, extent_of(a.extent)) for a, size in sizes.items()}
+    total: Size = operand.node.source.dtype.bytes
+    for index, extent in zip(operand.node.indices, operand.node.source.shape, strict=True):
+        total = total * index_range(simplify(index), box, extent_of(extent)).size
+    return total
+
+
+def operands_of(nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool]) -> tuple[Operand, ...]:
+    found = []
+    for node in loads(*nest.elements):
+        axes = axes_of(*node.indices)
+        found.append(Operand(node, vector in axes, row is not None and row in axes, is_run[node]))
+    return tuple(found)
