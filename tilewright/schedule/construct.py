@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 
 from tilewright.ir.expr import Axis
-from tilewright.schedule.micro import Contraction, Form, core_seconds, moving_seconds
+from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
 from tilewright.schedule.propagate import Size, extent_of
 
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
 _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
+_MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
 _PASSES_WORTH = 1.02
 _CUTS = ((1, 4), (1, 2, 8), (1, 2, 8))  # of the rows, the vector axis and the first plain axis
 
@@ -124,3 +126,23 @@ def _output_cuts(facts: Contraction) -> list[dict[Axis, int]]:
         choices.append(sorted(sizes))
     return [dict(zip(facts.nest.axes, sizes, strict=True)) for sizes in product(*choices)]
 
+
+def dot_tiles(facts: Contraction, rows: Sequence[Axis]) -> list[tuple[float, dict[Axis, int]]]:
+    """Register tiles for dot products along the vector: outputs along up to two axes, or several chains of one."""
+    assert facts.vector is not None
+    names = facts.nest.axis_names()
+    ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
+    tile = {a: max(1, extent_of(a.extent)) for a in facts.nest.axes}
+    found = []
+    for sizes in product(*(range(1, min(_MOST_DOTS, extent_of(a.extent)) + 1) for a in ranked)):
+        outputs = prod(sizes)
+        if outputs + sum(sizes) > facts.target.vector_registers - 2:
+            continue
+        for chains in (1, 2, 4):
+            if chains > 1 and (outputs > 2 or chains * facts.lanes > extent_of(facts.vector.extent)):
+                continue
+            register = {a: n for a, n in zip(ranked, sizes, strict=True) if n > 1}
+            named = {names[a]: n for a, n in register.items()} | {names[facts.vector]: chains * facts.lanes}
+            seconds = float(dot_seconds(facts, named, tile)) / facts.target.units
+            found.append((seconds, {**register, facts.vector: chains * facts.lanes}))
+    return sorted(found, key=lambda pair: pair[0])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
-from tilewright.schedule.construct import build_tiles
+from tilewright.schedule.construct import build_tiles, dot_tiles
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
+
+_NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
+_DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
 
 
 @dataclass(frozen=True)
@@ -79,39 +83,95 @@ def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str 
 
 def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> list[NestPlan]:
     """Every plan the construction considers for a nest on a CPU, the predicted best first."""
-    vector = _choose_vector(nest, context)
-    lanes = context.target.lanes(max(t.dtype.bytes for t in nest.stores)) if vector is not None else 1
+    found: list[tuple[float, NestPlan]] = []
+    for vector in _vector_axes(nest, context):
+        base = _base_plan(nest, vector, context, phase, level)
+        if vector is not None and is_contraction(nest):
+            found.extend(_contraction_plans(nest, vector, base, context))
+            continue
+        register, row_axes = _register_tile(nest, vector, base.lanes, context)
+        order = _output_order(nest, vector, row_axes, context)
+        found.append((0.0, _with_loops(nest, base, register, order)))
+    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+
+
+def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str, level: str) -> NestPlan:
+    """What a plan owes to the choice of the vector axis alone."""
+    lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(lanes, extent_of(vector.extent))
-    if lanes == 1:
-        vector = None
+        lanes = _fit_lanes(context.target.lanes(max(t.dtype.bytes for t in nest.stores)), extent_of(vector.extent))
     names = nest.axis_names()
     reduction = _reduction_order(nest, context)
     unroll = _unrolled(nest, reduction, vector)
     row_lanes = lanes if _reads_rows(nest, vector, reduction, context) and not unroll else 1
+    return NestPlan(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+        vector=None if vector is None else names[vector], lanes=lanes, order=tuple(names[a] for a in reduction),
+        unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
+    )  # fmt: skip
 
-    def plan(register: Mapping[Axis, int], order: Sequence[Axis], cut: tuple[tuple[str, int], ...] = ()) -> NestPlan:
-        return NestPlan(
-            tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
-            vector=None if vector is None else names[vector], lanes=lanes,
-            register=tuple((names[a], n) for a, n in register.items()),
-            order=tuple(names[a] for a in (*order, *reduction)), unroll=tuple(names[a] for a in unroll),
-            cut=cut, row_lanes=row_lanes,
-        )  # fmt: skip
 
-    if vector is None or not is_contraction(nest) or vector in nest.reduce_axes:
-        register, row_axes = _register_tile(nest, vector, lanes, context)
-        return [plan(register, _output_order(nest, vector, row_axes, context))]
-    facts = contraction_facts(nest, vector, _row_axis(nest, vector, context), lanes, row_lanes > 1, unroll, context)
+def _with_loops(nest: Nest, base: NestPlan, register: Mapping[Axis, int], order: Sequence[Axis]) -> NestPlan:
+    names = nest.axis_names()
+    sizes = tuple((names[a], n) for a, n in register.items())
+    return replace(base, register=sizes, order=(*(names[a] for a in order), *base.order))
+
+
+def _contraction_plans(
+    nest: Nest, vector: Axis, base: NestPlan, context: NestContext
+) -> list[tuple[float, NestPlan]]:
+    """Plans of a contraction along one vector axis, each with its predicted seconds."""
+    names = nest.axis_names()
+    row = _row_axis(nest, vector, context)
+    facts = contraction_facts(
+        nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
+    )
+    scatter = _scatter_seconds(nest, vector, base.lanes, context)
     result = []
+    if vector in nest.reduce_axes:
+        rows = [a for a in nest.axes if extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+        for seconds, sizes in dot_tiles(facts, rows):
+            outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
+            order = [*(a for a in nest.axes if a not in outer), *outer]
+            result.append((seconds * _DOT_WORTH + scatter, _with_loops(nest, base, sizes, order)))
+        return result
     for built in build_tiles(facts):
-        rows = [facts.row] if facts.row is not None and built.rows > 1 else []
-        sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * lanes}
+        rows = [row] if row is not None and built.rows > 1 else []
+        sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * base.lanes}
         plain = [a for a in nest.axes if a is not vector and a not in rows]
         blocks = [vector, *rows] if built.row_inside else [*rows, vector]
-        cut = ((names[facts.cut_axis], built.cut),) if built.cut is not None and facts.cut_axis is not None else ()
-        result.append(plan(sizes, [*plain, *blocks], cut))
+        plan = _with_loops(nest, base, sizes, [*plain, *blocks])
+        if built.cut is not None and facts.cut_axis is not None:
+            plan = replace(plan, cut=((names[facts.cut_axis], built.cut),))
+        result.append((built.seconds + scatter, plan))
     return result
+
+
+def _scatter_seconds(nest: Nest, vector: Axis, lanes: int, context: NestContext) -> float:
+    """Storing lane by lane, where the vector does not run along the result's storage: about a cycle an element."""
+    store = linear(offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes)))
+    if vector in nest.axes and store.terms.get(var(vector), 0) == 1:
+        return 0.0
+    points = 1
+    for axis in nest.axes:
+        points *= extent_of(axis.extent)
+    cycles = context.target.fma_rate / (2 * context.target.lanes(4))
+    return points / cycles / context.target.units
+
+
+def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
+    """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
+    costs = []
+    for axis in (*reversed(nest.axes), *reversed(nest.reduce_axes)):
+        cost = _vector_cost(nest, axis, context)
+        if cost is not None:
+            costs.append((cost, axis))
+    costs.sort(key=lambda pair: pair[0])
+    if not costs:
+        return [None]
+    if not is_contraction(nest):
+        return [costs[0][1]]
+    return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
 def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
@@ -174,15 +234,6 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _choose_vector(nest: Nest, context: NestContext) -> Axis | None:
-    best: tuple[float, Axis] | None = None
-    for axis in (*reversed(nest.axes), *reversed(nest.reduce_axes)):
-        cost = _vector_cost(nest, axis, context)
-        if cost is not None and (best is None or cost < best[0]):
-            best = (cost, axis)
-    return None if best is None else best[1]
-
-
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
     extent = extent_of(axis.extent)
@@ -225,35 +276,7 @@ def _register_tile(
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
-    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
-    return _dot_tile(nest, vector, lanes, rows, context.target.vector_registers * 3 // 4)
-
-
-def _dot_tile(
-    nest: Nest, vector: Axis, lanes: int, rows: Sequence[Axis], budget: int
-) -> tuple[dict[Axis, int], tuple[Axis, ...]]:
-    """A tile for dot products along a contiguous reduction: outputs along up to two axes, lanes folded at the end."""
-    ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
-    sizes = dict.fromkeys(ranked, 1)
-    limit = max(4, min(16, budget - 4))
-    while ranked:
-        grown = [a for a in ranked if sizes[a] * 2 <= min(4, extent_of(a.extent))]
-        product = 1
-        for n in sizes.values():
-            product *= n
-        if not grown or product * 2 > limit:
-            break
-        smallest = min(grown, key=lambda a: sizes[a])
-        sizes[smallest] *= 2
-    register = {a: n for a, n in sizes.items() if n > 1}
-    product = 1
-    for n in register.values():
-        product *= n
-    chains = 1
-    while chains * product < 4 and chains * 2 * lanes <= extent_of(vector.extent):
-        chains *= 2
-    register[vector] = chains * lanes
-    return register, tuple(a for a in ranked if a in register)
+    raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:
@@ -310,7 +333,7 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
         return {}
     vector = nest.named(plan.vector)
     if vector not in nest.axes:
-        return {}
+        return _rows_layouts(nest, vector, context)
     register = dict(plan.register)
     names = nest.axis_names()
     width = register.get(plan.vector, plan.lanes)
@@ -339,3 +362,16 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
         found[tensor] = Layout(tuple(parts))
     return found
 
+
+def _rows_layouts(nest: Nest, vector: Axis, context: NestContext) -> dict[Tensor, Layout]:
+    """Constants of dot products: the reduction that fills the vector innermost."""
+    found: dict[Tensor, Layout] = {}
+    for node in loads(*nest.elements):
+        tensor = node.source
+        if tensor not in context.constants or not context.layout(tensor).is_natural or tensor.rank < 2:
+            continue
+        axis = packed_axis(node, vector)
+        if axis is not None and axis != tensor.rank - 1:
+            others = [d for d in range(tensor.rank) if d != axis]
+            found[tensor] = Layout.permuted((*others, axis))
+    return found

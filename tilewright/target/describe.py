@@ -43,7 +43,7 @@ def _this_cpu() -> Target:
         MemoryLevel("DRAM", 1 << 40, 64, 1.2e10),
     )
     features = tuple(f for f in _FEATURES if f in flags)
-    return Target("cpu", "cpu", architecture, os.cpu_count() or 1, vector_bytes, registers, fma, levels, 0.5e-6,
+    return Target("cpu", "cpu", architecture, _usable_cores(), vector_bytes, registers, fma, levels, 0.5e-6,
                   lane_multiply=architecture == "aarch64", features=features)  # fmt: skip
 
 
@@ -55,6 +55,13 @@ def _hopper(name: str) -> Target:
         MemoryLevel("DRAM", 141 << 30, 32, 4.3e12 / 132),
     )
     return Target(name, "gpu", "sm_90", 132, 16, 255, 128 * 1.755e9, levels, 0.55e-6, warp=32, max_threads=1024)
+
+
+def _usable_cores() -> int:
+    """The cores this process may run on, which a container or taskset may have made fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_flags() -> frozenset[str]:
