@@ -112,7 +112,14 @@ def compile(
     if chosen.progress is not None:
         chosen.progress("reading the model")
     graph = load(source, fixed_shapes)
-    return Model(build(graph, machine(chosen.target, chosen.threads), chosen))
+    target_machine = machine(
+        chosen.target,
+        chosen.threads,
+        cache_dir=chosen.cache_dir,
+        compiler=chosen.compiler,
+        tell=chosen.progress,
+    )
+    return Model(build(graph, target_machine, chosen))
 
 
 class Model:

@@ -29,7 +29,7 @@ from tilewright.runtime import (
 )
 from tilewright.runtime import build as build_image
 from tilewright.schedule.plan import Plan
-from tilewright.target import Target
+from tilewright.target import Target, why_not_here
 
 lower_kernel = None  # the CPU lowering is the default
 _CACHE_BYTES = 4 << 30
@@ -45,6 +45,9 @@ def load(
 ) -> CpuModel:
     """Compile what the cache does not hold, link, map the weights and start the workers."""
     machine = this_machine()
+    if (reason := why_not_here(target)) is not None:
+        way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
+        raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
         compiler = find_compiler(options.compiler)
         cache = Cache(options.cache_dir, _CACHE_BYTES)

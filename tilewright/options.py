@@ -13,6 +13,7 @@ from tilewright.errors import OptionError
 from tilewright.runtime.cache import default_root
 
 TARGETS = ("cpu", "cuda", "cuda-emulated")
+DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "none")
 FALLBACKS = ("error",)
 PLANNED_FALLBACKS = ("host",)
@@ -27,7 +28,7 @@ Progress = Callable[[str], None]
 class Options:
     """What the user chose; every field has a default that suits most models.
 
-    target      the machine to compile for
+    target      the machine to compile for, or a .json file that describes one
     threads     worker threads on the CPU; None: as many as this process may use
     precision   the type floating-point work is done in; None: as the model says
     schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
@@ -57,7 +58,7 @@ class Options:
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_choice("target", self.target, TARGETS)
+        check_target(self.target)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_fallback(self.fallback)
         check_precision(self.precision)
@@ -92,12 +93,19 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_choice(option: str, value: object, allowed: tuple[str, ...]) -> None:
+def check_target(value: object) -> None:
+    """A name, or a file; whether the file is there, and right, is seen when it is read."""
+    if isinstance(value, str) and value.endswith(DESCRIPTION_SUFFIX):
+        return
+    check_choice("target", value, TARGETS, f", or a {DESCRIPTION_SUFFIX} file that describes a machine")
+
+
+def check_choice(option: str, value: object, allowed: tuple[str, ...], others: str = "") -> None:
     if value in allowed:
         return
     nearest = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
     hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-    raise OptionError(f"{option} cannot be {value!r}: it is one of {', '.join(allowed)}{hint}")
+    raise OptionError(f"{option} cannot be {value!r}: it is one of {', '.join(allowed)}{others}{hint}")
 
 
 def check_precision(value: object) -> None:

@@ -52,8 +52,15 @@ def test_torch_module() -> None:
 
 
 WRONG_OPTIONS = [
-    ({"target": "gpu"}, "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated; did you mean 'cpu'?"),
-    ({"target": "tpu9000"}, "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated"),
+    (
+        {"target": "gpu"},
+        "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, or a .json file that describes a machine; "
+        "did you mean 'cpu'?",
+    ),
+    (
+        {"target": "tpu9000"},
+        "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated, or a .json file that describes a machine",
+    ),
     (
         {"schedule": "conected"},
         "schedule cannot be 'conected': it is one of connected, none; did you mean 'connected'?",

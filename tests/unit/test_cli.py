@@ -178,13 +178,33 @@ def test_bench_shape_gives_values_to_symbols(add_model, tmp_path: Path) -> None:
         bench.open_dimensions(interface, {"x": (5,)})
 
 
-def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices(
+    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
     assert main(["devices", "--json"]) == 0
     devices = json.loads(capsys.readouterr().out)["devices"]
     assert [device["name"] for device in devices] == ["cpu", "cuda", "cuda-emulated"]
     assert devices[0]["error"] is None and devices[0]["description"]["levels"]
     assert main(["devices"]) == 0
-    assert "L2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for word in ("L2", "read, alone", "fma_float32", "from kernel to kernel", "numbers: measured 20"):
+        assert word in shown
+
+
+def test_one_device_is_a_file_to_edit(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
+    assert main(["devices", "cpu", "--json"]) == 0
+    file = tmp_path / "machine.json"
+    file.write_text(capsys.readouterr().out.replace('"name": "cpu"', '"name": "mine"'))
+    assert main(["devices", str(file)]) == 0
+    assert capsys.readouterr().out.startswith("mine  ready\n")
+    assert main(["devices", "abacus"]) == 2
+    assert "target cannot be 'abacus': it is one of cpu, cuda" in capsys.readouterr().err
+    assert main(["devices", str(tmp_path / "none.json")]) == 2
+    assert "none.json: No such file or directory; 'tilewright devices cpu --json' prints" in capsys.readouterr().err
 
 
 def test_cache_shows_and_clears(
@@ -211,12 +231,19 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "tilewright: interrupted\n"
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+def test_a_closed_pipe_is_quiet(kernel_cache: Path) -> None:
     command = [sys.executable, "-m", "tilewright", "devices", "--json"]
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        finished = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        finished = subprocess.run(
+            command,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TILEWRIGHT_CACHE": str(kernel_cache)},
+            text=True,
+            check=False,
+        )
     finally:
         os.close(writer)
     assert finished.stderr == ""

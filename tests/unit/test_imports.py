@@ -18,7 +18,7 @@ COMPILER_AND_BELOW = {"compiler", "options", *BELOW_COMPILER}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "ir": set(),
-    "target": set(),
+    "target": {"runtime"},  # its probes are compiled programs
     "ops": {"ir"},
     "frontend": {"ops", "ir"},
     "transform": {"ir", "target"},

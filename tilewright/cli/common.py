@@ -46,7 +46,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("compiling")
-    group.add_argument("--target", choices=TARGETS, help="the machine to compile for (default: cpu)")
+    group.add_argument(
+        "--target",
+        metavar="TARGET",
+        help=f"the machine to compile for: {', '.join(TARGETS)}, or a .json file that describes one (default: cpu)",
+    )
     group.add_argument("--threads", metavar="N", type=int, help="worker threads on the CPU (default: every core)")
     group.add_argument(
         "--schedule",

@@ -1,4 +1,4 @@
-"""`tilewright devices`: the machines this computer can compile for and run on."""
+"""`tilewright devices`: the machines this computer can compile for and run on, in numbers."""
 
 from __future__ import annotations
 
@@ -8,51 +8,70 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tilewright.cli import common
-from tilewright.options import TARGETS, Options
+from tilewright.cli.progress import working
+from tilewright.options import TARGETS, Options, check_target
 
 DESCRIPTION = """\
 List the targets: what each is, whether it can be used here, and if not, what is missing. The numbers
-are what the compiler decides by: memory levels, vector registers, units."""
+are what the compiler decides by: memory levels, instructions, the cost of a barrier. This computer's
+processor is measured once and the figures are kept; --probe measures anew.
+
+With the name of one target, --json prints its description alone. Edited, such a file is a target too:
+--target FILE.json plans for the machine that it describes."""
 
 EXAMPLE = """\
   tilewright devices
-  tilewright devices --json"""
+  tilewright devices --probe
+  tilewright devices cpu --json > machine.json
+  tilewright explain model.onnx --target machine.json --stop-after source"""
 
 
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "devices", "list the machines to compile for", DESCRIPTION, EXAMPLE)
+    parser.add_argument("device", metavar="TARGET", nargs="?", help="one target, or a .json file; default: all targets")
+    parser.add_argument("--probe", action="store_true", help="measure this computer's processor anew")
     parser.add_argument("--threads", metavar="N", type=int, help="describe the CPU with N threads")
-    parser.add_argument("--json", action="store_true", help="print an object for scripts instead of a table")
+    parser.add_argument("--json", action="store_true", help="print an object for scripts instead of tables")
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    threads = Options.from_environment(threads=arguments.threads).threads
-    found = [describe(name, threads) for name in TARGETS]
+    options = Options.from_environment(threads=arguments.threads)
+    names = TARGETS if arguments.device is None else (arguments.device,)
+    for name in names:
+        check_target(name)
+    if arguments.probe:
+        probe_anew(options)
+    found = [describe(name, options) for name in names]
     if arguments.json:
-        common.print_json({"devices": found})
+        common.print_json({"devices": found} if arguments.device is None else found[0]["description"])
         return 0
     console = common.output_console()
     for device in found:
-        state = "ready" if device["error"] is None else f"cannot run here: {escape(device['error'])}"
-        console.print(f"[bold]{device['name']}[/bold]  {state}", highlight=False, soft_wrap=True)
-        console.print(level_table(device["description"].get("levels", ())))
-        facts = [
-            f"{key} {text(value)}" for key, value in device["description"].items() if key not in ("name", "levels")
-        ]
-        console.print(f"  {', '.join(facts)}", markup=False, highlight=False)
+        show(device, console)
     return 0
 
 
-def describe(name: str, threads: int | None) -> dict[str, Any]:
-    from tilewright.target import machine
+def probe_anew(options: Options) -> None:
+    from tilewright.target import this_cpu
+    from tilewright.target.kept import measured
 
-    error = missing_for_cuda() if name == "cuda" else None
-    return {"name": name, "error": error, "description": machine(name, threads).describe()}
+    with working("measuring the machine") as tell:
+        measured(this_cpu(), options.cache_dir, options.compiler, anew=True, tell=tell)
+
+
+def describe(name: str, options: Options) -> dict[str, Any]:
+    from tilewright.target import machine, why_not_here
+
+    with working("looking at the machine") as tell:
+        target = machine(name, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=tell)
+    error = why_not_here(target) if target.kind == "cpu" else missing_for_cuda() if target.name == "cuda" else None
+    return {"name": target.name, "error": error, "description": target.describe()}
 
 
 def missing_for_cuda() -> str | None:
@@ -69,11 +88,60 @@ def missing_for_cuda() -> str | None:
     return None
 
 
+def show(device: Mapping[str, Any], console: Console) -> None:
+    facts = device["description"]
+    state = "ready" if device["error"] is None else f"cannot run here: {escape(device['error'])}"
+    console.print(f"[bold]{escape(device['name'])}[/bold]  {state}", highlight=False, soft_wrap=True)
+    for line in summary(facts):
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(level_table(facts["levels"]))
+    if facts["rates"]:
+        console.print(rate_table(facts))
+    console.print()
+
+
+def summary(facts: Mapping[str, Any]) -> list[str]:
+    unit = "core" if facts["kind"] == "cpu" else "multiprocessor"
+    parts = [f"{facts['units']} {unit}{'s' if facts['units'] > 1 else ''} {facts['architecture']}"]
+    parts.append(f"{facts['vector_registers']} registers of {facts['vector_bytes']} bytes")
+    if facts["kind"] == "gpu":
+        parts[-1] = f"warps of {facts['warp']}, blocks of up to {facts['max_threads']} threads"
+    if facts["clock"]:
+        parts.append(f"{facts['clock'] / 1e9:g} GHz")
+    parts += [" ".join(facts["features"])] if facts["features"] else []
+    rate = f"float32: {2 * facts['fma_rate'] / 1e9:.3g} GFLOP/s a {unit}"
+    if facts["fma_alone"]:
+        rate += f" with all busy, {2 * facts['fma_alone'] / 1e9:.3g} alone"
+    if facts["kind"] == "cpu":
+        rate += f"; {facts['fma_chains']} independent multiply-adds under way reach it"
+    costs = f"{duration(facts['kernel_cost'])} from kernel to kernel"
+    if facts["kind"] == "cpu":
+        costs += f", {duration(facts['tile_cost'])} to hand out a tile"
+    return [", ".join(parts), rate, costs, f"numbers: {facts['source']}"]
+
+
 def level_table(levels: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("level", "capacity", "transaction", "bandwidth a unit")
+    """Columns of what nobody measured are left out."""
+    optional = {key: any(level[key] for level in levels) for key in ("alone", "write")}
+    table = Table("level", title="memory, for one unit", title_justify="left")
+    heads = ["capacity", "shared by", "transaction", "read, all busy"]
+    heads += [head for key, head in (("alone", "read, alone"), ("write", "write, all busy")) if optional[key]]
+    for head in heads:
+        table.add_column(head, justify="right")
     for level in levels:
-        speed = f"{level['bandwidth'] / 1e9:.0f} GB/s"
-        table.add_row(level["name"], amount(level["capacity"]), amount(level["transaction"]), speed)
+        cells = [level["name"], amount(level["capacity"]), str(level["shared_by"]), amount(level["transaction"])]
+        cells += [speed(level[key]) for key in ("bandwidth", "alone", "write") if optional.get(key, True)]
+        table.add_row(*cells)
+    return table
+
+
+def rate_table(facts: Mapping[str, Any]) -> Table:
+    table = Table("instruction", title="arithmetic, for one unit, all busy", title_justify="left")
+    for head in ("multiply-adds/s", "x float32"):
+        table.add_column(head, justify="right")
+    for name, rate in facts["rates"].items():
+        amounts = f"{rate / 1e12:.3g} T" if rate >= 1e12 else f"{rate / 1e9:.3g} G"
+        table.add_row(name, amounts, f"{rate / facts['fma_rate']:.3g}")
     return table
 
 
@@ -85,7 +153,11 @@ def amount(size: float) -> str:
     return f"{size:g} TiB"
 
 
-def text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " ".join(str(item) for item in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def speed(bandwidth: float) -> str:
+    if bandwidth >= 1e12:
+        return f"{bandwidth / 1e12:.3g} TB/s"
+    return f"{bandwidth / 1e9:.3g} GB/s" if bandwidth else "-"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e9:.2g} ns" if seconds < 1e-7 else f"{seconds * 1e6:.2g} us"

@@ -1,50 +1,105 @@
-"""Descriptions of the machines we plan for: this CPU, read from the system, and NVIDIA GPUs by architecture."""
+"""Descriptions of the machines we plan for: this CPU, NVIDIA GPUs by architecture, and what a file describes."""
 
 from __future__ import annotations
 
-import os
-import platform
+from collections.abc import Callable
 from pathlib import Path
 
 from tilewright.errors import OptionError
+from tilewright.target import system
+from tilewright.target.by_hand import SUFFIX, read_target
 from tilewright.target.machine import MemoryLevel, Target
 
 _FEATURES = (
     "avx2", "fma", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
-_SYSFS = Path("/sys/devices/system/cpu/cpu0/cache")
+_CLOCK = 2.5e9  # a common sustained clock
+# By instruction: the feature that gives it, and how many times the float32 multiply-adds it usually does.
+_INSTRUCTIONS = {
+    "sdot_int8": ("asimddp", 4),
+    "vnni_int8": ("avx512_vnni", 4),
+    "vdp_bf16": ("avx512_bf16", 1),
+    "amx_bf16": ("amx_bf16", 16),
+    "amx_int8": ("amx_int8", 32),
+}
 
 
-def machine(name: str = "cpu", threads: int | None = None) -> Target:
-    """The target of that name; `threads` never changes it, because plans must not depend on the thread count."""
+def machine(
+    name: str = "cpu",
+    threads: int | None = None,
+    *,
+    cache_dir: Path | None = None,
+    compiler: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Target:
+    """The target of that name, or the one that a .json file describes.
+
+    With a `cache_dir` this CPU is as measured: once, by a program that the C compiler makes, and kept there. Without,
+    it is as its features usually are, which needs nothing and is the same on all machines of a kind.
+    `threads` never changes it, because plans must not depend on the thread count.
+    """
+    if name.endswith(SUFFIX):
+        return read_target(Path(name))
     if name == "cpu":
-        return _this_cpu()
+        usual = this_cpu()
+        if cache_dir is None:
+            return usual
+        from tilewright.target.kept import measured
+
+        return measured(usual, cache_dir, compiler, tell=tell)
     if name in ("cuda", "cuda-emulated"):
         return _hopper(name)
-    raise OptionError(f"unknown target '{name}': choose cpu, cuda or cuda-emulated")
+    raise OptionError(f"unknown target '{name}': choose cpu, cuda, cuda-emulated or a {SUFFIX} file")
 
 
-def _this_cpu() -> Target:
-    architecture = platform.machine()
-    flags = _cpu_flags()
+def this_cpu() -> Target:
+    """This computer's processor: sizes from the system, rates from constants."""
+    flags = system.cpu_flags()
+    architecture = system.architecture()
     vector_bytes, registers = 16, 32
-    if architecture in ("x86_64", "AMD64"):
-        architecture = "x86_64"
+    if architecture == "x86_64":
         vector_bytes, registers = (64, 32) if "avx512f" in flags else (32, 16) if "avx2" in flags else (16, 16)
-    caches = _cache_sizes()
-    level1 = caches.get(1, 32 << 10)
-    level2 = caches.get(2, 512 << 10)
-    fma = 2 * (vector_bytes // 4) * 2.5e9  # two vector FMA pipes at a common sustained clock
-    levels = (
+    usable = system.usable_processors()
+    fma = 2 * (vector_bytes // 4) * _CLOCK  # two vector FMA pipes
+    rates = [("fma_float32", fma)]
+    rates += [(name, fma * times) for name, (feature, times) in _INSTRUCTIONS.items() if feature in flags]
+    if "avx_vnni" in flags and "avx512_vnni" not in flags:
+        rates.append(("vnni_int8", fma * 4))
+    return Target(
+        "cpu", "cpu", architecture, len(usable), vector_bytes, registers, fma,
+        _cpu_levels(vector_bytes, registers, system.data_caches(usable)), 0.5e-6,
+        lane_multiply=architecture == "aarch64", features=tuple(f for f in _FEATURES if f in flags),
+        rates=tuple(rates),
+    )  # fmt: skip
+
+
+def why_not_here(target: Target) -> str | None:
+    """A description given by hand may be of another machine, which can be planned for but not run on."""
+    here = this_cpu()
+    missing = sorted(set(target.features) & set(_FEATURES) - set(here.features)) if here.features else []
+    if target.architecture not in (here.architecture, "any"):
+        return f"it is {target.architecture} and this machine is {here.architecture}"
+    return f"this machine lacks {', '.join(missing)}" if missing else None
+
+
+def _cpu_levels(vector_bytes: int, registers: int, caches: dict[int, system.CacheFacts]) -> tuple[MemoryLevel, ...]:
+    level1 = caches.get(1, system.CacheFacts(32 << 10, 64, 1))
+    level2 = caches.get(2, system.CacheFacts(512 << 10, 64, 1))
+    outer = caches.get(3)
+    levels = [
         MemoryLevel("registers", vector_bytes * registers, vector_bytes, 4e11),
-        MemoryLevel("L1", level1, 64, 1.2e11),
-        MemoryLevel("L2", level2, 64, 4e10),
-        MemoryLevel("DRAM", 1 << 40, 64, 1.2e10),
-    )
-    features = tuple(f for f in _FEATURES if f in flags)
-    return Target("cpu", "cpu", architecture, _usable_cores(), vector_bytes, registers, fma, levels, 0.5e-6,
-                  lane_multiply=architecture == "aarch64", features=features)  # fmt: skip
+        _cache("L1", level1, 1.2e11),
+        _cache("L2", level2, 4e10),
+    ]
+    # An outer cache of which a core has less than its own L2 holds nothing that the L2 does not.
+    if outer is not None and outer.size // outer.shared_by > levels[-1].capacity:
+        levels.append(_cache("L3", outer, 2e10))
+    return (*levels, MemoryLevel("DRAM", 1 << 40, 64, 1.2e10))
+
+
+def _cache(name: str, facts: system.CacheFacts, bandwidth: float) -> MemoryLevel:
+    return MemoryLevel(name, facts.size // facts.shared_by, facts.line, bandwidth, facts.shared_by)
 
 
 def _hopper(name: str) -> Target:
@@ -54,38 +109,5 @@ def _hopper(name: str) -> Target:
         MemoryLevel("shared", 227 << 10, 128, 2.0e11),
         MemoryLevel("DRAM", 141 << 30, 32, 4.3e12 / 132),
     )
-    return Target(name, "gpu", "sm_90", 132, 16, 255, 128 * 1.755e9, levels, 0.55e-6, warp=32, max_threads=1024)
-
-
-def _usable_cores() -> int:
-    """The cores this process may run on, which a container or taskset may have made fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.lower().startswith(("flags", "features")):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
-
-
-def _cache_sizes() -> dict[int, int]:
-    """Data cache bytes by level, as the kernel tells them; a private cache only where it says so."""
-    sizes: dict[int, int] = {}
-    for index in sorted(_SYSFS.glob("index*")):
-        try:
-            if (index / "type").read_text().strip() == "Instruction":
-                continue
-            text = (index / "size").read_text().strip()
-            level = int((index / "level").read_text())
-        except (OSError, ValueError):
-            continue
-        factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-        sizes[level] = int(text.rstrip("KM")) * factor
-    return sizes
+    return Target(name, "gpu", "sm_90", 132, 16, 255, 128 * 1.755e9, levels, 0.55e-6, warp=32, max_threads=1024,
+                  source="constants, measured on an H200")  # fmt: skip

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+CONSTANTS = "constants"
 
 
 @dataclass(frozen=True)
 class MemoryLevel:
-    """One level of the hierarchy, nearest first; `bandwidth` is bytes a second for one unit, all units busy."""
+    """One level of the hierarchy, nearest first; `bandwidth` is bytes read a second by one unit, all units busy."""
 
     name: str
-    capacity: int  # bytes one unit may use
+    capacity: int  # bytes one unit may use; of a level that several share, its part
     transaction: int  # bytes moved at once
     bandwidth: float
-    shared_by: int = 1  # units that share the capacity
+    shared_by: int = 1  # units that share the level: together they have capacity x shared_by
+    alone: float = 0.0  # bytes read a second by one unit while the others rest; 0: not measured
+    write: float = 0.0  # bytes written a second by one unit, all units busy; 0: not measured
 
 
 @dataclass(frozen=True)
 class Target:
-    name: str  # "cpu", "cuda", "cuda-emulated"
+    name: str  # "cpu", "cuda", "cuda-emulated", or a name of its own for a CPU described by hand
     kind: str  # "cpu" or "gpu"
-    architecture: str  # "aarch64", "x86_64", "sm_90"
+    architecture: str  # "aarch64", "x86_64", "sm_90"; "any" for a CPU whose code is to run wherever it can
     units: int  # cores or multiprocessors
     vector_bytes: int  # width of a vector register; on a GPU the widest access of a thread
     vector_registers: int
-    fma_rate: float  # float32 multiply-adds a second and unit
+    fma_rate: float  # float32 multiply-adds a second and unit, all units busy
     levels: tuple[MemoryLevel, ...]  # registers first, main memory last
     kernel_cost: float  # seconds to start a kernel (CPU: the barrier before it)
     warp: int = 1  # threads that run in lock-step
@@ -33,6 +38,11 @@ class Target:
     lane_multiply: bool = False  # a multiply-add can take one lane of a register as its scalar operand (NEON)
     features: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()  # multiply-adds a second and unit by instruction, where it has others
+    fma_alone: float = 0.0  # fma_rate while the other units rest; 0: not measured
+    fma_chains: int = 8  # independent vector multiply-adds that must be under way at once to reach fma_rate
+    clock: float = 0.0  # cycles a second; 0: not measured
+    tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
+    source: str = field(default=CONSTANTS, compare=False)  # where the numbers come from; the same machine all the same
 
     def level(self, name: str) -> MemoryLevel:
         return next(level for level in self.levels if level.name == name)
@@ -43,6 +53,11 @@ class Target:
         return self.level("shared" if self.kind == "gpu" else "L2")
 
     @property
+    def outer(self) -> MemoryLevel | None:
+        """The cache that cores share before main memory, where it is large enough to count."""
+        return next((level for level in self.levels if level.name == "L3"), None)
+
+    @property
     def main(self) -> MemoryLevel:
         return self.levels[-1]
 
@@ -50,8 +65,17 @@ class Target:
         """Multiply-adds a second and unit of an instruction of the intrinsics table; None where there is none."""
         return dict(self.rates).get(instruction)
 
+    @property
+    def loads_per_fma(self) -> float:
+        """Vectors that come from the nearest cache in the time of one vector multiply-add, all units busy."""
+        return self.levels[1].bandwidth / self.vector_bytes * self.lanes(4) / self.fma_rate
+
     def lanes(self, element_bytes: int) -> int:
         return max(1, self.vector_bytes // element_bytes)
 
     def describe(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"rates": dict(self.rates)}
+
+    def to_json(self) -> str:
+        """The description as text; `tilewright.target.by_hand.from_json` reads it back."""
+        return json.dumps(self.describe(), indent=2) + "\n"

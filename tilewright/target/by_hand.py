@@ -1,0 +1,164 @@
+"""Machine descriptions given as JSON, to plan for a machine that is not at hand: read, and checked field by field."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import OptionError
+from tilewright.target.machine import MemoryLevel, Target
+
+SUFFIX = ".json"
+_WAY_OUT = "'tilewright devices cpu --json' prints a whole description to start from"
+_CPU_LEVELS = ("registers", "L1", "L2")
+_GPU_LEVELS = ("registers", "shared")
+_GPU_NAMES = ("cuda", "cuda-emulated")
+
+
+def read_target(path: Path) -> Target:
+    """The machine that a file describes."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise OptionError(f"cannot read the machine description {path}: {reason}; {_WAY_OUT}") from error
+    return from_json(text, str(path))
+
+
+def from_json(text: str, where: str = "the machine description") -> Target:
+    """The machine that a text describes; an error names the text by `where`, and the field."""
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{where} is not JSON: line {error.lineno}: {error.msg}; {_WAY_OUT}") from error
+    reader = _Reader(where)
+    target = Target(**reader.record(given, "", Target, _TARGET))
+    reader.check(target)
+    return target
+
+
+class _Reader:
+    """Takes a description apart; every complaint says where it is and what to do."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def wrong(self, what: str) -> OptionError:
+        return OptionError(f"{self.where}: {what}; {_WAY_OUT}")
+
+    def record(self, given: Any, place: str, kind: type, readers: Mapping[str, _Read]) -> dict[str, Any]:
+        """The fields of a record by name, each through its reader."""
+        if not isinstance(given, dict):
+            raise self.wrong(f"{place or 'it'} must be an object, not {_shown(given)}")
+        for name in given:
+            if name not in readers:
+                near = difflib.get_close_matches(name, readers, n=1)
+                hint = f", did you mean '{near[0]}'?" if near else f" among {', '.join(readers)}"
+                raise self.wrong(f"there is no field '{place}{name}'{hint}")
+        for each in fields(kind):
+            if each.default is MISSING and each.name not in given:
+                raise self.wrong(f"the field '{place}{each.name}' is missing")
+        values = {name: readers[name](self, value, place + name) for name, value in given.items()}
+        return values if kind is MemoryLevel else {"source": "by hand"} | values
+
+    def check(self, target: Target) -> None:
+        """What no field shows alone."""
+        names = tuple(level.name for level in target.levels)
+        first = _CPU_LEVELS if target.kind == "cpu" else _GPU_LEVELS
+        if len(set(names)) < len(names):
+            raise self.wrong(f"two of the levels have the same name: {', '.join(names)}")
+        if names[: len(first)] != first or len(names) <= len(first):
+            order = f"{', '.join(first)}, then any others, main memory last"
+            raise self.wrong(f"the levels of a {target.kind} are {order}, not {', '.join(names) or 'none'}")
+        if target.kind == "gpu" and target.name not in _GPU_NAMES:
+            raise self.wrong(f"the name of a gpu is one of {', '.join(_GPU_NAMES)}, not '{target.name}'")
+        if target.vector_bytes & (target.vector_bytes - 1) or target.vector_bytes < 4:
+            raise self.wrong(f"the field 'vector_bytes' must be a power of two, 4 or more, not {target.vector_bytes}")
+
+
+_Read = Callable[[_Reader, Any, str], Any]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, dict | list) else "an object" if value else "nothing"
+
+
+def _text(reader: _Reader, value: Any, place: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise reader.wrong(f"the field '{place}' must be text, not {_shown(value)}")
+    return value
+
+
+def _kind(reader: _Reader, value: Any, place: str) -> str:
+    if value not in ("cpu", "gpu"):
+        raise reader.wrong(f"the field '{place}' must be cpu or gpu, not {_shown(value)}")
+    return str(value)
+
+
+def _flag(reader: _Reader, value: Any, place: str) -> bool:
+    if not isinstance(value, bool):
+        raise reader.wrong(f"the field '{place}' must be true or false, not {_shown(value)}")
+    return value
+
+
+def _count(reader: _Reader, value: Any, place: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise reader.wrong(f"the field '{place}' must be a whole number, 1 or more, not {_shown(value)}")
+    return value
+
+
+def _number(reader: _Reader, value: Any, place: str, least: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value < float("inf"):
+        raise reader.wrong(f"the field '{place}' must be a number {least}, not {_shown(value)}")
+    return float(value)
+
+
+def _rate(reader: _Reader, value: Any, place: str) -> float:
+    number = _number(reader, value, place, "above 0")
+    if number <= 0:
+        raise reader.wrong(f"the field '{place}' must be a number above 0, not {_shown(value)}")
+    return number
+
+
+def _measured(reader: _Reader, value: Any, place: str) -> float:
+    number = _number(reader, value, place, "0 or more")
+    if number < 0:
+        raise reader.wrong(f"the field '{place}' must be a number 0 or more, not {_shown(value)}")
+    return number
+
+
+def _list(reader: _Reader, value: Any, place: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise reader.wrong(f"the field '{place}' must be a list, not {_shown(value)}")
+    return value
+
+
+def _levels(reader: _Reader, value: Any, place: str) -> tuple[MemoryLevel, ...]:
+    records = enumerate(_list(reader, value, place))
+    return tuple(MemoryLevel(**reader.record(each, f"{place}[{i}].", MemoryLevel, _LEVEL)) for i, each in records)
+
+
+def _names(reader: _Reader, value: Any, place: str) -> tuple[str, ...]:
+    return tuple(_text(reader, each, f"{place}[{i}]") for i, each in enumerate(_list(reader, value, place)))
+
+
+def _rates(reader: _Reader, value: Any, place: str) -> tuple[tuple[str, float], ...]:
+    if not isinstance(value, dict):
+        raise reader.wrong(f"the field '{place}' must be an object of instructions and rates, not {_shown(value)}")
+    return tuple((name, _rate(reader, rate, f"{place}.{name}")) for name, rate in value.items())
+
+
+_LEVEL: dict[str, _Read] = {
+    "name": _text, "capacity": _count, "transaction": _count, "bandwidth": _rate, "shared_by": _count,
+    "alone": _measured, "write": _measured,
+}  # fmt: skip
+_TARGET: dict[str, _Read] = {
+    "name": _text, "kind": _kind, "architecture": _text, "units": _count, "vector_bytes": _count,
+    "vector_registers": _count, "fma_rate": _rate, "levels": _levels, "kernel_cost": _rate, "warp": _count,
+    "max_threads": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
+    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "source": _text,
+}  # fmt: skip

@@ -1,0 +1,95 @@
+"""This computer's processor as measured: once, kept in the cache directory, and read back ever after, so that plans
+stay the same until someone measures anew."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.errors import OptionError
+from tilewright.runtime import Cache, CacheError, CompileError, ToolchainError, content_key, this_machine
+from tilewright.target.by_hand import from_json
+from tilewright.target.machine import Target
+from tilewright.target.probe import VERSION, ProbeError, probe
+
+MEASURED = "measured"
+_LOCK = "machine.lock"
+
+
+def measured(
+    usual: Target,
+    cache_dir: Path,
+    compiler: str | None = None,
+    *,
+    anew: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Target:
+    """What was measured before, or is now; where that is not possible the usual target, its source saying why."""
+    cache = Cache(cache_dir)
+    key = content_key("machine", str(VERSION), this_machine().identity, usual.to_json(), suffix=".json")
+    try:
+        if not anew and (known := _known(cache, key, usual)) is not None:
+            return known
+        # Two that measure at once would disturb each other, and then plan for different machines.
+        with _turn(cache_dir):
+            if not anew and (known := _known(cache, key, usual)) is not None:
+                return known
+            if tell is not None:
+                tell("measuring the machine")
+            found = _measure(usual, compiler, cache)
+            cache.put(key, found.to_json().encode())
+            return found
+    except (ToolchainError, CompileError, CacheError) as error:
+        # Nothing is kept: this may be mended by the next time.
+        return _not_measured(usual, str(error))
+
+
+def _measure(usual: Target, compiler: str | None, cache: Cache) -> Target:
+    try:
+        found, remark = probe(usual, compiler, cache)
+    except ProbeError as error:
+        return _not_measured(usual, str(error))
+    today = datetime.date.today().isoformat()
+    return replace(found, source=f"{MEASURED} {today}" + (f"; {remark}" if remark else ""))
+
+
+def _not_measured(usual: Target, reason: str) -> Target:
+    return replace(usual, source=f"{usual.source}, not measured: {' '.join(reason.split())}")
+
+
+def _known(cache: Cache, key: str, usual: Target) -> Target | None:
+    """What was kept; anything that is damaged or not about this machine is as good as nothing."""
+    path = cache.get(key)
+    if path is None:
+        return None
+    try:
+        kept = from_json(path.read_text(errors="replace"), str(path))
+    except (OptionError, OSError):
+        return None
+    return kept if _shape(kept) == _shape(usual) else None
+
+
+def _shape(target: Target) -> tuple[object, ...]:
+    sizes = tuple((level.name, level.capacity, level.shared_by) for level in target.levels)
+    return (target.kind, target.architecture, target.units, target.vector_bytes, target.vector_registers, sizes)
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One process at a time; where the system has no such lock, all at once."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError as error:
+        raise CacheError(f"the cache in {folder} cannot be used ({error.strerror})") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
