@@ -20,12 +20,14 @@ from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Range, Size, extent_of, index_range
 from tilewright.target import Target
 
-_FMA_LATENCY = 4.0  # cycles, on every core we know within one
 _PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
+_OVERFULL = 1.8  # times its capacity: of so much nothing is found again
+_RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
+_RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
 _ROWS_EXPOSED = 0.3  # the same for as many streams as the register tile has rows: the prefetcher follows few
 _FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
@@ -72,6 +74,11 @@ class Contraction:
         return [a for a in self.nest.axes if a is not self.vector and a is not self.row]
 
     @property
+    def latency(self) -> float:
+        """Cycles from one multiply-add to the next on the same accumulator."""
+        return self.target.fma_chains / _PIPES
+
+    @property
     def cycles_a_second(self) -> float:
         return self.target.fma_rate / (_PIPES * self.target.lanes(4))
 
@@ -107,7 +114,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
         reads = reads + count
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / _PIPES
-    return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), _FMA_LATENCY) + _STEP_CYCLES
+    return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
 
 
 def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
@@ -141,12 +148,24 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     chains = max(1, register.get(names[facts.vector], facts.lanes) // facts.lanes) if facts.vector is not None else 1
     reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
     steps = facts.reduction / (facts.lanes * chains)
-    cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, _FMA_LATENCY) + _STEP_CYCLES
+    cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
     folding = outputs * (0.75 * facts.lanes * chains + 4.0) if facts.vector is not None else 0.0
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
-    return blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+    core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+    return core + _ROWS_EXPOSED * 2 * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+
+
+def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:
+    """Bytes into the first cache: an operand that does not fit it comes again with every register tile."""
+    whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
+    moved: Size = 0.0
+    for operand in facts.operands:
+        all_of_it = _bytes(operand, {**whole, **tile})
+        each = _bytes(operand, {**whole, **sizes}) * blocks
+        moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
+    return moved
 
 
 def _cut_extent(facts: Contraction) -> int:
@@ -174,8 +193,9 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     for axis in facts.nest.axes:
         outputs = outputs * tile[axis]
     runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
-    far = again / facts.target.levels[3 if len(facts.target.levels) > 4 else -1].bandwidth
-    total = np.maximum(core, np.maximum(runs + rows, far))
+    far = again / (facts.target.outer or facts.target.main).bandwidth
+    stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
+    total = np.maximum(core + stalls, np.maximum(rows, far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
     return total + _FAR_EXPOSED * np.minimum(core, far), far
 
@@ -234,7 +254,9 @@ def _traffic(
     capacity: float,
 ) -> list[Size]:  # fmt: skip
     """Bytes of each operand that come into a cache of that capacity during one tile."""
-    fits = [sum(parts[1:], parts[0]) <= capacity for parts in held]
+    # replacement is near random in the caches we know: of a little too much a good part is still found again
+    staying = [np.clip(_OVERFULL - sum(parts[1:], parts[0]) / capacity, 0.0, _OVERFULL - 1) / (_OVERFULL - 1)
+               for parts in held]  # fmt: skip
     result: list[Size] = []
     for number in range(len(facts.operands)):
         # nothing stays: every register tile fetches its own
@@ -247,7 +269,7 @@ def _traffic(
             for loop in range(depth, len(trips)):
                 stays = np.logical_and(stays, np.logical_not(uses[number][loop]))
                 here = here * np.where(stays, 1, trips[loop])
-            moved = np.where(fits[depth], here, moved)
+            moved = staying[depth] * here + (1 - staying[depth]) * moved
         result.append(moved)
     return result
 

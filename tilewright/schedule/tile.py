@@ -22,6 +22,7 @@ from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
+from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -78,9 +79,10 @@ def choose_tile(
     per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
     waves = -(-tiles // context.target.units)
     seconds = waves * per_tile + context.target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
-    # whatever the tiles, the distinct bytes come from main memory once
+    # whatever the tiles, the distinct bytes come from outside once
+    beyond = context.target.outer or context.target.main
     least = compulsory(nests, stored)
-    seconds = np.maximum(seconds, least / (context.target.main.bandwidth * context.target.units))
+    seconds = np.maximum(seconds, least / (beyond.bandwidth * context.target.units))
     seconds = np.where(held <= level.capacity // 2, seconds, np.inf)
     # among equals the larger tile: fewer starts
     best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
@@ -200,9 +202,10 @@ def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
     repeats: Mapping[Nest, int],
 ) -> tuple[Size, Size, Size]:  # fmt: skip
-    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from main memory and from caches."""
+    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
     total: Size = 0
-    seconds: dict[bool, Size] = {True: 0.0, False: 0.0}
+    far: Size = 0.0
+    near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
@@ -215,23 +218,22 @@ def _traffic(
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                moved = 2 * transactions(tensor, boxes[nest], context)
-                total = total + moved
-                is_near = _stays_near(tensor, context)
-                seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
+                seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
-        is_near = _stays_near(tensor, context)
-        if not (is_near and tensor in counted):
-            seconds[is_near] = seconds[is_near] + moved / _bandwidth(is_near, context)
-    return total, seconds[False], seconds[True]
+        home = _home(tensor, context)
+        if home is not context.target.tile_level:
+            far = far + moved / home.bandwidth
+        elif tensor not in counted or tensor in inside:
+            near = near + moved / home.bandwidth
+    return total, far, near
 
 
-def _stays_near(tensor: Tensor, context: NestContext) -> bool:
-    """A tensor that fits half the tile level is still there when the next tile wants it."""
+def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
+    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given."""
     size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    return size <= context.target.tile_level.capacity // 2
-
-
-def _bandwidth(is_near: bool, context: NestContext) -> float:
-    return context.target.tile_level.bandwidth if is_near else context.target.main.bandwidth
+    target = context.target
+    if size <= target.tile_level.capacity // 2:
+        return target.tile_level
+    outer = target.outer
+    return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main
