@@ -92,7 +92,7 @@ class CKernel:
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
-            out.append(c_math.text(used, vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes)))
+            out.append(c_math.text(used, vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
         return "".join(out)
 
     def emit(self, line: str) -> None:
@@ -305,9 +305,16 @@ class CKernel:
         if operand is dtypes.bfloat16:
             wide = [args[0], *(cast(a, operand, dtypes.float32) for a in args[1:])] if name == "select" else [
                 cast(a, operand, dtypes.float32) for a in args]  # fmt: skip
-            text = scalar_call(name, wide, dtypes.float32)
+            text = self.scalar_operation(name, wide, dtypes.float32)
             return text if node.dtype.kind == "b" else cast(text, dtypes.float32, operand)
-        return scalar_call(name, args, operand)
+        return self.scalar_operation(name, args, operand)
+
+    def scalar_operation(self, name: str, args: list[str], operand: DType) -> str:
+        if name not in c_math.TRANSCENDENTAL or operand is dtypes.float64:
+            return scalar_call(name, args, operand)
+        self.used_math.setdefault((dtypes.float32.name, c_math.LEAST_LANES), set()).add(name)
+        kind = vector_name(dtypes.float32, c_math.LEAST_LANES)
+        return f"tw_{name}_{kind}({', '.join(f'({kind}){{{a}}}' for a in args)})[0]"
 
     # --- vector expressions
 

@@ -1,7 +1,13 @@
-"""Vector mathematics for the C renderer: functions in GNU vector types, written out only where a kernel uses them.
+"""Vector mathematics for the C renderer: float32 functions in GNU vector types, written out only where a kernel
+uses them; a single element is a lane of the narrowest vector, so that a tail is not another function.
 
-Each is a polynomial on a reduced range (minimax fits, relative error below 1e-8 before rounding), with the ends
-of the float32 range, infinities and NaN handled by masks. $V is the vector type, $I its integer twin, $W its lanes.
+Each is a minimax polynomial on a reduced range, at most 4 ulp from the exact result for every argument, denormals,
+infinities and NaN included (an exhaustive test holds this), without branches except where sin and cos meet a very
+large argument. Polynomials are split in two so that more of them runs at once: the functions are bound by latency.
+Nothing relies on a fused multiply-add: where a product must be exact, its factors are short or doubles.
+A division stays one: it runs beside the multiply-adds, and iterating from an estimate would take their slots.
+
+$V is the vector type, $W its lanes, $I its integer twin, $D and $L doubles and 64-bit integers of as many lanes.
 """
 
 from __future__ import annotations
@@ -9,6 +15,10 @@ from __future__ import annotations
 from string import Template
 
 _TEXT: dict[str, tuple[tuple[str, ...], str]] = {
+    "wide": ((), """
+typedef double $D __attribute__((vector_size($W * 8)));
+typedef int64_t $L __attribute__((vector_size($W * 8)));
+"""),
     "select": ((), """
 static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) | (~mask & ($I)b)); }
 """),
@@ -21,40 +31,32 @@ static inline $V tw_max_$V($V a, $V b) { return tw_select_$V((a > b) | (a != a),
     "min": (("select",), """
 static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a), a, b); }
 """),
-    # e^x = 2^n e^r, |r| <= ln2/2; 2^n is applied in two halves so that results below 2^-126 come out denormal
-    "exp": (("select",), """
-static inline $V tw_exp_$V($V x) {
-    $V c = tw_select_$V(x > 89.0f, ($V){} + 89.0f, x);
-    c = tw_select_$V(c < -104.0f, ($V){} - 104.0f, c);
-    $V t = c * 1.44269504f + 12582912.0f;
-    $I n = ($I)t - 0x4b400000;
-    $V k = t - 12582912.0f;
-    $V r = c - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
-    $V p = 0.0013813161f * r + 0.0083694188f;
-    p = p * r + 0.0416684560f;
-    p = p * r + 0.1666651517f;
-    p = p * r + 0.4999999404f;
-    p = p * (r * r) + r + 1.0f;
-    $I h = n >> 1;
-    p = p * ($V)((h + 127) << 23) * ($V)((n - h + 127) << 23);
-    p = tw_select_$V(x < -104.0f, ($V){}, p);
-    return tw_select_$V(x != x, x, p);
+    "sign": (("select",), """
+static inline $V tw_sign_$V($V x) {
+    $V y = ($V)(((x > 0.0f) & 0x3f800000) | ((x < 0.0f) & (int)0xbf800000));
+    return tw_select_$V(x != x, x, y);
 }
 """),
-    # e^x for |x| < 87: the result is normal, so that 2^n is one addition to the exponent
-    "exp_normal": ((), """
-static inline $V tw_exp_normal_$V($V x) {
-    $V t = x * 1.44269504f + 12582912.0f;
-    $V k = t - 12582912.0f;
+    # e^x = 2^n e^r, |r| <= ln2/2, for -104 <= x <= 89. The 254 added to n makes both halves of 2^n one shift each;
+    # applied one after the other, results below 2^-126 come out denormal. NaN stays NaN.
+    "exp_inside": ((), """
+static inline $V tw_exp_inside_$V($V x) {
+    $V t = x * 1.44269504f + 12583166.0f;
+    $V k = t - 12583166.0f;
     $V r = x - k * 0.693359375f;
     r = r + k * 2.12194440e-4f;
-    $V p = 0.0013813161f * r + 0.0083694188f;
-    p = p * r + 0.0416684560f;
-    p = p * r + 0.1666651517f;
-    p = p * r + 0.4999999404f;
-    p = p * (r * r) + r + 1.0f;
-    return ($V)(($I)p + (($I)t << 23));
+    $V s = r * r;
+    $V p = 0.0013813161f * s + (0.0083694188f * r + 0.0416684560f);
+    p = p * s + (0.1666651517f * r + 0.4999999404f);
+    p = p * s + (r + 1.0f);
+    $I n = ($I)t, h = n >> 1;
+    return p * ($V)(h << 23) * ($V)((n - h) << 23);
+}
+"""),
+    "exp": (("select", "exp_inside"), """
+static inline $V tw_exp_$V($V x) {
+    $V y = ($V)(($I)tw_exp_inside_$V(x) & ~(x < -104.0f));
+    return tw_select_$V(x > 89.0f, ($V){} + INFINITY, y);
 }
 """),
     "log": (("select",), """
@@ -62,83 +64,202 @@ static inline $V tw_log_$V($V x) {
     $I tiny = x < 1.17549435e-38f;
     $V y = tw_select_$V(tiny, x * 8388608.0f, x);
     $I bits = ($I)y - 0x3f3504f3;
-    $I e = (bits >> 23) - (tiny & 23);
     $V f = ($V)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
-    $V k = __builtin_convertvector(e, $V);
-    $V p = 0.0674578324f * f - 0.1167499721f;
-    p = p * f + 0.1188818812f;
-    p = p * f - 0.1240569800f;
-    p = p * f + 0.1421956271f;
-    p = p * f - 0.1666799039f;
-    p = p * f + 0.2000211775f;
-    p = p * f - 0.2500000894f;
-    p = p * f + 0.3333331347f;
+    $V k = ($V)((bits >> 23) - (tiny & 23) + 0x4b400000) - 12582912.0f;
     $V s = f * f;
-    p = p * f * s + k * -2.12194440e-4f;
+    $V p = 0.0674578324f * s + (-0.1167499721f * f + 0.1188818812f);
+    p = p * s + (-0.1240569800f * f + 0.1421956271f);
+    p = p * s + (-0.1666799039f * f + 0.2000211775f);
+    p = p * s + (-0.2500000894f * f + 0.3333331347f);
+    p = p * (f * s) + k * -2.12194440e-4f;
     p = p - 0.5f * s;
     p = p + f;
     p = p + k * 0.693359375f;
-    p = tw_select_$V((x == x) & (x > 3.4028234e38f), x, p);
-    p = tw_select_$V(x == 0.0f, ($V){} - INFINITY, p);
-    return tw_select_$V((x < 0.0f) | (x != x), (x - x) / (x - x), p);
+    p = tw_select_$V(x < INFINITY, p, x);
+    $V below = tw_select_$V(x == 0.0f, ($V){} - INFINITY, ($V){} + NAN);
+    return tw_select_$V(x <= 0.0f, below, p);
 }
 """),
-    "tanh": (("select", "abs", "exp_normal"), """
+    # -m / (2 + m), m = e^-2|x| - 1 = 2^n (e^r - 1) + (2^n - 1): exact to the last places also where x is small
+    "tanh": (("select", "abs"), """
 static inline $V tw_tanh_$V($V x) {
     $V a = tw_abs_$V(x);
-    $V s = x * x;
-    $V p = -0.0056482959f * s + 0.0205898061f;
-    p = p * s - 0.0537251197f;
-    p = p * s + 0.1333127469f;
-    p = p * s - 0.3333327472f;
-    $V near = p * s * x + x;
-    $V d = tw_select_$V(a > 10.0f, ($V){} + 20.0f, a + a);
-    $V far = 1.0f - 2.0f / (tw_exp_normal_$V(d) + 1.0f);
-    $V y = tw_select_$V(a < 0.6328125f, near, far);
-    y = ($V)(($I)y | (($I)x & (int)0x80000000));
-    return tw_select_$V(x != x, x, y);
+    $V c = tw_select_$V(a > 10.0f, ($V){} + 10.0f, a);
+    $V t = c * -2.88539008f + 12583039.0f;
+    $V k = t - 12583039.0f;
+    $V r = k * 0.3466796875f + c;
+    r = k * -1.06097220e-4f + r;
+    $V s = r * r;
+    $V p = 0.08812212199f * s + (-0.2677895725f * r + 0.6667103767f);
+    p = p * s + (-1.333321929f * r + 1.999999523f);
+    p = p * s + -2.0f * r;
+    $V n = ($V)(($I)t << 23);
+    $V m = p * n + (n - 1.0f);
+    $V y = m / (-2.0f - m);
+    return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
 """),
-    # near 0 an odd polynomial; beyond, 1 - exp(polynomial), which stays relatively accurate up to where erf is 1
-    "erf": (("select", "abs", "exp_normal"), """
+    # near 0 an odd polynomial; beyond, 1 - g^8, where g = erfc^(1/8) is smooth enough for a short polynomial, up to
+    # where erf is 1
+    "erf": (("select", "abs"), """
 static inline $V tw_erf_$V($V x) {
     $V a = tw_abs_$V(x);
-    $V s = x * x;
-    $V p = 8.2987768e-05f * s - 8.1256783e-04f;
-    p = p * s + 0.0051995176f;
-    p = p * s - 0.0268587824f;
-    p = p * s + 0.1128368452f;
-    p = p * s - 0.3761263192f;
-    p = p * s + 0.1283791661f;
-    $V near = p * x + x;
-    $V t = tw_select_$V(a > 4.0f, ($V){} + 4.0f, a);
-    $V q = -5.2179570e-07f * t - 1.4313494e-05f;
-    q = q * t + 3.9672499e-04f;
-    q = q * t - 0.0040535741f;
-    q = q * t + 0.0248954874f;
-    q = q * t - 0.1080123335f;
-    q = q * t - 0.6335431337f;
-    q = q * t - 1.1294342279f;
-    q = q * t + 1.6043165e-04f;
-    $V far = 1.0f - tw_exp_normal_$V(q);
-    far = ($V)(($I)far | (($I)x & (int)0x80000000));
-    $V y = tw_select_$V(a < 0.9296875f, near, far);
-    return tw_select_$V(x != x, x, y);
+    $V c = tw_select_$V(a > 4.0f, ($V){} + 4.0f, a);
+    $V s = c * c, s2 = s * s;
+    $V p = -5.829478614e-4f * s + 0.004959411919f;
+    p = p * s2 + (-0.02674181014f * s + 0.1128106862f);
+    p = p * s2 + (-0.3761241436f * s + 0.1283791363f);
+    $V near = p * c + c;
+    $V g = 1.432728895e-4f * s + (-0.002401351696f * c + 0.01263690367f);
+    g = g * s + (-0.01073800679f * c - 0.06219419464f);
+    g = g * s + (-0.1445770562f * c + 1.000710607f);
+    g = g * g;
+    g = g * g;
+    $V far = 1.0f - g * g;
+    $V y = tw_select_$V(c < 0.9453125f, near, far);
+    return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
 """),
     # by e^-|x|, which does not overflow: small results come out denormal, not 0
-    "sigmoid": (("select", "abs", "exp"), """
+    "sigmoid": (("select", "exp_inside"), """
 static inline $V tw_sigmoid_$V($V x) {
-    $V e = tw_exp_$V(-tw_abs_$V(x));
+    $V a = ($V)(($I)x | (int)0x80000000);
+    $V e = ($V)(($I)tw_exp_inside_$V(a) & ~(a < -104.0f));
     return tw_select_$V(x < 0.0f, e, ($V){} + 1.0f) / (1.0f + e);
 }
 """),
+    # x - n pi/2 for |x| >= 2^17: x times the bits of 2/pi that matter, modulo 4, in fixed point
+    "turns": ((), """
+static double tw_turns_$V(float x, int *quadrant) {
+    static const uint32_t digits[8] = {0, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                       0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+    union { float f; uint32_t u; } v = { x };
+    const uint32_t exponent = v.u >> 23 & 255;
+    *quadrant = 0;
+    if (exponent == 255) return x - x;
+    const uint64_t m = (v.u & 0x7fffff) | 0x800000;
+    const uint32_t first = exponent - 120, shift = first & 31;
+    const uint32_t *w = digits + (first >> 5);
+    const uint64_t a = (uint64_t)w[0] << 32 | w[1], b = (uint64_t)w[1] << 32 | w[2], c = (uint64_t)w[2] << 32 | w[3];
+    const uint64_t turn = (m * (a << shift >> 32) << 32) + m * (b << shift >> 32) + (m * (c << shift >> 32) >> 32);
+    const uint64_t n = (turn + (1ull << 61)) >> 62;
+    const double r = (double)(int64_t)(turn - (n << 62)) * 3.4061215800865545e-19;
+    *quadrant = v.u >> 31 ? -(int)n : (int)n;
+    return v.u >> 31 ? -r : r;
+}
+"""),
+    "reduce_far": (("turns",), """
+static __attribute__((noinline, cold)) $V tw_reduce_far_$V($V x, $V r, $I *n) {
+    for (int i = 0; i < $W; ++i) {
+        int quadrant;
+        if (x[i] < 131072.0f && x[i] > -131072.0f) continue;
+        r[i] = (float)tw_turns_$V(x[i], &quadrant);
+        (*n)[i] = quadrant;
+    }
+    return r;
+}
+"""),
+    # r = x - n pi/2: pi/2 is split so that the first product is exact in a double, and the second small enough
+    "circle": (("select", "abs", "wide", "reduce_far"), """
+static inline $V tw_circle_$V($V x, int turn) {
+    $V t = x * 0.636619772f + 12582912.0f;
+    $D k = __builtin_convertvector(t - 12582912.0f, $D);
+    $D wide = __builtin_convertvector(x, $D) - k * 1.5707963267341256;
+    wide = wide - k * 6.077100506506192e-11;
+    $V r = __builtin_convertvector(wide, $V);
+    $I n = ($I)t;
+    $I far = ~(tw_abs_$V(x) < 131072.0f);
+    int any = 0;
+    for (int i = 0; i < $W; ++i) any |= far[i];
+    if (__builtin_expect(any, 0)) {
+        $I quadrant = n;
+        r = tw_reduce_far_$V(x, r, &quadrant);
+        n = quadrant;
+    }
+    n = n + turn;
+    $V s = r * r;
+    $V s2 = s * s;
+    $V p = -1.95056287e-4f * s + 0.00833209604f;
+    p = p * s2 + (-0.1666665375f * s + 1.0f);
+    p = p * r;
+    $V q = 2.44120856e-5f * s - 0.001388713019f;
+    q = q * s + 0.04166664183f;
+    q = q * s2 + (-0.5f * s + 1.0f);
+    $V y = tw_select_$V(-(n & 1), q, p);
+    return ($V)(($I)y ^ ((n & 2) << 30));
+}
+"""),
+    "sin": (("circle",), """
+static inline $V tw_sin_$V($V x) { return tw_circle_$V(x, 0); }
+"""),
+    "cos": (("circle",), """
+static inline $V tw_cos_$V($V x) { return tw_circle_$V(x, 1); }
+"""),
+    # 2^(y log2 |x|): the logarithm and the product in doubles, since the fraction of a product up to 150 must keep
+    # 24 bits; the power of the fraction in floats. IEEE's cases are prepared beside it and selected at the end.
+    "pow": (("select", "abs", "wide"), """
+static inline $V tw_pow_$V($V x, $V y) {
+    $V a = tw_abs_$V(x), b = tw_abs_$V(y);
+    $I tiny = a < 1.17549435e-38f;
+    $I bits = ($I)tw_select_$V(tiny, a * 8388608.0f, a) - 0x3f3504f3;
+    $V e = ($V)((bits >> 23) - (tiny & 23) + 0x4b400000) - 12582912.0f;
+    $D f = __builtin_convertvector(($V)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f, $D);
+    $D f2 = f * f, f4 = f2 * f2;
+    $D l = (-0.14283863334239422 * f + 0.14474855540090661) * f2 + (-0.14315662560777082 * f + 0.15876980609946528);
+    l = 0.07736945040850776 * f4 + l;
+    l = l * f4 + ((-0.18030058673782093 * f + 0.20617535849271093) * f2 +
+                  (-0.24045316617356294 * f + 0.28853729350865676));
+    l = l * f4 + ((-0.36067367481809276 * f + 0.4808983613950583) * f2 + (-0.721347520868806 * f + 1.442695040868707));
+    $D wide = (l * f + __builtin_convertvector(e, $D)) * __builtin_convertvector(y, $D);
+    $D t = wide + 6755399441055998.0;
+    $V r = __builtin_convertvector(wide - (t - 6755399441055998.0), $V);
+    $V s = r * r;
+    $V p = 1.53292640e-4f * s + (0.001339096925f * r + 0.009618499316f);
+    p = p * s + (0.05550359562f * r + 0.2402264774f);
+    p = p * s + (0.6931471825f * r + 1.0f);
+    $I n = __builtin_convertvector(($L)t, $I), h = n >> 1;
+    p = p * ($V)(h << 23) * ($V)((n - h) << 23);
+
+    $I large = b >= 8388608.0f;
+    $V units = tw_select_$V(large, b, b + 8388608.0f);
+    $I whole = large | (units - 8388608.0f == b);
+    $I negative = ($I)x & whole & (b < 16777216.0f) & (($I)units << 31);
+    $V end = tw_select_$V(a < 1.0f, ($V){} - INFINITY, ($V){} + INFINITY);
+    $V z = tw_select_$V((a == 0.0f) | (a == INFINITY), y * end, __builtin_convertvector(wide, $V));
+    p = tw_select_$V((z > 129.0f) | (z < -151.0f), ($V)((z > 0.0f) & 0x7f800000), p);
+    p = ($V)(($I)p | negative);
+    $I undefined = (x != x) | (y != y) | ((x < 0.0f) & (a < INFINITY) & ~whole);
+    $I one = (y == 0.0f) | (x == 1.0f);
+    $I fixed = one | undefined | ((x == -1.0f) & (b == INFINITY));
+    return tw_select_$V(fixed, ($V)(0x3f800000 | (~one & undefined & 0x7fc00000)), p);
+}
+"""),
+    "rsqrt": (("sqrt",), """
+static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
+"""),
+}  # fmt: skip
+
+# Compilers make one instruction of these loops.
+_BY_LANES = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc"}
+_TEXT |= {
+    name: ((), f"""
+static inline $V tw_{name}_$V($V x) {{
+    $V y;
+    for (int i = 0; i < $W; ++i) y[i] = __builtin_{builtin}f(x[i]);
+    return y;
+}}
+""")
+    for name, builtin in _BY_LANES.items()
 }  # fmt: skip
 
 FUNCTIONS = frozenset(_TEXT)
+# Every machine has vectors of four, and compilers move a single lane to and from integers more slowly than four.
+LEAST_LANES = 4
+# Those that a single element takes from here too; for the others C has an operation of its own.
+TRANSCENDENTAL = frozenset({"exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"})
 
 
-def text(used: set[str], vector: str, integer: str) -> str:
+def text(used: set[str], vector: str, integer: str, lanes: int) -> str:
     """The functions used, and those they use, for one vector type."""
     ordered: list[str] = []
 
@@ -150,4 +271,5 @@ def text(used: set[str], vector: str, integer: str) -> str:
 
     for name in sorted(used):
         add(name)
-    return "".join(Template(_TEXT[name][1]).substitute(V=vector, I=integer) for name in ordered)
+    names = {"V": vector, "I": integer, "D": f"tw_wide_{vector}", "L": f"tw_long_{vector}", "W": str(lanes)}
+    return "".join(Template(_TEXT[name][1]).substitute(names) for name in ordered)

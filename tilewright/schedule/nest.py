@@ -88,17 +88,17 @@ def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -
 
 # in slots of a multiply-add; measured on vectors of four, where each is a chain of dependent operations
 _HEAVY = {
-    "exp": 45,
-    "log": 50,
-    "tanh": 110,
-    "erf": 150,
-    "sigmoid": 75,
-    "sin": 120,
-    "cos": 120,
+    "exp": 36,
+    "log": 55,
+    "tanh": 46,
+    "erf": 48,
+    "sigmoid": 48,
+    "sin": 68,
+    "cos": 68,
     "pow": 200,
     "div": 12,
-    "sqrt": 20,
-    "rsqrt": 30,
+    "sqrt": 15,
+    "rsqrt": 27,
     "fmod": 40,
 }
 
