@@ -1,10 +1,7 @@
 """The zoo on the CPU beside other runtimes: latency, error, and how far each is from the arithmetic floor."""
 
 import argparse
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,19 @@ from bench import zoo
 from bench.arithmetic import total_operations
 from bench.peak import Peak, describe_tools, measure_peak
 from bench.plot import grouped_bars
-from bench.slice import RESULTS, geometric_mean, latency_text, number_text, table
+from bench.support import (
+    add_runtime_options,
+    add_zoo_options,
+    chosen_models,
+    export_folder,
+    failure_lines,
+    geometric_mean,
+    heading,
+    latency_text,
+    number_text,
+    table,
+    write_files,
+)
 from bench.zoo.__main__ import export_files
 from tilewright.report.sidebyside import OURS, Comparison, compare
 
@@ -66,26 +75,13 @@ class ModelReport:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
-    parser.add_argument("--models", default=",".join(zoo.MODELS), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--size", choices=zoo.SIZES, default="full")
-    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per round and runtime")
-    parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for cpu.json, cpu.md and cpu.svg")
+    add_zoo_options(parser, "cpu", plot=True)
+    add_runtime_options(parser, RUNTIMES, rounds=7, seconds=0.5)
     arguments = parser.parse_args()
-    names = arguments.models.split(",")
-    for name in names:
-        if name not in zoo.MODELS:
-            parser.error(f"no model named {name!r} in the zoo; there are {', '.join(zoo.MODELS)}")
-
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    names = chosen_models(parser, arguments)
     peak = measure_peak(arguments.threads)
     reports: list[ModelReport] = []
-    with tempfile.TemporaryDirectory(prefix="tilewright-cpu-") as temporary:
-        folder = (arguments.exports or Path(temporary)) / arguments.size
-        folder.mkdir(parents=True, exist_ok=True)
+    with export_folder(arguments) as (_, folder):
         for name in names:
             reports.append(
                 report_model(
@@ -148,9 +144,7 @@ def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> N
         "speedup_over_best_peer": geometric_mean([report.speedup for report in reports]),
         "models": [report.to_json(peak) for report in reports],
     }
-    (folder / "cpu.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / "cpu.md").write_text(to_markdown(reports, peak))
-    (folder / "cpu.svg").write_text(to_plot(reports))
+    write_files(folder, "cpu", document, to_markdown(reports, peak), to_plot(reports))
 
 
 def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
@@ -161,14 +155,8 @@ def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
 def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
     first = reports[0].comparison
     names = [result.name for result in first.runtimes]
-    known = versions(reports) | describe_tools()
-    rates = f"{peak.operations_per_second / 1e9:.0f} GFLOP/s in float32, {peak.bytes_per_second / 1e9:.0f} GB/s read"
     lines = [
-        "# The zoo on the CPU",
-        "",
-        f"{first.machine['processor']}, {first.threads} threads; measured peak {rates}.",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in known.items()) + ".",
-        "",
+        *heading("The zoo on the CPU", first.machine, peak, versions(reports)),
         "Latency in ms, median of rounds. Speed-up is the best peer's time over ours. The floor is the arithmetic "
         "of contractions and convolutions, counted directly, at the measured peak.",
         "",
@@ -193,14 +181,7 @@ def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
     lines += table(["model", *names, "PyTorch float32", "limit"], errors)
     lines += ["", "Seconds from start to the first answer, compilation included.", ""]
     lines += table(["model", *names], starts)
-    failures = [
-        f"- {report.name}, {result.name}: {result.error}"
-        for report in reports
-        for result in report.comparison.runtimes
-        if result.error is not None
-    ]
-    if failures:
-        lines += ["", "Without a number:", "", *failures]
+    lines += failure_lines((r.name, each.name, each.error) for r in reports for each in r.comparison.runtimes)
     return "\n".join(lines) + "\n"
 
 

@@ -4,23 +4,32 @@ One worker process a runtime serves all cases in turn, stopped whenever it is no
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench import zoo
 from bench.kernel_cases import Case, fixed_cases, random_cases, write_model, zoo_cases
 from bench.peak import Peak, describe_tools, measure_peak
 from bench.plot import grouped_bars
-from bench.slice import RESULTS, geometric_mean, number_text, table
+from bench.support import (
+    add_runtime_options,
+    add_zoo_options,
+    chosen_models,
+    export_folder,
+    exported,
+    failure_lines,
+    geometric_mean,
+    heading,
+    number_text,
+    table,
+    write_files,
+)
 from tilewright.report.peers import Job, find_peer
 from tilewright.report.sidebyside import (
     OURS,
@@ -123,41 +132,27 @@ class Pool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    parser.add_argument("--models", default=",".join(zoo.MODELS), help="whose shapes, comma-separated; '' for none")
-    parser.add_argument("--size", choices=zoo.SIZES, default="full")
+    add_zoo_options(parser, "kernels", plot=True)
     parser.add_argument("--random", type=int, default=100, metavar="N", help="seeded random shapes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--group", action="append", help="only cases whose group contains this; repeatable")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N cases a group, spread over it: a quick look")
-    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="per round and runtime")
-    parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="for kernels.json, kernels.md and kernels.svg")
+    add_runtime_options(parser, RUNTIMES, rounds=5, seconds=0.1)
     arguments = parser.parse_args()
     runtimes = arguments.runtimes.split(",")
     if OURS not in runtimes or len(runtimes) < 2:
         parser.error(f"--runtimes needs {OURS} and at least one peer")
-    names = [name for name in arguments.models.split(",") if name]
-    for name in names:
-        if name not in zoo.MODELS:
-            parser.error(f"no model named {name!r} in the zoo; there are {', '.join(zoo.MODELS)}")
-
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    names = chosen_models(parser, arguments)
     peak = measure_peak(arguments.threads)
-    with tempfile.TemporaryDirectory(prefix="tilewright-kernels-") as temporary:
-        folder = (arguments.exports or Path(temporary)) / arguments.size
-        cases = zoo_cases(exported(names, arguments.size, folder))
+    with export_folder(arguments) as (temporary, folder):
+        cases = zoo_cases(exported(names, arguments.size, folder, tell))
         cases += [*fixed_cases(), *random_cases(arguments.random, arguments.seed)]
         chosen = choose(cases, arguments.group, arguments.limit)
-        pool = Pool(runtimes, arguments.threads, Path(temporary))
+        pool = Pool(runtimes, arguments.threads, temporary)
         reports: list[CaseReport] = []
         try:
             for number, case in enumerate(chosen, start=1):
-                print(
-                    f"{number} of {len(chosen)}: {case.group}, {case.problem.describe()}", file=sys.stderr, flush=True
-                )
+                tell(f"{number} of {len(chosen)}: {case.group}, {case.problem.describe()}")
                 reports.append(measure_case(case, pool, arguments.rounds, arguments.seconds))
                 if number % 20 == 0 or number == len(chosen):
                     write_results(arguments.results, reports, peak, pool.versions)
@@ -166,14 +161,8 @@ def main() -> None:
     print((arguments.results / "kernels.md").read_text())
 
 
-def exported(names: Iterable[str], size: str, folder: Path) -> dict[str, Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name}.onnx" for name in names}
-    for name, path in paths.items():
-        if not path.is_file():
-            print(f"exporting {name}", file=sys.stderr, flush=True)
-            zoo.export(name, size, path)
-    return paths
+def tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def choose(cases: Sequence[Case], groups: Sequence[str] | None, limit: int | None) -> list[Case]:
@@ -271,22 +260,14 @@ def write_results(folder: Path, reports: Sequence[CaseReport], peak: Peak, versi
         "groups": summarise(reports, peak),
         "cases": [report.to_json() for report in reports],
     }
-    (folder / "kernels.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / "kernels.md").write_text(to_markdown(reports, peak, versions))
-    (folder / "kernels.svg").write_text(to_plot(reports, peak))
+    write_files(folder, "kernels", document, to_markdown(reports, peak, versions), to_plot(reports, peak))
 
 
 def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str, str]) -> str:
     names = list(reports[0].timings)
     peers = [name for name in names if name != OURS]
-    known = dict(versions) | describe_tools()
-    rates = f"{peak.operations_per_second / 1e9:.0f} GFLOP/s in float32, {peak.bytes_per_second / 1e9:.0f} GB/s read"
     lines = [
-        "# Single kernels on the CPU",
-        "",
-        f"{describe_machine()['processor']}, {peak.threads} threads; measured peak {rates}.",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in known.items()) + ".",
-        "",
+        *heading("Single kernels on the CPU", describe_machine(), peak, versions),
         "Geometric means by group: share of the measured peak, our share of the measured read bandwidth (every operand "
         "counted once), our speed-up over each peer, and the smallest speed-up of the group. Calls from Python are "
         "timed, so small problems measure the call as well.",
@@ -323,14 +304,11 @@ def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str
             ]
         )
     lines += table(["problem", "group", *names, "of peak", "speed-up", "found in"], rows)
-    failures = [
-        f"- {report.case.problem.describe()}, {name}: {timing.error}"
+    lines += failure_lines(
+        (report.case.problem.describe(), name, timing.error)
         for report in reports
         for name, timing in report.timings.items()
-        if timing.error is not None
-    ]
-    if failures:
-        lines += ["", "Without a number:", "", *failures]
+    )
     return "\n".join(lines) + "\n"
 
 

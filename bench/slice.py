@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import zoo
-from tilewright.report.sidebyside import Comparison, RuntimeResult, compare
+from bench.support import RESULTS, failure_lines, geometric_mean, latency_text, number_text, table
+from tilewright.report.sidebyside import Comparison, compare
 
-RESULTS = Path(__file__).parent / "results"
 RUNTIMES = ("tilewright", "tilewright:none", "onnxruntime", "openvino", "torch", "torch:frozen")
 
 
@@ -123,13 +122,6 @@ def ratio(comparison: Comparison, numerator: str, denominator: str) -> float | N
     return above / below if above is not None and below is not None else None
 
 
-def geometric_mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if not known or len(known) != len(values):
-        return None
-    return math.exp(sum(math.log(value) for value in known) / len(known))
-
-
 def to_markdown(reports: Sequence[ModelReport]) -> str:
     first = reports[0].comparison
     names = [result.name for result in first.runtimes]
@@ -149,30 +141,8 @@ def to_markdown(reports: Sequence[ModelReport]) -> str:
     lines += [f"- {key.replace('_', ' ')}: {number_text(value, '.2f')}" for key, value in summarise(reports).items()]
     disturbances = [report.comparison.disturbance_cores or 0.0 for report in reports]
     lines += [f"- cores that other work kept busy meanwhile, at worst: {max(disturbances):.2f}"]
-    failures = [
-        f"- {report.name}, {result.name}: {result.error}"
-        for report in reports
-        for result in report.comparison.runtimes
-        if result.error is not None
-    ]
-    if failures:
-        lines += ["", "Without a number:", "", *failures]
+    lines += failure_lines((r.name, each.name, each.error) for r in reports for each in r.comparison.runtimes)
     return "\n".join(lines) + "\n"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    ruler = ["---", *("---:" for _ in header[1:])]
-    return ["| " + " | ".join(cells) + " |" for cells in (header, ruler, *rows)]
-
-
-def latency_text(result: RuntimeResult) -> str:
-    if result.skipped:
-        return "skipped"
-    return number_text(result.median_ms, ".4g") if result.error is None else "failed"
-
-
-def number_text(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

@@ -80,12 +80,15 @@ def compile(
     precision: str | None = None,
     schedule: str | None = None,
     fallback: str | None = None,
+    tune: int | None = None,
     options: Options | None = None,
 ) -> Model:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number.
-    The other arguments are the fields of the same name of `Options`; one that is given overrules `options`.
+    `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
+    takes them from the cache. The other arguments are the fields of the same name of `Options`; one that is given
+    overrules `options`.
     """
     if _is_torch_module(model):
         raise UnsupportedError(
@@ -98,6 +101,7 @@ def compile(
         "precision": precision,
         "schedule": schedule,
         "fallback": fallback,
+        "tune": tune,
     }
     if options is not None and not isinstance(options, Options):
         raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
@@ -119,7 +123,12 @@ def compile(
         compiler=chosen.compiler,
         tell=chosen.progress,
     )
-    return Model(build(graph, target_machine, chosen))
+    if not chosen.tune and chosen.tune_seconds is None:
+        return Model(build(graph, target_machine, chosen))
+
+    from tilewright.tune.tuner import tune_plan
+
+    return Model(build(graph, target_machine, chosen, tune_plan))
 
 
 class Model:

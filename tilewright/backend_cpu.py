@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from tilewright.errors import ToolError
@@ -41,8 +42,9 @@ def render(loops: LoopProgram, target: Target) -> dict[str, str]:
 
 
 def load(
-    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options
-) -> CpuModel:
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
+    weights_dir: Path | None = None,
+) -> CpuModel:  # fmt: skip
     """Compile what the cache does not hold, link, map the weights and start the workers."""
     machine = this_machine()
     if (reason := why_not_here(target)) is not None:
@@ -52,7 +54,10 @@ def load(
         compiler = find_compiler(options.compiler)
         cache = Cache(options.cache_dir, _CACHE_BYTES)
         image = model_image(sources, loops, program, plan)
-        built = build_image(image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1)
+        built = build_image(
+            image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1,
+            weights_cache=None if weights_dir is None else Cache(weights_dir),
+        )  # fmt: skip
     except (ToolchainError, CompileError, CacheError) as error:
         raise ToolError(str(error)) from error
     return CpuModel(built, options.threads or os.cpu_count() or 1)

@@ -91,12 +91,17 @@ class Artifact:
 
 
 STAGES = ("graph", "program", "fold", "layout", "plan", "loops", "source", "machine")
+_PLANNED = STAGES.index("plan") + 1
 
 
-def build(graph: Graph, target: Target, options: Options) -> Artifact:
-    """A Graph to something that runs; stops early where the options say so."""
-    if options.stop_after is not None and options.stop_after not in STAGES:
-        raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(STAGES)}")
+Tuner = Callable[[Program, Plan, Target, Options], Plan]
+
+
+def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = None) -> Artifact:
+    """A Graph to something that runs; stops early where the options say so. A `tuner` may better the plan."""
+    stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
+    if options.stop_after is not None and options.stop_after not in stage_names:
+        raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(stage_names)}")
     stages = Stages(options, target)
     run = stages.run
     backend = _backend(target)
@@ -106,6 +111,8 @@ def build(graph: Graph, target: Target, options: Options) -> Artifact:
         program = run("fold", fold_constants, program)
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule)
+        if tuner is not None:
+            plan = run("tune", tuner, program, plan, target, options)
         loops = run("loops", lower_program, program, plan, target, backend.lower_kernel)
         sources = run("source", backend.render, loops, target)
         run("machine", backend.load, sources, loops, program, plan, target, options)
@@ -114,10 +121,23 @@ def build(graph: Graph, target: Target, options: Options) -> Artifact:
     done = stages.results
     last: Program | None = done.get("layout") or done.get("fold") or done.get("program")
     return Artifact(
-        graph, target, last, done.get("plan"), done.get("loops"), done.get("source", {}), done.get("machine"),
+        graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
+        done.get("machine"),
         _ports(last.inputs, last.input_names) if last else (), _ports(last.outputs, last.output_names) if last else (),
         stages.seconds,
     )  # fmt: skip
+
+
+def machine_code(
+    program: Program, plan: Plan, target: Target, options: Options, weights_dir: Path | None = None
+) -> tuple[LoopProgram, Any]:
+    """The lower half alone, for plans that are tried: a Plan to something that runs."""
+    backend = _backend(target)
+    check_plan(plan, program)
+    loops = lower_program(program, plan, target, backend.lower_kernel)
+    sources = backend.render(loops, target)
+    place = () if weights_dir is None else (weights_dir,)
+    return loops, backend.load(sources, loops, program, plan, target, options, *place)
 
 
 def _backend(target: Target) -> Any:

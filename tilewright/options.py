@@ -33,6 +33,8 @@ class Options:
     precision   the type floating-point work is done in; None: as the model says
     schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
+    tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
+    tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
     dump        a directory that receives every form of the model as text
     stop_after  the stage to stop after
     overrides   (stage, file) pairs: the file, an edited dump, takes the place of that stage's result
@@ -48,6 +50,8 @@ class Options:
     precision: str | None = None
     schedule: str = "connected"
     fallback: str = "error"
+    tune: int = 0
+    tune_seconds: float | None = None
     dump: Path | None = None
     stop_after: str | None = None
     overrides: tuple[tuple[str, Path], ...] = ()
@@ -65,6 +69,9 @@ class Options:
         if self.threads is not None:
             check_whole_number("threads", self.threads, least=1)
         check_whole_number("seed", self.seed, least=0)
+        check_whole_number("tune", self.tune, least=0)
+        if self.tune_seconds is not None:
+            check_seconds("tune_seconds", self.tune_seconds)
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] | None = None, **given: Any) -> Options:
@@ -127,6 +134,11 @@ def check_whole_number(option: str, value: object, *, least: int) -> None:
     # bool is an int in Python, and threads=True is a slip
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise OptionError(f"{option} cannot be {value!r}: it is a whole number, {least} or more")
+
+
+def check_seconds(option: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise OptionError(f"{option} cannot be {value!r}: it is a number of seconds, more than 0")
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:

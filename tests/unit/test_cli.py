@@ -53,6 +53,22 @@ def test_missing_model_is_one_line(name: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == expected
 
 
+def test_tune_takes_seconds(
+    stub_model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = []
+
+    def compiled(*_: object, options: object, **_named: object) -> Model:
+        given.append(options)
+        return stub_model
+
+    monkeypatch.setattr(common, "compile", compiled)
+    assert main(["run", "m.onnx", "--tune", "1.5"]) == 0
+    assert (given[0].tune, given[0].tune_seconds) == (0, 1.5)
+    assert main(["run", "m.onnx", "--tune", "0"]) == 2
+    assert "tune_seconds cannot be 0.0" in capsys.readouterr().err
+
+
 def test_run_from_file_to_file(stubbed: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image, mask = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)
     np.savez(tmp_path / "in.npz", image=image, mask=mask)

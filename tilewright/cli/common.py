@@ -63,6 +63,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="an operator without native code: error refuses the model and names the node",
     )
     group.add_argument("--precision", metavar="TYPE", help="the type to compute in (default: as the model says)")
+    group.add_argument(
+        "--tune",
+        metavar="SECONDS",
+        type=float,
+        help="measure plans of the kernels for about this long and keep the fastest; the next time they are known",
+    )
     stages = parser.add_argument_group("looking inside")
     stages.add_argument("--dump", metavar="DIR", type=Path, help="write every form of the model to DIR as text")
     stages.add_argument("--stop-after", metavar="STAGE", help="stop after this stage (the names are those of --dump)")
@@ -86,6 +92,7 @@ def compile_model(arguments: argparse.Namespace) -> Model:
             precision=arguments.precision,
             schedule=arguments.schedule,
             fallback=arguments.fallback,
+            tune_seconds=arguments.tune,
             dump=arguments.dump,
             stop_after=arguments.stop_after,
             overrides=tuple(arguments.override),

@@ -24,7 +24,7 @@ EXAMPLE = """\
   tilewright run model.onnx
   tilewright run model.onnx --inputs in.npz --outputs out.npz
   tilewright run model.onnx --target cuda-emulated --schedule none --dump stages/
-  tilewright run model.onnx --shape image=1x3x224x224 --threads 4"""
+  tilewright run model.onnx --shape image=1x3x224x224 --threads 4 --tune 60"""
 
 
 def add_parser(commands: Any) -> None:

@@ -187,14 +187,15 @@ def build(
     *,
     jobs: int,
     progress: Progress | None = None,
+    weights_cache: Cache | None = None,
 ) -> BuiltModel:
-    """Compile and link what the cache does not have yet."""
+    """Compile and link what the cache does not have yet. Weights that are not worth keeping may go elsewhere."""
     sources = dict(image.kernels)
     for name in ("driver", "team"):
         sources[f"tw_{name}"] = _with_headers((_NATIVE / f"{name}.c").read_text())
     sources["tw_table"] = _with_headers(table_source(image))
     objects = compile_objects(sources, compiler, flags, machine, cache, jobs=jobs, progress=progress)
-    built = BuiltModel(link(objects, compiler, cache), store_weights(image.weights, cache))
+    built = BuiltModel(link(objects, compiler, cache), store_weights(image.weights, weights_cache or cache))
     cache.prune()
     return built
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the schedul
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
+_CROWDED = 2.0  # times a line comes again that is thrown out before it is used up
 _RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
 _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
@@ -49,6 +50,7 @@ class Operand:
     by_vector: bool
     by_row: bool
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
+    row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Contraction:
     def latency(self) -> float:
         """Cycles from one multiply-add to the next on the same accumulator."""
         return self.target.fma_chains / _PIPES
+
+    @property
+    def ways(self) -> int:
+        """Of the first cache: on x86 a way is a page, on Arm four ways are usual."""
+        return max(1, self.target.levels[1].capacity // 4096) if self.target.architecture == "x86_64" else 4
 
     @property
     def cycles_a_second(self) -> float:
@@ -184,8 +191,14 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     runs: Size = 0.0
     rows: Size = 0.0
     again: Size = 0.0
-    for operand, first, second, whole in zip(facts.operands, into_near, into_level, held[-1], strict=True):
-        seconds = first / level.bandwidth
+    turns: Size = 1
+    for count in trips:
+        turns = turns * count
+    parts = zip(facts.operands, into_near, into_level, held[0], held[-1], strict=True)
+    for operand, first, second, block, whole in parts:
+        # rows that meet on the same sets throw each other out: every register tile fetches them, and again
+        fetched = np.where(_crowded(facts, operand, form.rows), _CROWDED * block * turns, first)
+        seconds = fetched / level.bandwidth
         runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
         again = again + np.maximum(second - whole, 0)
     passes = -(-_cut_extent(facts) // form.cut)
@@ -198,6 +211,15 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     total = np.maximum(core + stalls, np.maximum(rows, far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
     return total + _FAR_EXPOSED * np.minimum(core, far), far
+
+
+def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:
+    """Whether the rows of a register tile fall on too few sets of the first cache."""
+    if operand.is_run or not operand.by_row or not operand.row_bytes:
+        return False
+    way = facts.target.levels[1].capacity // facts.ways
+    sets = way // gcd(operand.row_bytes, way)  # rows that do not meet
+    return -(-np.asarray(rows) // sets) > facts.ways - 1
 
 
 def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
@@ -283,9 +305,12 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     return total
 
 
-def operands_of(nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool]) -> tuple[Operand, ...]:
+def operands_of(
+    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], row_bytes: Mapping[Load, int]
+) -> tuple[Operand, ...]:
     found = []
     for node in loads(*nest.elements):
         axes = axes_of(*node.indices)
-        found.append(Operand(node, vector in axes, row is not None and row in axes, is_run[node]))
+        by_row = row is not None and row in axes
+        found.append(Operand(node, vector in axes, by_row, is_run[node], row_bytes.get(node, 0)))
     return tuple(found)

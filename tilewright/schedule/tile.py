@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.schedule.moving import compulsory, footprint, transactions
+from tilewright.schedule.moving import footprint, transactions
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
@@ -29,7 +30,10 @@ _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does n
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
+_CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,39 +65,69 @@ def choose_tile(
     root = nests[-1]
     candidates = _candidates(root, plans[-1], nests, fixed or {})
     sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    times = predict(nests, plans, context, stored, sizes, stream, block)
+    # among equals the larger tile: fewer starts
+    best = int(np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[0])
+    if not np.isfinite(times.seconds[best]):
+        return None
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
+    return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
+                  int(times.traffic[best] * times.tiles[best]),
+                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Times:
+    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds and moves."""
+
+    seconds: Numbers
+    tiles: Numbers
+    held: Numbers
+    traffic: Numbers
+
+
+def predict(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0,
+) -> Times:  # fmt: skip
+    """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
+    root = nests[-1]
     origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
     box: Box = tuple(Range(var(origins[a]), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
-    tiles = np.ones(len(candidates), dtype=np.int64)
+    tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats)
     held = footprint(nests, boxes, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
-    level = context.target.tile_level
+    target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
-    waves = -(-tiles // context.target.units)
-    seconds = waves * per_tile + context.target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
-    # whatever the tiles, the distinct bytes come from outside once
-    beyond = context.target.outer or context.target.main
-    least = compulsory(nests, stored)
-    seconds = np.maximum(seconds, least / (beyond.bandwidth * context.target.units))
-    seconds = np.where(held <= level.capacity // 2, seconds, np.inf)
-    # among equals the larger tile: fewer starts
-    best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
-    if not np.isfinite(seconds[best]):
-        return None
-    tile = tuple(
-        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
-    )
-    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
-                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
-                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+    waves = -(-tiles // target.units)
+    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
+    seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
+    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
+    whole = tiles.shape
+    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
+
+
+def _least_seconds(
+    nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext, tiles: Numbers
+) -> Numbers:
+    """Moving every distinct byte once, from where it is, by as many units as there are tiles for."""
+    inside = {t for n in nests for t in n.stores}
+    touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
+    alone = 0.0
+    for tensor in touched:
+        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes / _home(tensor, context).bandwidth
+    return alone / np.minimum(tiles, context.target.units)
 
 
 def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -141,7 +175,7 @@ def _compute_seconds(
         if is_contraction(nest):
             total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
         else:
-            per_point = per_point + _point_cost(nest) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+            per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
     return total
@@ -175,11 +209,13 @@ def _scratch_seconds(
     return moved / speed
 
 
-def _point_cost(nest: Nest) -> float:
-    """Multiply-add slots one element of a reduction takes."""
+def _point_cost(nest: Nest, plan: NestPlan) -> float:
+    """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
     if nest.monoid is None:
         return 0.0
-    return max(2.0, data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements)))
+    chains = max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
+    operations = data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements))
+    return max(2.0, _CHAINED / chains, operations)
 
 
 def _epilogue_cost(nest: Nest, plan: NestPlan) -> float:

@@ -188,13 +188,16 @@ def contraction_facts(
     context: NestContext,
 ) -> Contraction:  # fmt: skip
     reduction = _reduction_order(nest, context)
-    runs = {}
+    runs: dict[Load, bool] = {}
+    pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
         packed = vector is not None and node.source in context.constants and packed_axis(node, vector) is not None
         runs[node] = packed or row is None or row not in axes_of(*node.indices)
+        if not runs[node] and row is not None:
+            pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll else None,
-        _cut_axis(nest, reduction, unroll), operands_of(nest, vector, row, runs),
+        _cut_axis(nest, reduction, unroll), operands_of(nest, vector, row, runs, pitches),
     )  # fmt: skip
 
 

@@ -1,0 +1,137 @@
+"""Equal kernels of a plan as one group: they are tuned together, and a choice for one is a choice for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from tilewright.ir.compute import Program, Scan
+from tilewright.ir.loops import LoopProgram, Memory, Store, statements
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.kernel import plan_nests
+from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
+from tilewright.schedule.signature import signature
+from tilewright.schedule.variants import Variants, all_computes, shared_constants, variants_of
+from tilewright.target import Target
+
+_OF_THE_PLACE = ("tensor", "core", "epilogue", "level", "phase")  # what a nest plan says of its nest, not how it runs
+
+
+@dataclass(frozen=True)
+class Group:
+    """Kernels of a plan, by position, that are equal but for their tensors; the first stands for all."""
+
+    members: tuple[int, ...]
+    variants: tuple[Variants, ...]  # of each member
+
+    @property
+    def own(self) -> KernelPlan:
+        return self.variants[0].kernel
+
+    def alternatives(self, count: int) -> list[KernelPlan]:
+        return self.variants[0].best(count)
+
+    def applied(self, chosen: KernelPlan) -> dict[int, KernelPlan]:
+        """The choice, made for the first member, for every member under its own names."""
+        return {
+            position: _in_place(chosen, each.kernel) for position, each in zip(self.members, self.variants, strict=True)
+        }
+
+    def layouts(self, chosen: KernelPlan) -> dict[Tensor, Layout]:
+        """Constants as all members read them under this choice."""
+        kernels = self.applied(chosen)
+        found: dict[Tensor, Layout] = {}
+        for position, each in zip(self.members, self.variants, strict=True):
+            found.update(each.layouts(kernels[position]))
+        return found
+
+
+def _in_place(chosen: KernelPlan, kernel: KernelPlan) -> KernelPlan:
+    nests = tuple(_like(model, own) for model, own in zip(chosen.nests, kernel.nests, strict=True))
+    return replace(
+        kernel, nests=nests, tile=chosen.tile, tiles=chosen.tiles, predicted_seconds=chosen.predicted_seconds,
+        reason=chosen.reason or kernel.reason,
+    )  # fmt: skip
+
+
+def _like(model: NestPlan, own: NestPlan) -> NestPlan:
+    return replace(own, **{f.name: getattr(model, f.name) for f in fields(NestPlan) if f.name not in _OF_THE_PLACE})
+
+
+def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
+    """The kernels of a plan, equal ones together."""
+    computes = all_computes(program)
+    shared = shared_constants(program, plan)
+    layouts = dict(plan.layouts)
+    found: dict[Hashable, list[tuple[int, Variants]]] = {}
+    for position, kernel in enumerate(plan.kernels):
+        nests = plan_nests(kernel, computes)
+        levels = {t: p.level for n, p in zip(nests, kernel.nests, strict=True) for t in n.stores}
+
+        def about(t: Tensor, levels: Mapping[Tensor, str] = levels) -> Hashable:
+            # a constant of several kernels keeps its layout, so its readers may have other choices
+            kept = t.name if t in shared else t in program.constants
+            return (layouts.get(t.name), levels.get(t), kept)
+
+        key = (
+            signature(nests, about), tuple(replace(n, tensor="", core="", epilogue=()) for n in kernel.nests),
+            kernel.tile, kernel.scan is not None, kernel.stream and (kernel.stream.axis, kernel.stream.block),
+        )  # fmt: skip
+        found.setdefault(key, []).append((position, variants_of(kernel, nests, program, plan, target)))
+    return [Group(tuple(p for p, _ in members), tuple(v for _, v in members)) for members in found.values()]
+
+
+def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[Group, KernelPlan]]) -> Plan:
+    """The plan with these groups run another way, their constants packed to suit."""
+    kernels = list(plan.kernels)
+    by_name = {t.name: t for t in program.constants}
+    layouts = dict(plan.layouts)
+    for group, chosen in choices:
+        for position, kernel in group.applied(chosen).items():
+            kernels[position] = kernel
+        for tensor in group.layouts(group.own):
+            layouts.pop(tensor.name, None)
+            if by_name[tensor.name] in program.layouts:
+                layouts[tensor.name] = program.layouts[by_name[tensor.name]]
+        layouts.update({t.name: layout for t, layout in group.layouts(chosen).items()})
+    shown = tuple(sorted((name, layout) for name, layout in layouts.items() if not layout.is_natural))
+    return replace(plan, kernels=tuple(kernels), layouts=shown)
+
+
+def calls_of(group: Group, program: Program, plan: Plan, loops: LoopProgram) -> list[int]:
+    """Positions of the calls that run a group: those that write what its kernels store."""
+    names = _aliases(program)
+    wanted: set[str] = set()
+    for position in group.members:
+        for root in plan.kernels[position].roots:
+            wanted.update(names.get(root, (root,)))
+    written = {
+        kernel.name: {
+            s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.GLOBAL
+        }
+        for kernel in loops.kernels
+    }
+    found = []
+    for number, call in enumerate(loops.calls):
+        params = loops.kernel(call.kernel).params
+        stored = {a for a, p in zip(call.arguments, params, strict=True) if p in written[call.kernel]}
+        if stored & wanted:
+            found.append(number)
+    return found
+
+
+def _aliases(program: Program) -> dict[str, tuple[str, ...]]:
+    """Tensors of a Scan's body are stored under other names: the carried state in turn in two buffers."""
+    found: dict[str, tuple[str, ...]] = {}
+    for scan in program.computes:
+        if not isinstance(scan, Scan):
+            continue
+        stacked = dict(scan.stacked)
+        for carry, following, final in zip(scan.carry, scan.following, scan.finals, strict=True):
+            names = [following.name, f"{carry.name}@0", f"{carry.name}@1"]
+            names += [final.name] if final is not None else []
+            names += [stacked[following].name] if following in stacked else []
+            found[following.name] = tuple(names)
+        for body, out in scan.stacked:
+            found.setdefault(body.name, (body.name, out.name))
+    return found

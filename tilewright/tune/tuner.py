@@ -1,0 +1,259 @@
+"""Tunes a plan: in every round each kernel takes its next best predicted variant, the whole model is built and timed
+kernel by kernel beside the planner's own, and what was fastest in the end is kept in the cache.
+
+Kernels are measured inside the model, so that weights, buffers and caches are what they will be.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.compiler import machine_code
+from tilewright.errors import InternalError, OptionError, ToolError
+from tilewright.ir.compute import Program
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.text import program_text
+from tilewright.options import Options
+from tilewright.runtime import (
+    Cache,
+    CacheError,
+    ToolchainError,
+    content_key,
+    default_flags,
+    find_compiler,
+    this_machine,
+)
+from tilewright.schedule.plan import KernelPlan, Plan
+from tilewright.schedule.propagate import extent_of
+from tilewright.target import Target
+from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
+
+_FORMAT = "1"  # of what is kept in the cache
+_PLANS_IN_TIME = 12  # variants a kernel at most, where only a time is given
+_LEAST_SHARE = 0.002  # of the model's time: kernels below it are left alone
+_LEAST_GAIN = 0.03  # smaller differences are within the noise of a measurement
+_SECONDS_A_ROUND = 0.6  # of runs, for each of the two models compared
+_FEWEST_RUNS, _MOST_RUNS = 4, 40
+_SECONDS_A_KERNEL = 0.15  # to compile one, until a round has shown more
+
+
+def tune_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
+    """The plan with kernels that measured faster, from the cache where this model was tuned as well before."""
+    if target.kind != "cpu":
+        raise OptionError(f"tuning measures on this CPU; leave out tune for target '{target.name}'")
+    try:
+        cache = Cache(options.cache_dir)
+        key = _key(program, plan, target, options)
+        pinned = _pinned(cache, key, options)
+        if pinned is not None:
+            return pinned
+        tuned, is_whole = _Tuner(program, plan, target, options).tuned()
+        effort = {"plans": options.tune, "seconds": options.tune_seconds, "whole": is_whole}
+        cache.put(key, json.dumps({"effort": effort, "plan": tuned.to_json()}).encode())
+    except (CacheError, ToolchainError) as error:
+        raise ToolError(str(error)) from error
+    return tuned
+
+
+def _key(program: Program, plan: Plan, target: Target, options: Options) -> str:
+    """Everything a measured choice depends on: the model, what is predicted of it, and what compiles and runs it."""
+    machine = this_machine()
+    compiler = find_compiler(options.compiler)
+    return content_key(
+        "tuned plan", _FORMAT, program_text(program), plan.to_json(), json.dumps(target.describe()), compiler.version,
+        *default_flags(compiler, machine), machine.identity, str(options.threads), suffix=".json",
+    )  # fmt: skip
+
+
+def _pinned(cache: Cache, key: str, options: Options) -> Plan | None:
+    """An earlier result, if at least as much was measured for it as is asked for now."""
+    found = cache.get(key)
+    if found is None:
+        return None
+    kept = json.loads(found.read_text())
+    effort = kept["effort"]
+    plans, seconds = effort["plans"] or _PLANS_IN_TIME, effort["seconds"]
+    enough = plans >= (options.tune or _PLANS_IN_TIME)
+    had_time = effort["whole"] or (options.tune_seconds is not None and seconds >= options.tune_seconds)
+    return Plan.from_json(kept["plan"]) if enough and had_time else None
+
+
+@dataclass
+class _Built:
+    """A model ready to be timed."""
+
+    plan: Plan
+    loops: LoopProgram
+    runner: Any
+    folder: tempfile.TemporaryDirectory[str]
+
+    def close(self) -> None:
+        self.runner.close()
+        self.folder.cleanup()
+
+
+@dataclass
+class _Tuned:
+    """A group, its variants still to be measured, and the best so far against the planner's."""
+
+    group: Group
+    waiting: list[KernelPlan]
+    share: float  # of the model's time
+    calls: list[int]
+    best: KernelPlan | None = None
+    seconds: float = 0.0
+    default_seconds: float = 0.0
+    measured: int = 1
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.default_seconds if self.best is not None else 1.0
+
+
+@dataclass
+class _Tuner:
+    program: Program
+    plan: Plan
+    target: Target
+    options: Options
+    started: float = field(default_factory=time.perf_counter)
+
+    def tuned(self) -> tuple[Plan, bool]:
+        """The tuned plan, and whether every variant that was asked for was measured."""
+        default = self._built(self.plan)
+        try:
+            groups = self._groups(default)
+            number = 0
+            while chosen := self._next(groups):
+                number += 1
+                self._tell(f"tune, round {number}: {len(chosen)} kernels")
+                self._round(default, chosen)
+            is_whole = not any(g.waiting for g in groups)
+            return self._checked(default, groups), is_whole
+        finally:
+            default.close()
+
+    def _built(self, plan: Plan) -> _Built:
+        # packed weights of a plan that is only tried are not worth a place in the cache
+        folder = tempfile.TemporaryDirectory(prefix="tilewright-tune-")
+        try:
+            loops, runner = machine_code(self.program, plan, self.target, self.options, Path(folder.name))
+        except BaseException:
+            folder.cleanup()
+            raise
+        return _Built(plan, loops, runner, folder)
+
+    def _groups(self, default: _Built) -> list[_Tuned]:
+        times = _profiles(self.program, [default], _SECONDS_A_ROUND)[0]
+        total = float(times.sum())
+        count = self.options.tune or _PLANS_IN_TIME
+        found = []
+        for group in find_groups(self.program, self.plan, self.target):
+            calls = calls_of(group, self.program, self.plan, default.loops)
+            seconds = float(times[calls].sum())
+            if calls and seconds >= _LEAST_SHARE * total:
+                found.append(_Tuned(group, group.alternatives(count - 1), seconds / total, calls))
+        return sorted(found, key=lambda g: -g.share)
+
+    def _next(self, groups: Sequence[_Tuned]) -> list[_Tuned]:
+        """Groups of the next round: all that wait, or, as time runs out, those that weigh most for what they had."""
+        waiting = [g for g in groups if g.waiting]
+        if self.options.tune_seconds is None or not waiting:
+            return waiting
+        left = self.options.tune_seconds - (time.perf_counter() - self.started)
+        # the last part of the time is for the round's runs, and for the check at the end
+        affordable = int((left - 4 * _SECONDS_A_ROUND) / self._kernel_seconds(groups))
+        ranked = sorted(waiting, key=lambda g: -g.share / g.measured)
+        return ranked[: max(0, affordable)]
+
+    def _kernel_seconds(self, groups: Sequence[_Tuned]) -> float:
+        measured = sum(g.measured - 1 for g in groups)
+        spent = time.perf_counter() - self.started
+        return max(_SECONDS_A_KERNEL, spent / measured) if measured else _SECONDS_A_KERNEL
+
+    def _round(self, default: _Built, chosen: Sequence[_Tuned]) -> None:
+        choices = [(g, g.waiting.pop(0)) for g in chosen]
+        tried = self._built(with_choices(self.program, self.plan, [(g.group, kernel) for g, kernel in choices]))
+        try:
+            own, other = _profiles(self.program, [default, tried], _SECONDS_A_ROUND)
+        finally:
+            tried.close()
+        for each, kernel in choices:
+            each.measured += 1
+            before, after = float(own[each.calls].sum()), float(other[each.calls].sum())
+            if after < (1 - _LEAST_GAIN) * min(1.0, each.ratio) * before:
+                each.best, each.seconds, each.default_seconds = kernel, after, before
+
+    def _checked(self, default: _Built, groups: Sequence[_Tuned]) -> Plan:
+        """All choices together, measured once more beside the planner's: what does not hold is taken back."""
+        chosen = [g for g in groups if g.best is not None]
+        if chosen:
+            self._tell("tune, check of the choices together")
+            tried = self._built(self._with(chosen))
+            try:
+                own, other = _profiles(self.program, [default, tried], 2 * _SECONDS_A_ROUND)
+            finally:
+                tried.close()
+            for each in chosen:
+                each.default_seconds, each.seconds = float(own[each.calls].sum()), float(other[each.calls].sum())
+            chosen = [g for g in chosen if g.ratio < 1.0]
+            saved = sum(g.default_seconds - g.seconds for g in chosen)
+            others = [i for i in range(len(own)) if not any(i in g.calls for g in chosen)]
+            # neighbours may suffer from what a kernel leaves in the caches
+            if float(other[others].sum() - own[others].sum()) > saved:
+                chosen = []
+        return self._told(self._with(chosen), groups, chosen)
+
+    def _with(self, chosen: Sequence[_Tuned]) -> Plan:
+        return with_choices(self.program, self.plan, [(g.group, g.best) for g in chosen if g.best is not None])
+
+    def _told(self, plan: Plan, groups: Sequence[_Tuned], chosen: Sequence[_Tuned]) -> Plan:
+        """The reasons, for people: what was measured and gained."""
+        kernels = list(plan.kernels)
+        for each in groups:
+            calls = len(each.calls)
+            if each in chosen:
+                before, after = (1e6 * s / calls for s in (each.default_seconds, each.seconds))
+                said = f"tuned: {after:.1f} us measured against {before:.1f} us of the best predicted"
+            else:
+                said = "tuned: the best predicted stays"
+            said += f", {each.measured} plans measured"
+            for position in each.group.members:
+                reason = kernels[position].reason
+                kernels[position] = replace(kernels[position], reason=f"{reason}; {said}" if reason else said)
+        return replace(plan, kernels=tuple(kernels))
+
+    def _tell(self, message: str) -> None:
+        if self.options.progress is not None:
+            self.options.progress(message)
+
+
+def _profiles(program: Program, models: Sequence[_Built], seconds: float) -> list[np.ndarray[Any, np.dtype[Any]]]:
+    """Least seconds of every call of each model, run in turn, so that both meet the same disturbances."""
+    rng = np.random.default_rng(0)
+    inputs = [_random(rng, t.shape, t.dtype) for t in program.inputs]
+    outputs = [np.empty([extent_of(e) for e in t.shape], t.dtype.numpy) for t in program.outputs]
+    rows: list[list[np.ndarray[Any, np.dtype[Any]]]] = [[] for _ in models]
+    for model in models:
+        model.runner.run(inputs, outputs)
+    end = time.perf_counter() + seconds * len(models)
+    while len(rows[0]) < _FEWEST_RUNS or (len(rows[0]) < _MOST_RUNS and time.perf_counter() < end):
+        for row, model in zip(rows, models, strict=True):
+            row.append(model.runner.profile(inputs, outputs) * 1e-9)
+    if len({len(row[0]) for row in rows}) != 1:
+        raise InternalError("variants of a plan differ in their calls")
+    return [np.min(row, axis=0) for row in rows]
+
+
+def _random(rng: np.random.Generator, shape: tuple[Any, ...], dtype: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Normal floats, and integers 0 or 1, in range for indices and masks alike."""
+    values = rng.standard_normal(shape) if dtype.is_float else rng.integers(0, 2, shape)
+    return np.ascontiguousarray(np.asarray(values).astype(dtype.numpy))
