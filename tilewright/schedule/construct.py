@@ -73,7 +73,9 @@ def predicted(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> np.n
 
 def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     registers = facts.target.vector_registers
-    budget = registers * 3 // 4
+    # without an operand that all lanes share, every multiply-add holds vectors of both
+    broadcast = any(not o.by_vector for o in facts.operands)
+    budget = registers * 3 // 4 if broadcast else registers * 3 // 8
     width = extent_of(facts.vector.extent) if facts.vector is not None else 1
     height = extent_of(facts.row.extent) if facts.row is not None else 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)

@@ -13,8 +13,8 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Load, axes_of, const, loads
-from tilewright.ir.simplify import simplify
+from tilewright.ir.expr import Axis, Load, axes_of, const, is_op, loads, var, walk
+from tilewright.ir.simplify import linear, simplify
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Range, Size, extent_of, index_range
@@ -23,6 +23,8 @@ from tilewright.target import Target
 _PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
+_CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
+_SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
@@ -50,6 +52,7 @@ class Operand:
     by_vector: bool
     by_row: bool
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
+    row_step: int = 1  # positions of the window from a row to the next
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
 
 
@@ -70,6 +73,14 @@ class Contraction:
     @property
     def reduction(self) -> int:
         return prod(max(1, extent_of(a.extent)) for a in self.nest.reduce_axes)
+
+    @property
+    def checks(self) -> int:
+        """How often a register tile asks whether its window lies inside."""
+        if not any(is_op(n, "select") for n in walk(*self.nest.elements)):
+            return 0
+        innermost = max((extent_of(a.extent) for a in self.nest.reduce_axes), default=1)
+        return self.reduction // max(1, innermost if self.window is None else extent_of(self.window.extent))
 
     @property
     def plain(self) -> list[Axis]:
@@ -115,10 +126,14 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
             count = count * rows
             if facts.window is not None and facts.window in axes_of(*operand.node.indices):
                 length = extent_of(facts.window.extent)
-                count = count * (rows + length - 1) / (rows * length)
+                distinct = (rows - 1) * operand.row_step + length if operand.row_step < length else rows * length
+                count = count * distinct / (rows * length)
         if not operand.by_vector and facts.by_lane:
             count = count / facts.lanes
         reads = reads + count
+    if all(operand.by_vector for operand in facts.operands):
+        # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
+        arithmetic = arithmetic * np.where(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / _PIPES
     return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
@@ -143,7 +158,7 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     plain: Size = 1
     for axis in facts.plain:
         plain = plain * tile[axis]
-    starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1)
+    starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1) + _CHECK_CYCLES * facts.checks
     return (steps * facts.reduction + blocks * starting) * plain / facts.cycles_a_second
 
 
@@ -312,5 +327,6 @@ def operands_of(
     for node in loads(*nest.elements):
         axes = axes_of(*node.indices)
         by_row = row is not None and row in axes
-        found.append(Operand(node, vector in axes, by_row, is_run[node], row_bytes.get(node, 0)))
+        step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
+        found.append(Operand(node, vector in axes, by_row, is_run[node], max(1, step), row_bytes.get(node, 0)))
     return tuple(found)

@@ -30,6 +30,7 @@ _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does n
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
+_ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
@@ -176,9 +177,19 @@ def _compute_seconds(
             total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+            total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
     return total
+
+
+def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
+    """How often the loop along the vector begins anew on a tile."""
+    starts: Size = 1
+    for axis, part in zip(nest.axes, box, strict=True):
+        if plan.vector is None or axis is not nest.named(plan.vector):
+            starts = starts * part.size
+    return starts
 
 
 def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:

@@ -275,11 +275,18 @@ def _register_tile(
         return {}, ()
     if not is_contraction(nest):
         extent = extent_of(vector.extent)
-        chains = 4 if nest.monoid is not None else 2 if data_cost(*nest.values) < 12 else 1
+        chains = _chains(nest, vector)
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
     raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
+
+
+def _chains(nest: Nest, vector: Axis) -> int:
+    """Vectors side by side: reductions need some to hide the latency of adding, light maps to walk whole lines."""
+    if nest.monoid is not None:
+        return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
+    return 4 if data_cost(*nest.values) < 12 else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:
