@@ -23,6 +23,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
+from tilewright.transform.precision import set_precision
 from tilewright.verifying import Verifier
 
 
@@ -90,7 +91,7 @@ class Artifact:
         return self.loops.calls if self.loops is not None else ()
 
 
-STAGES = ("graph", "program", "fold", "layout", "plan", "loops", "source", "machine")
+STAGES = ("graph", "program", "precision", "fold", "layout", "plan", "loops", "source", "machine")
 _PLANNED = STAGES.index("plan") + 1
 
 
@@ -108,6 +109,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     try:
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
+        program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule)
@@ -119,7 +121,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     except Stopped:
         pass
     done = stages.results
-    last: Program | None = done.get("layout") or done.get("fold") or done.get("program")
+    last: Program | None = done.get("layout") or done.get("fold") or done.get("precision") or done.get("program")
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
         done.get("machine"),
@@ -199,7 +201,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
             return plan
         if name == "loops":
             return parse.parse_loops(edited)
-        if name in ("fold", "layout"):
+        if name in ("precision", "fold", "layout"):
             return parse.parse_program(edited, {t.name: a for t, a in inputs[0].constants.items()})
     except InternalError as error:
         raise OptionError(f"{path} in place of stage '{name}': {error}") from error
@@ -209,4 +211,4 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if kernel not in sources:
             raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
         return {**sources, kernel: edited}
-    raise OptionError(f"stage '{name}' takes no edited dump; fold, layout, plan, loops and source do")
+    raise OptionError(f"stage '{name}' takes no edited dump; precision, fold, layout, plan, loops and source do")

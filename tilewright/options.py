@@ -17,8 +17,8 @@ DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "none")
 FALLBACKS = ("error",)
 PLANNED_FALLBACKS = ("host",)
-PRECISIONS = ("float32",)
-PLANNED_PRECISIONS = ("bfloat16", "float16", "int8")
+PRECISIONS = ("float32", "bfloat16")
+PLANNED_PRECISIONS = ("float16",)
 
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
@@ -30,7 +30,9 @@ class Options:
 
     target      the machine to compile for, or a .json file that describes one
     threads     worker threads on the CPU; None: as many as this process may use
-    precision   the type floating-point work is done in; None: as the model says
+    precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
+                "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It
+                runs on every CPU and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16)
     schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
@@ -65,7 +67,7 @@ class Options:
         check_target(self.target)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_fallback(self.fallback)
-        check_precision(self.precision)
+        check_precision(self.precision, self.target)
         if self.threads is not None:
             check_whole_number("threads", self.threads, least=1)
         check_whole_number("seed", self.seed, least=0)
@@ -115,10 +117,17 @@ def check_choice(option: str, value: object, allowed: tuple[str, ...], others: s
     raise OptionError(f"{option} cannot be {value!r}: it is one of {', '.join(allowed)}{others}{hint}")
 
 
-def check_precision(value: object) -> None:
+def check_precision(value: object, target: str = "cpu") -> None:
+    if value == "bfloat16" and target != "cpu":
+        raise OptionError(f"precision 'bfloat16' is for the target cpu alone so far, not {target!r}")
     if value is None or value in PRECISIONS:
         return
     allowed = f"it is one of {', '.join(PRECISIONS)}, or left out to follow the model"
+    if value == "int8":
+        raise OptionError(
+            "precision 'int8' needs scales that only a quantised model has: quantise the model, "
+            "for example with onnxruntime.quantization, and leave precision out"
+        )
     if value in PLANNED_PRECISIONS:
         raise OptionError(f"precision {value!r} is not supported yet: {allowed}")
     raise OptionError(f"precision cannot be {value!r}: {allowed}")

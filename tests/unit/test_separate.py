@@ -85,6 +85,12 @@ def parts(split: tuple[Expr | None, Expr | None] | None) -> tuple[Expr, Expr]:
     return split[0] if split[0] is not None else const(0.0, F), split[1]
 
 
+def test_rounding_to_bfloat16_is_relative() -> None:
+    """Its range is float32's: the factor may be applied to the rounded rest."""
+    first, rest = parts(split_product(cast(cast(X * M, dtypes.bfloat16), F), VARIABLES))
+    assert first is cast(cast(X, dtypes.bfloat16), F) and rest is M
+
+
 def check_free(factor: Expr) -> None:
     """b reads the variables and nothing else, not even a position outside their own indices."""
     assert set(loads(factor)) <= VARIABLES

@@ -62,7 +62,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         choices=FALLBACKS,
         help="an operator without native code: error refuses the model and names the node",
     )
-    group.add_argument("--precision", metavar="TYPE", help="the type to compute in (default: as the model says)")
+    group.add_argument(
+        "--precision",
+        metavar="TYPE",
+        help="float32, or bfloat16: contractions of 16-bit operands, sums in float32 (default: as the model says)",
+    )
     group.add_argument(
         "--tune",
         metavar="SECONDS",

@@ -327,7 +327,8 @@ class CpuNest:
         body: list[Stmt] = []
         held: dict[Expr, Expr] = {}
         buffers: list[Buffer] = []
-        for node in rows:
+        widened = {n.args[0]: n for n in walk(*right) if is_op(n, "cast") and n.args[0] in rows}
+        for node in (widened.get(n, n) for n in rows):  # kept in the type it is multiplied in
             moving = [a for a in block.unrolled if a in axes_of(node)]
             lane = Axis(f"{axis.name}_lane", width)
             shape = (*(extent_of(a.extent) for a in moving), width)

@@ -116,6 +116,15 @@ class Builder:
         self.emit(compute)
         return compute.output
 
+    def widened_map(self, x: Tensor, hint: str, element: Callable[..., Expr]) -> Tensor:
+        """`map` over the elements of `x`; of constant bytes it is left for later: contractions may want the bytes."""
+        compute = self.map_compute(hint, dims(x), element)
+        if x.rank > 1 and x.dtype in (dtypes.int8, dtypes.uint8) and x in self.constants:
+            self.computes.append(compute)
+        else:
+            self.emit(compute)
+        return compute.output
+
     def map_compute(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Map:
         axes = _axes("i", shape)
         value = simplify(element(*map(var, axes)))

@@ -120,7 +120,7 @@ def widened(b: Builder, hint: str, x: Tensor, zero: Tensor | None, row: bool) ->
         at = (i[-2] if row else i[-1],) if zero.rank == 1 and x.rank > 1 else i
         return value - cast(b.read(zero, at), dtypes.int32)
 
-    return b.map(hint, dims(x), element)
+    return b.widened_map(x, hint, element)
 
 
 @operator("Einsum", since=12)

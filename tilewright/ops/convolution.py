@@ -68,10 +68,8 @@ def per_output(b: Builder, hint: str, weight: Tensor, zero: Tensor | None) -> Te
     """8-bit weights as int32, less a zero point that may differ by output channel."""
     if zero is None or zero.rank == 0 or dims(zero)[0] == 1:
         return widened(b, hint, weight, zero, row=True)
-    return b.map(
-        hint,
-        dims(weight),
-        lambda *i: cast(b.read(weight, i), dtypes.int32) - cast(b.read(zero, i[:1]), dtypes.int32),
+    return b.widened_map(
+        weight, hint, lambda *i: cast(b.read(weight, i), dtypes.int32) - cast(b.read(zero, i[:1]), dtypes.int32)
     )
 
 

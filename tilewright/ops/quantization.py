@@ -54,7 +54,7 @@ def dequantize_linear(b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Te
             cast(value, dtypes.accumulator(factor.dtype)) * cast(factor, dtypes.accumulator(factor.dtype)), scale.dtype
         )
 
-    return b.map("", dims(x), element)
+    return b.widened_map(x, "", element)
 
 
 @operator("QLinearMatMul", since=10)

@@ -17,7 +17,7 @@ from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
 from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_math
+from tilewright.render import c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -25,6 +25,7 @@ from tilewright.render.c_text import (
     MASK_INFIX,
     TYPES,
     cast,
+    element_type,
     literal,
     mask_dtype,
     prelude,
@@ -51,6 +52,7 @@ class CKernel:
         self.lane_buffers = lane_buffers(kernel)
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
+        self.used_conversions: set[c_convert.Conversion] = set()
 
     # --- frame
 
@@ -81,13 +83,16 @@ class CKernel:
             if name in declared:
                 return
             declared.add(name)
-            kind, size = TYPES[dtype.name], f"vector_size({lanes * dtype.bytes})"
+            kind, size = element_type(dtype), f"vector_size({lanes * dtype.bytes})"
             out.append(f"typedef {kind} {name} __attribute__(({size}));\n")
             out.append(f"typedef {kind} {name}u __attribute__(({size}, aligned({dtype.bytes}), may_alias));\n")
 
-        for dtype, lanes in sorted(self.used_vectors, key=lambda p: (p[0].name, p[1])):
+        conversions = sorted(self.used_conversions, key=c_convert.name)
+        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions))
+        for dtype, lanes in sorted(vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
+        out.extend(map(c_convert.text, conversions))
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
@@ -180,9 +185,7 @@ class CKernel:
         shape = buffer.shape[:-1] if lanes else buffer.shape
         names = [element_name(buffer, index) for index in np.ndindex(*shape)]  # type: ignore[arg-type]
         kind = TYPES[buffer.dtype.name]
-        if lanes and buffer.dtype is dtypes.bfloat16:  # a struct: C has no vectors of it
-            names = [f"{name}[{lanes}]" for name in names]
-        elif lanes:
+        if lanes:
             self.used_vectors.add((buffer.dtype, lanes))
             kind = vector_name(buffer.dtype, lanes)
         self.emit(f"{kind} {', '.join(names)};")
@@ -200,7 +203,8 @@ class CKernel:
 
     def store_register(self, stmt: Store) -> None:
         if self.lane is None:
-            self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {self.scalar(stmt.value)};")
+            bits = ".bits" if stmt.buffer in self.lane_buffers and stmt.buffer.dtype is dtypes.bfloat16 else ""
+            self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {self.scalar(stmt.value)}{bits};")
             return
         if not any(self.depends(i) for i in stmt.indices):
             text = self.vector(stmt.value) or self.by_lanes(stmt.value)
@@ -208,10 +212,6 @@ class CKernel:
             return
         lanes = self.width
         register = element_name(stmt.buffer, constants(stmt.indices[:-1]))
-        if stmt.buffer.dtype is dtypes.bfloat16:
-            for i, text in enumerate(self.lane_texts(stmt.value)):
-                self.emit(f"{register}[{i}] = {text};")
-            return
         text = self.vector(stmt.value, hold=True) or self.by_lanes(stmt.value)
         self.used_vectors.add((stmt.buffer.dtype, lanes))
         self.emit(f"{register} = {self.splat(stmt.value, text, lanes)};")
@@ -226,7 +226,7 @@ class CKernel:
         value_text = self.vector(stmt.value)
         offset = flat(stmt.buffer, stmt.indices)
         stride = lane_stride(offset, self.lane)
-        if value_text is not None and stmt.value.dtype.kind != "b" and stmt.value.dtype is not dtypes.bfloat16:
+        if value_text is not None and stmt.value.dtype.kind != "b":
             self.used_vectors.add((stmt.buffer.dtype, lanes))
             kind = vector_name(stmt.buffer.dtype, lanes)
             whole = self.splat(stmt.value, value_text, lanes)
@@ -237,7 +237,7 @@ class CKernel:
                 return
             self.emit(f"{{ {kind} lanes = {whole};")
             for i, at in enumerate(places):
-                self.emit(f"  {name}[{at}] = lanes[{i}];")
+                self.emit(f"  {name}[{at}]{self.bits(stmt.value)} = lanes[{i}];")
             self.emit("}")
             return
         lane, self.lane = self.lane, None
@@ -288,7 +288,10 @@ class CKernel:
         if isinstance(node, Symbol):
             return node.name
         if isinstance(node, Load):
-            return self.place(node.source, node.indices)
+            place = self.place(node.source, node.indices)
+            if node.dtype is dtypes.bfloat16 and node.source in self.lane_buffers:
+                return f"((tw_bf16){{{place}}})"
+            return place
         if isinstance(node, State):
             raise InternalError(f"{self.kernel.name}: state {node.name} left in an expression")
         assert isinstance(node, Op)
@@ -362,9 +365,13 @@ class CKernel:
     def lanes_only(self, node: Op) -> bool:
         """Operations without a vector form: on narrow floats, between masks and numbers, on indices; guarded reads."""
         operand = node.args[-1].dtype
+        name = node.op.name
+        if name == "cast" and c_convert.needs_function(operand, node.dtype):
+            return False
+        if name == "select" and operand is dtypes.bfloat16:
+            return self.depends(node.args[0])
         if operand in (dtypes.bfloat16, dtypes.float16):
             return True
-        name = node.op.name
         if name == "cast":
             return node.dtype.kind == "b" or operand.kind == "b" or node.dtype in (dtypes.bfloat16, dtypes.float16)
         if name == "select":
@@ -393,15 +400,29 @@ class CKernel:
 
     def holdable(self, node: Expr) -> bool:
         """Plain reads of memory: the same until the next store to memory."""
+        if self.is_widened(node):
+            node = node.args[0]
         if not isinstance(node, Load) or node.source.memory is Memory.REGISTER or node.dtype.kind == "b":
             return False
-        return node.dtype is not dtypes.bfloat16 and not any(i.reads for i in node.indices)
+        return not any(i.reads for i in node.indices)
+
+    def is_widened(self, node: Expr) -> bool:
+        """A read that is converted on the way: kept in the type that is computed with."""
+        if not isinstance(node, Op) or node.op.name != "cast" or not isinstance(node.args[0], Load):
+            return False
+        return c_convert.needs_function(node.args[0].dtype, node.dtype) and node.dtype.bits > node.args[0].dtype.bits
 
     def hold(self, node: Expr) -> str | None:
-        assert isinstance(node, Load) and self.lane is not None
+        assert self.lane is not None
         if node not in self.held:
             lanes = self.width
-            text = self.vector_load(node, lanes) if self.depends(node) else self.splat(node, self.scalar(node), lanes)
+            text: str | None
+            if not self.depends(node):
+                text = self.splat(node, self.scalar(node), lanes)
+            elif isinstance(node, Load):
+                text = self.vector_load(node, lanes)
+            else:
+                text = self.vector_node(node, {a: self.hold(a) for a in node.args})
             if text is None:
                 return None
             self.used_vectors.add((node.dtype, lanes))
@@ -414,7 +435,7 @@ class CKernel:
         if not self.depends(node):
             return self.scalar(node)
         lanes = self.width
-        if isinstance(node, Var) or node.dtype is dtypes.bfloat16:
+        if isinstance(node, Var):
             return None
         if isinstance(node, Load):
             return self.vector_load(node, lanes)
@@ -438,6 +459,9 @@ class CKernel:
             return f"tw_select_{vector_name(node.dtype, lanes)}({', '.join(texts)})"
         if name == "cast":
             self.used_vectors.add((node.dtype, lanes))
+            if c_convert.needs_function(operand, node.dtype):
+                self.used_conversions.add((operand, node.dtype, lanes))
+                return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"
             return f"__builtin_convertvector({texts[0]}, {vector_name(node.dtype, lanes)})"
         if operand.kind == "b":
             if name in MASK_INFIX and self.mask_width(node) is not None:
@@ -468,7 +492,7 @@ class CKernel:
         kind = vector_name(node.dtype, lanes)
         if stride == 1 and (self.count == lanes or self.is_readable_past(node.source, offset, lanes)):
             return f"(*(const {kind}u *)({node.source.name} + {self.lane_offsets(offset, 1, 1)[0]}))"
-        reads = [f"{node.source.name}[{at}]" for at in self.lane_offsets(offset, stride, self.count)]
+        reads = [f"{node.source.name}[{at}]{self.bits(node)}" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
 
     def is_readable_past(self, buffer: Buffer, offset: Linear, lanes: int) -> bool:
@@ -499,14 +523,18 @@ class CKernel:
         self.used_vectors.add((value.dtype, lanes))
         kind = vector_name(value.dtype, lanes)
         if isinstance(value, Const):
-            return f"(({kind}){{{', '.join([text] * lanes)}}})"
-        return f"(({text}) - ({kind}){{}})"
+            return f"(({kind}){{{', '.join([text + self.bits(value)] * lanes)}}})"
+        return f"(({text}){self.bits(value)} - ({kind}){{}})"
+
+    def bits(self, value: Expr) -> str:
+        """Behind a scalar that goes into a lane: a bfloat16 is a struct outside of vectors."""
+        return ".bits" if value.dtype is dtypes.bfloat16 else ""
 
     def by_lanes(self, node: Expr) -> str:
         """A vector put together from scalars."""
         texts = self.lane_texts(node)
         self.used_vectors.add((node.dtype, self.width))
-        return f"(({vector_name(node.dtype, self.width)}){{{', '.join(texts)}}})"
+        return f"(({vector_name(node.dtype, self.width)}){{{', '.join(t + self.bits(node) for t in texts)}}})"
 
     def lane_texts(self, node: Expr) -> list[str]:
         """The scalar on every lane."""

@@ -139,4 +139,9 @@ def mask_dtype(dtype: DType) -> DType:
 
 
 def vector_name(dtype: DType, lanes: int) -> str:
-    return f"v{lanes}{dtype.kind}{dtype.bits}"
+    return f"v{lanes}bf16" if dtype is dtypes.bfloat16 else f"v{lanes}{dtype.kind}{dtype.bits}"
+
+
+def element_type(dtype: DType) -> str:
+    """What a vector holds: C has no vectors of structs, so those of bfloat16 hold its bits."""
+    return "uint16_t" if dtype is dtypes.bfloat16 else TYPES[dtype.name]

@@ -44,7 +44,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis]:
 
 
 def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: NestPlan) -> Iterable[NestPlan]:
-    widest = context.target.lanes(max(t.dtype.bytes for t in nest.stores))
+    widest = context.target.lanes(choices._widest(nest))
     lanes = choices._fit_lanes(widest, extent_of(vector.extent))
     if lanes == 1:
         return

@@ -72,7 +72,22 @@ def _epilogue(
         chain = _between(start, last, reached)
         if chain is not None and len(chain) > len(best) and _closed(start, chain, users, kept):
             best = chain
-    return best
+    return _narrowed(start, best, users, kept)
+
+
+def _narrowed(
+    start: Tensor, chain: list[Map], users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]
+) -> list[Map]:
+    """The chain without maps at its end that only widen what is stored, where readers can do that themselves."""
+    while len(chain) > 1 and chain[-1].output not in kept:
+        last, before = chain[-1], chain[-2].output
+        inside = {n.source for n in loads(last.value)}.intersection((start, *(m.output for m in chain)))
+        if inside != {before} or before.dtype.bytes >= last.output.dtype.bytes:
+            break
+        if not _composes(last, users.get(last.output, [])):
+            break
+        chain = chain[:-1]
+    return chain
 
 
 def _between(start: Tensor, last: Map, reached: dict[Tensor, Map]) -> list[Map] | None:

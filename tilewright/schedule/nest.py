@@ -105,7 +105,13 @@ _HEAVY = {
 
 def data_cost(*roots: Expr) -> int:
     """Weighted count of operations on data; index arithmetic and selects between loaded values are free."""
-    return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name not in ("select", "cast"))
+    return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n))
+
+
+def _is_free_cast(node: Op) -> bool:
+    """Conversions cost nothing beside what they move, but for rounding: its result is worth keeping."""
+    rounds = node.dtype.bits < node.args[0].dtype.bits and node.args[0].dtype.is_float
+    return node.op.name == "cast" and not rounds
 
 
 def _data_ops(*roots: Expr) -> list[Op]:

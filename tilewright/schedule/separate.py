@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
-from tilewright.ir.expr import Const, Expr, Load, Op, Var, const, is_op, op, replace_nodes, select, walk
+from tilewright.ir.expr import Const, Expr, Load, Op, Var, cast, const, is_op, op, replace_nodes, select, walk
 from tilewright.ir.simplify import simplify
 
 Split = tuple[Expr | None, Expr | None]  # (part without the variables, part of the variables alone); None is neutral
@@ -32,15 +33,24 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         left, right = (split_product(a, variables) for a in node.args)
         if left is None or right is None:
             return None
+        if left[1] is not None and right[1] is not None and left[1].dtype is not right[1].dtype:
+            return None
         return _times(name, left[0], right[0], node), _times(name, left[1], right[1], node)
     if name == "exp":
         inner = split_sum(node.args[0], variables)
         return _each(inner, lambda part: op("exp", part))
     if name in ("neg", "cast"):
         inner = split_product(node.args[0], variables)
-        if inner is None or (name == "cast" and inner[1] is not None):
+        if inner is None:
             return None
-        return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), inner[1]
+        rest = inner[1]
+        if name == "cast" and rest is not None:
+            # bfloat16 has float32's range, so that its rounding is relative: a factor may as well be applied after it
+            widens = node.dtype.is_float and node.args[0].dtype.is_float and node.dtype.bits > node.args[0].dtype.bits
+            if not widens and node.dtype is not dtypes.bfloat16:
+                return None
+            rest = cast(rest, node.dtype) if node.dtype.bits > rest.dtype.bits else rest
+        return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), rest
     if name in ("abs", "sqrt", "rsqrt"):
         inner = split_product(node.args[0], variables)
         # the root of a product is the product of roots only where neither factor is negative
@@ -146,7 +156,7 @@ def _times(name: str, left: Expr | None, right: Expr | None, node: Expr) -> Expr
     if right is None:
         return left
     if left is None:
-        return right if name == "mul" else op("div", const(1, node.dtype), right)
+        return right if name == "mul" else op("div", const(1, right.dtype), right)
     return op(name, left, right)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var, walk
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.construct import build_tiles, dot_tiles
@@ -18,6 +18,7 @@ from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
+_BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(context.target.lanes(max(t.dtype.bytes for t in nest.stores)), extent_of(vector.extent))
+        lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
     names = nest.axis_names()
     reduction = _reduction_order(nest, context)
     unroll = _unrolled(nest, reduction, vector)
@@ -188,16 +189,18 @@ def contraction_facts(
     context: NestContext,
 ) -> Contraction:  # fmt: skip
     reduction = _reduction_order(nest, context)
+    # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
+    over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
         packed = vector is not None and node.source in context.constants and packed_axis(node, vector) is not None
         runs[node] = packed or row is None or row not in axes_of(*node.indices)
-        if not runs[node] and row is not None:
+        if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll else None,
-        _cut_axis(nest, reduction, unroll), operands_of(nest, vector, row, runs, pitches),
+        _cut_axis(nest, reduction, unroll) if over_weights else None, operands_of(nest, vector, row, runs, pitches),
     )  # fmt: skip
 
 
@@ -219,11 +222,19 @@ def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], cont
     """Whether the operand broadcast over the vector is contiguous along the innermost reduction, where that helps."""
     if not context.target.lane_multiply or vector is None or vector not in nest.axes or not reduction:
         return False
-    if not is_contraction(nest) or extent_of(reduction[-1].extent) < 8 or nest.tensor.dtype.name != "float32":
+    if not is_contraction(nest) or extent_of(reduction[-1].extent) < 8 or nest.elements[0].dtype.name not in _BY_LANE:
         return False
     return any(
         vector not in axes_of(*n.indices) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements)
     )
+
+
+def _widest(nest: Nest) -> int:
+    """Bytes of the widest element that a lane holds: what is stored narrow may be computed wide."""
+    stored = max(t.dtype.bytes for t in nest.stores)
+    if stored >= 4:
+        return stored
+    return 4 if any(n.dtype.name in _BY_LANE for n in walk(*nest.elements, *nest.values)) else stored
 
 
 def _fit_lanes(lanes: int, extent: int) -> int:
@@ -240,7 +251,7 @@ def _round_up(size: int, unit: int) -> int:
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
     extent = extent_of(axis.extent)
-    lanes = _fit_lanes(context.target.lanes(nest.tensor.dtype.bytes), extent)
+    lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent)
     if lanes == 1:
         return None
     reducing = axis in nest.reduce_axes
@@ -249,7 +260,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     steps = 1
     for r in nest.reduce_axes:
         steps *= max(1, extent_of(r.extent))
-    wide = context.target.lanes(nest.tensor.dtype.bytes)
+    wide = context.target.lanes(_widest(nest))
     cost = 0.5
     for node in loads(*(nest.elements or nest.values)):
         step = stride(node, axis, context)

@@ -1,0 +1,86 @@
+"""Precision of a Program: contractions of quantised operands in integers, and others in bfloat16 where asked for.
+
+In bfloat16 the operands of contractions and convolutions are kept in 16 bits and their sums in float32. Everything
+elementwise, softmax and normalisations stay float32, and so do the model's inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Compute, Program, Reduce, Scan
+from tilewright.ir.expr import Const, Expr, Load, cast, is_op, rewrite, select
+from tilewright.ir.products import factors, is_zero
+from tilewright.ir.tensor import Tensor
+from tilewright.target import Target
+from tilewright.transform.quantise import form_of, use_integers
+from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
+
+
+def set_precision(program: Program, target: Target, precision: str | None) -> Program:
+    """`precision` None: as the model says; float32: no integers in its place; bfloat16: as above."""
+    if target.kind == "cpu" and precision != "float32":
+        program = use_integers(program, form_of(target))
+    if precision == "bfloat16":
+        program = use_bfloat16(program)
+    return _with_guards_outside(program)
+
+
+def use_bfloat16(program: Program) -> Program:
+    """Operands of float32 contractions in bfloat16; what produces them rounds once, as it stores."""
+    wanted: dict[Tensor, Encoding] = {}
+    direct: set[Tensor] = set()
+    for compute in all_computes(program):
+        operands = contracted(compute)
+        if operands is None or any(n.dtype is not dtypes.float32 for n in operands):
+            continue
+        direct.update(compute.outputs)
+        wanted.update((n.source, converted(dtypes.bfloat16, dtypes.float32)) for n in operands)
+    return change_storage(program, wanted, direct)[0]
+
+
+def contracted(compute: Compute) -> tuple[Load, Load] | None:
+    """The two reads of a sum of products, each over something summed; None for any other compute."""
+    if not isinstance(compute, Reduce) or compute.monoid.operator != "add":
+        return None
+    product = factors(compute.elements[0], compute.axes, compute.reduce_axes)
+    parts = [f for f in product if not isinstance(f.value, Const)]
+    if len(parts) != 2 or not all(f.reductions for f in parts):
+        return None
+    left, right = (_read(f.value) for f in parts)
+    if left is None or right is None or left is right:
+        return None
+    return left, right
+
+
+def _read(value: Expr) -> Load | None:
+    """The read below conversions and conditions that put 0 in its place."""
+    while not isinstance(value, Load):
+        if is_op(value, "cast"):
+            value = value.args[0]
+        elif is_op(value, "select") and is_zero(value.args[2]):
+            value = value.args[1]
+        elif is_op(value, "select") and is_zero(value.args[1]):
+            value = value.args[2]
+        else:
+            return None
+    return value
+
+
+def _with_guards_outside(program: Program) -> Program:
+    """cast(select(c, x, 0)) under a sum as select(c, cast(x), 0): one spelling of a guarded, widened read."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not is_op(node, "cast") or not is_op(node.args[0], "select") or not is_zero(node.args[0].args[2]):
+            return None
+        condition, then, otherwise = node.args[0].args
+        return select(condition, cast(then, node.dtype), cast(otherwise, node.dtype))
+
+    def new(compute: Compute) -> Compute:
+        if isinstance(compute, Reduce):
+            elements = tuple(rewrite(e, rule) for e in compute.elements)
+            return replace(compute, elements=elements) if elements != compute.elements else compute
+        return replace(compute, body=tuple(map(new, compute.body))) if isinstance(compute, Scan) else compute
+
+    return program.with_computes(tuple(map(new, program.computes)))
