@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import empty
 
+from tilewright import stored
 from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
 from tilewright.options import Options
+from tilewright.runtime.cpu_model import CpuModel
+from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
     import onnx
 
     from tilewright.compiler import Artifact
+    from tilewright.ir.loops import Call
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -109,32 +114,44 @@ def compile(
     fixed_shapes = checked_shapes(shapes)
     source = checked_path(model) if isinstance(model, str | os.PathLike) else model
 
-    from tilewright.compiler import build
-    from tilewright.frontend.onnx import load
-    from tilewright.target import machine
-
     if chosen.progress is not None:
         chosen.progress("reading the model")
-    graph = load(source, fixed_shapes)
-    target_machine = machine(
+    goal = machine(
         chosen.target,
         chosen.threads,
         cache_dir=chosen.cache_dir,
         compiler=chosen.compiler,
         tell=chosen.progress,
     )
+    identity = stored.identify(source, fixed_shapes, goal, chosen)
+    if identity is None:
+        return Model(_built(source, fixed_shapes, goal, chosen))
+    without_code = chosen.override(stop_after="source")
+    found = stored.find(identity, goal, chosen, lambda: _built(source, fixed_shapes, goal, without_code))
+    if found is not None:
+        return Model(found)
+    artifact = _built(source, fixed_shapes, goal, chosen)
+    stored.keep(identity, artifact, chosen)
+    return Model(artifact)
+
+
+def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options) -> Artifact:
+    from tilewright.compiler import build
+    from tilewright.frontend.onnx import load
+
+    graph = load(source, shapes)
     if not chosen.tune and chosen.tune_seconds is None:
-        return Model(build(graph, target_machine, chosen))
+        return build(graph, goal, chosen)
 
     from tilewright.tune.tuner import tune_plan
 
-    return Model(build(graph, target_machine, chosen, tune_plan))
+    return build(graph, goal, chosen, tune_plan)
 
 
 class Model:
     """A compiled model. Calls from several threads at once are safe: a call keeps nothing in this object."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact | stored.StoredArtifact) -> None:
         self._artifact = artifact
         self._inputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.inputs)
         self._outputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.outputs)
@@ -142,13 +159,28 @@ class Model:
         self._expected = tuple((port.name, port.dtype, port.shape) for port in self._inputs)
         self._names = tuple(port.name for port in self._inputs)
         self._name_set = frozenset(self._names)
+        self._output_names = tuple(port.name for port in self._outputs)
         self._results = tuple((port.shape, port.dtype) for port in self._outputs)
+        self._shapes = tuple(port.shape for port in self._outputs)
+        self._types = tuple(port.dtype for port in self._outputs)
         self._runner = artifact.runner
+        self._quick = self._quick_caller(artifact.runner)
 
     @property
     def artifact(self) -> Artifact:
-        """Everything the compiler made on the way: program, plan, loops, sources."""
-        return self._artifact
+        """Everything the compiler makes on the way: program, plan, loops, sources. A model from the cache goes that
+        way again when this is asked for."""
+        return self._artifact.whole if isinstance(self._artifact, stored.StoredArtifact) else self._artifact
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Kernel calls of one run, in order."""
+        return self._artifact.calls
+
+    @property
+    def can_run(self) -> bool:
+        """Whether compilation went as far as machine code."""
+        return self._artifact.runner is not None
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -163,22 +195,38 @@ class Model:
 
         An array is a NumPy array, or anything with DLPack or `__array__`, of exactly the input's type and shape.
         """
+        outputs = self._quickly(self._in_order(args, named) if named else args)
+        if outputs is not None:
+            return outputs
         if named or len(args) != len(self._expected):
             return self._run(self._bind(args, named))
         if len(args) == 1 and type(args[0]) is not np.ndarray:
             return self._run(self._bind(args, named))  # perhaps the dict of a model with one input
         return self._run(args)
 
+    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
+        """Run the model on arrays in order and fill arrays of the caller, for loops that want no allocation."""
+        if len(inputs) != len(self._inputs) or len(outputs) != len(self._outputs):
+            takes = f"{count_inputs(self._names)} and {len(self._outputs)} outputs"
+            raise InputError(f"the model takes {takes}, but {len(inputs)} and {len(outputs)} were given")
+        if self._quick is not None and self._quick((*inputs, *outputs)):
+            return
+        for array, port in zip(outputs, self._outputs, strict=True):
+            check_output(array, port)
+        self._checked_runner().run(self._ready(inputs), outputs)
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model on arrays by name; the outputs come by name too."""
-        results = self._run(self._bind((inputs,), {}))
-        return {port.name: result for port, result in zip(self._outputs, results, strict=True)}
+        results = self._quickly(self._in_order((), inputs)) if type(inputs) is dict else None
+        if results is None:
+            results = self._run(self._bind((inputs,), {}))
+        return dict(zip(self._output_names, results, strict=True))
 
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
         from tilewright.report.explain import explain_text
 
-        return explain_text(self._artifact)
+        return explain_text(self.artifact)
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""
@@ -188,7 +236,7 @@ class Model:
         ready = self._ready(arrays)
         outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
         runner = self._checked_runner()
-        names = [call.kernel for call in self._artifact.calls]
+        names = [call.kernel for call in self.calls]
         runner.run(ready, outputs)
         runs = [list(runner.profile(ready, outputs)) for _ in range(repeat)]
         if any(len(run) != len(names) for run in runs):
@@ -211,6 +259,28 @@ class Model:
         takes = ", ".join(str(port) for port in self._inputs)
         gives = ", ".join(str(port) for port in self._outputs)
         return f"<tilewright.Model ({takes}) -> ({gives})>"
+
+    def _quick_caller(self, runner: Any) -> Callable[[tuple[Any, ...]], bool] | None:
+        """The runner's way to check arrays and run in native code, where it has one."""
+        if not isinstance(runner, CpuModel):
+            return None
+        return runner.quick_caller([(port.shape, port.dtype) for port in (*self._inputs, *self._outputs)])
+
+    def _quickly(self, values: tuple[Any, ...]) -> list[Array] | None:
+        """The outputs; None where the values are not, as they are, what the kernels read."""
+        if self._quick is None:
+            return None
+        outputs: list[Array] = list(map(empty, self._shapes, self._types))
+        return outputs if self._quick((*values, *outputs)) else None
+
+    def _in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values given by name in the order of the inputs; nothing where they are not exactly the inputs."""
+        if args or len(named) != len(self._names):
+            return ()
+        try:
+            return tuple(map(named.__getitem__, self._names))
+        except KeyError:
+            return ()
 
     def _run(self, arrays: Sequence[Any]) -> list[Array]:
         ready = self._ready(arrays)
@@ -271,6 +341,17 @@ def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...])
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.array(array, dtype=dtype, order="C", copy=True)
+
+
+def check_output(value: object, port: Port) -> None:
+    """An array of the caller's that can be filled in place, or an error that says what it must be."""
+    must = f"output {port.name!r} must be a writable C-contiguous {port.dtype.name} array of shape {port.shape}"
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"{must}, not a {type(value).__name__}")
+    if value.dtype != port.dtype or value.shape != port.shape:
+        raise InputError(f"{must}, not {value.dtype.name} of shape {value.shape}")
+    if not value.flags.c_contiguous or not value.flags.aligned or not value.flags.writeable:
+        raise InputError(must)
 
 
 def as_array(value: Any, name: str) -> Array:

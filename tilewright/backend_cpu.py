@@ -86,8 +86,11 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
                 touches.append(
                     (ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel])
                 )
+        # In every step of a Scan a worker takes the same tiles: its caches still hold their weights.
+        repeated = kernels[call.kernel].step is not None
         stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
-                            barrier_before=hazards.step(touches), first_extent=call.step))  # fmt: skip
+                            barrier_before=hazards.step(touches), first_extent=call.step,
+                            balance="static" if repeated else "auto"))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
     outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
     return ModelImage(

@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backend_gpu": {"options", *BELOW_COMPILER},
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
-    "api": {"report", "tune", *COMPILER_AND_BELOW},
+    "stored": COMPILER_AND_BELOW,
+    "api": {"stored", "report", "tune", *COMPILER_AND_BELOW},
     "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "options"},  # tilewright/__init__.py

@@ -181,7 +181,7 @@ def nameless(kernel: KernelPlan) -> str:
 
     def clean(part: Any) -> Any:
         if isinstance(part, dict):
-            dropped = ("tensor", "core", "epilogue", "roots", "scan", "reason")
+            dropped = ("tensor", "core", "epilogue", "roots", "scan", "reason", "prefetch")
             return {k: clean(v) for k, v in part.items() if k not in dropped}
         return [clean(p) for p in part] if isinstance(part, list) else part
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     model = common.compile_model(arguments)
     compiled_s = time.perf_counter() - start
-    if model.artifact.runner is None:
+    if not model.can_run:
         where = f"; see {arguments.dump}" if arguments.dump is not None else "; add --dump DIR to see its result"
         Console(stderr=True).print(f"stopped after {arguments.stop_after}{where}", markup=False, highlight=False)
         return 0
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             "model": str(arguments.model),
             "compile_s": compiled_s,
             "first_run_ms": 1e3 * run_s,
-            "kernel_calls": len(model.artifact.calls),
+            "kernel_calls": len(model.calls),
             "outputs": [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in outputs.items()],
         }
         common.print_json(summary)
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = common.output_console()
     console.print(output_table(outputs))
     console.print(
-        f"compiled in {compiled_s:.2f} s to {len(model.artifact.calls)} kernel calls; "
+        f"compiled in {compiled_s:.2f} s to {len(model.calls)} kernel calls; "
         f"the first run took {1e3 * run_s:.2f} ms",
         highlight=False,
     )

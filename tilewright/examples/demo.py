@@ -87,7 +87,7 @@ def compile_and_check(options: Options) -> bool:
     start = time.perf_counter()
     with working("compiling") as tell:
         model = compile(MODEL, options=options.override(progress=tell))
-    calls = model.artifact.calls
+    calls = model.calls
     kernels = f"{len({call.kernel for call in calls})} distinct kernels, {len(calls)} calls"
     print(f"  compiled     in {time.perf_counter() - start:.1f} s: {kernels}", flush=True)
     difference = difference_to_onnxruntime(model, MODEL)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.ir.loops import ForKind, Instruction, Operand
+from tilewright.ir.loops import PREFETCH, ForKind, Instruction, Operand
 
 if TYPE_CHECKING:
     from tilewright.ir.interpret_loops import LoopMachine
@@ -104,4 +104,12 @@ def _shuffle_down(context: InstructionContext) -> None:
     _shuffle(context, np.arange(context.threads) + int(offset), int(width))
 
 
-INSTRUCTIONS: Mapping[str, Meaning] = {"shuffle_xor": _shuffle_xor, "shuffle_down": _shuffle_down}
+def _prefetch(context: InstructionContext) -> None:
+    """Only a hint: nothing is read, and the place may lie outside the buffer."""
+
+
+INSTRUCTIONS: Mapping[str, Meaning] = {
+    "shuffle_xor": _shuffle_xor,
+    "shuffle_down": _shuffle_down,
+    PREFETCH: _prefetch,
+}

@@ -91,6 +91,9 @@ class Operand:
     origin: tuple[Expr, ...]
 
 
+PREFETCH = "prefetch"  # the instruction that asks for a line of memory before it is needed
+
+
 @dataclass(frozen=True, eq=False)
 class Instruction:
     """An entry of the intrinsics table applied to operands (first the destination) and scalar immediates.

@@ -34,6 +34,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify, simplify_difference
+from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.schedule.nest import Nest
@@ -93,14 +94,16 @@ class CpuNest:
     """The lowering of one nest under one plan."""
 
     def __init__(
-        self, nest: Nest, plan: NestPlan, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names
-    ) -> None:
+        self, nest: Nest, plan: NestPlan, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        step: Axis | None = None,
+    ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
         self.ranges = dict(zip(nest.axes, box, strict=True))
         self.ranges.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
         self.access = access
         self.names = names
+        self.turning = step if plan.alternate else None
         self.vector = nest.named(plan.vector) if plan.vector else None
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
@@ -153,10 +156,16 @@ class CpuNest:
                 result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
                 continue
             loop = Axis(f"{axis.name}_block", _extent(piece.trips))
-            start = simplify(extent.low + piece.base + var(loop) * piece.size)
+            start = simplify(extent.low + piece.base + self._walked(loop, trips, blocked) * piece.size)
             inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
+
+    def _walked(self, loop: Axis, trips: int | None, blocked: Sequence[object]) -> Expr:
+        """The block that an iteration of the outermost loop over blocks takes: the other way round in odd steps."""
+        if self.turning is None or trips is None or blocked:
+            return var(loop)
+        return var(loop) + (var(self.turning) % 2) * (trips - 1 - 2 * var(loop))
 
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
@@ -186,8 +195,20 @@ class CpuNest:
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, results), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
-            body.extend(self.access.stores(tensor, logical, simplify(final)))
+            body.extend(self._to_all_places(tensor, logical, simplify(final), block))
         return block.around(*body)
+
+    def _to_all_places(
+        self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr, block: Block
+    ) -> tuple[Stmt, ...]:
+        """Stores of one element; what goes to several places is computed once, into a register."""
+        is_number = tensor.dtype.is_float and tensor.dtype.bytes >= 4
+        if len(self.access.write[tensor]) == 1 or isinstance(value, Load) or not is_number:
+            return self.access.stores(tensor, logical, value)
+        shape = (extent_of(block.lane.extent),) if block.lane is not None else ()
+        index = (var(block.lane),) if block.lane is not None else ()
+        held = Buffer(self.names.fresh("value"), shape, tensor.dtype, Memory.REGISTER)
+        return (Alloc(held, (Store(held, index, value), *self.access.stores(tensor, logical, load(held, index)))),)
 
     def _results(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """What the epilogue reads in place of the accumulated tensors."""

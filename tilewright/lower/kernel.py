@@ -13,6 +13,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_nest import CpuNest, Names
+from tilewright.lower.prefetch import prefetches
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import KernelPlan
 from tilewright.schedule.propagate import Box, Range, extent_of
@@ -93,24 +94,25 @@ def lower_cpu_kernel(
     bind_reads(phases, access, params, arguments, layout)
     bind_writes(phases, access, params, arguments, scratch, layout, scan)
     names = Names()
-    body: list[Stmt] = []
+    step = scan.step if scan else None
+    body: list[Stmt] = prefetches(plan.prefetch, phases, access)
     for part in phases.before:
-        body.extend(_nest(part, phases, access, names))
+        body.extend(_nest(part, phases, access, names, step))
     if phases.loop is not None:
-        inner = [s for part in phases.inside for s in _nest(part, phases, access, names)]
+        inner = [s for part in phases.inside for s in _nest(part, phases, access, names, step)]
         body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
     for part in phases.after:
-        body.extend(_nest(part, phases, access, names))
+        body.extend(_nest(part, phases, access, names, step))
     wrapped: tuple[Stmt, ...] = tuple(body)
     for buffer in reversed(scratch):
         wrapped = (Alloc(buffer, wrapped),)
     wrapped = (For(tile, ForKind.PARALLEL, wrapped),)
-    return Binding(Kernel(plan.name, tuple(params), wrapped, (), scan.step if scan else None), tuple(arguments))
+    return Binding(Kernel(plan.name, tuple(params), wrapped, (), step), tuple(arguments))
 
 
-def _nest(nest: Nest, phases: Phases, access: Access, names: Names) -> tuple[Stmt, ...]:
+def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
     return CpuNest(
-        nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names
+        nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names, step
     ).statements()
 
 

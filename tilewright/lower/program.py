@@ -64,7 +64,8 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
     """The kernel for these nests, lowered once for equal nests and equal plans."""
     levels = {t: p.level for n, p in zip(nests, plan.nests, strict=True) for t in n.stores}
     key = (
-        signature(nests, lambda t: (state.layout(t), levels.get(t), scan is not None and t in scan.stacked)),
+        signature(nests, lambda t: (state.layout(t), levels.get(t), scan is not None and t in scan.stacked,
+                                    t.name in plan.prefetch)),
         tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
         plan.tile, plan.block_threads, _stream_key(plan),
     )  # fmt: skip

@@ -15,7 +15,20 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
-from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
+from tilewright.ir.loops import (
+    PREFETCH,
+    Alloc,
+    Barrier,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Kernel,
+    Memory,
+    Stmt,
+    Store,
+    statements,
+)
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
@@ -140,6 +153,10 @@ class CKernel:
             self.store(stmt)
         elif isinstance(stmt, Barrier):
             raise InternalError(f"{self.kernel.name}: a CPU kernel has no barrier inside")
+        elif stmt.name == PREFETCH:
+            operand = stmt.operands[0]
+            place = self.scopes.offset(flat(operand.buffer, operand.origin))
+            self.emit(f"__builtin_prefetch({operand.buffer.name} + {place});")
         else:
             raise InternalError(f"{self.kernel.name}: no C for instruction {stmt.name}")
 

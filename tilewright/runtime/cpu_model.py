@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,6 +25,10 @@ Balance = Literal["auto", "static", "dynamic", "serial"]
 RUN_SPIN_MICROSECONDS = 100.0
 IDLE_SPIN_MICROSECONDS = 50.0
 MAX_THREADS = 1024
+
+_NO_THREADS = 1  # TW_NO_THREADS in native/driver.h
+_READY_FLAGS = 0x101  # NumPy's C_CONTIGUOUS and ALIGNED
+_WRITEABLE_FLAG = 0x400
 
 _NATIVE = Path(__file__).with_name("native")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -211,14 +215,70 @@ class _Table(ctypes.Structure):
     ]
 
 
-def _array_data_offset() -> int:
-    """Where a NumPy array keeps its data pointer: first after the object header, as NumPy's binary interface
-    promises to every extension module. Reading it there is ten times faster than array.ctypes.data."""
-    offset = object.__basicsize__
-    probe = np.zeros(1, np.uint8)
-    if ctypes.c_void_p.from_address(id(probe) + offset).value != probe.ctypes.data:
-        raise ModelRunError("this Python or NumPy lays out its arrays in a way not known here")
+class _Array(ctypes.Structure):
+    """tw_array in native/driver.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        *((name, ctypes.c_void_p) for name in ("base", "element_type")),
+        ("flags", ctypes.c_int),
+    ]
+
+
+class _Form(ctypes.Structure):
+    """tw_form in native/driver.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("type", "element_type")),
+        *((name, ctypes.c_int64) for name in ("rank", "flags")),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class _Caller(ctypes.Structure):
+    """tw_caller in native/driver.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("model", "forms")),
+        *((name, ctypes.c_int64) for name in ("header", "first_item")),
+    ]
+
+
+def _forms(ports: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], inputs: int) -> ctypes.Array[_Form]:
+    """What tw_run_tuple compares with; it refers to the types in `ports` by address."""
+    forms = (_Form * max(len(ports), 1))()
+    for number, (shape, dtype) in enumerate(ports):
+        extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        flags = _READY_FLAGS if number < inputs else _READY_FLAGS | _WRITEABLE_FLAG
+        forms[number] = _Form(id(ndarray), id(dtype), len(shape), flags, extents)
+    return forms
+
+
+def _first_item_bytes() -> int:
+    """Where a tuple keeps its items, one pointer each, after the length that follows its header."""
+    offset = tuple.__basicsize__
+    probe = (object(), object())
+    words = (ctypes.c_ssize_t * 2).from_address(id(probe) + offset)
+    length = ctypes.c_ssize_t.from_address(id(probe) + object.__basicsize__).value
+    if length != 2 or list(words) != [id(item) for item in probe]:
+        raise ModelRunError("this Python lays out its tuples in a way not known here")
     return offset
+
+
+def _header_bytes() -> int:
+    """The size of an object's header, after which NumPy's binary interface promises every extension module the
+    fields of an array. Reading them there is ten times faster than asking the array for its attributes."""
+    header = object.__basicsize__
+    probe = np.zeros((2, 3), np.uint8)
+    array = _Array.from_address(id(probe) + header)
+    kind = ctypes.c_void_p.from_address(id(probe) + header - ctypes.sizeof(ctypes.c_void_p)).value
+    found = (array.data, array.rank, array.element_type, array.flags, kind)
+    if found != (probe.ctypes.data, 2, id(probe.dtype), probe.flags.num, id(ndarray)) or array.shape[:2] != [2, 3]:
+        raise ModelRunError("this Python or NumPy lays out its arrays in a way not known here")
+    return header
 
 
 class CpuModel:
@@ -242,6 +302,7 @@ class CpuModel:
         except OSError as error:
             raise ModelRunError(f"cannot load the model: {error}") from error
         self.threads = threads
+        self.built = built
         self._library = library
         self._read_table()
         weights = map_weights(built.weights, self._weight_bytes)
@@ -257,8 +318,9 @@ class CpuModel:
             raise ModelRunError("not enough memory for the model's activations")
         # Ready-made ctypes values and no argtypes: conversions would double the cost of a call.
         self._handle = ctypes.c_void_p(handle)
-        self._data_offset = ctypes.c_int64(_array_data_offset())
+        self._header = ctypes.c_int64(_header_bytes())
         self._run_objects = library.tw_run_objects
+        self._caller = _Caller(handle, None, self._header.value, _first_item_bytes())
         self._pack = struct.Struct(f"{len(self.input_bytes) + len(self.output_bytes)}P").pack
 
     def _read_table(self) -> None:
@@ -275,10 +337,30 @@ class CpuModel:
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
         """Fill outputs. Arrays are C-contiguous and of the compiled sizes; what they mean is the caller's affair."""
         if (
-            self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._data_offset)
+            self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._header)
             != 0
         ):
             raise _no_threads(self.threads)
+
+    def quick_caller(self, ports: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Callable[[tuple[Any, ...]], bool]:
+        """A function of a tuple: the inputs, then the outputs to fill. It tells whether it has run: it does nothing
+        unless each is a NumPy array of just the type and shape in `ports`, ready to be read or written in place.
+
+        Native code looks at the arrays: asking them for attributes costs more than a small model's arithmetic."""
+        if len(ports) != len(self._sizes):
+            raise ModelRunError(f"the model has {len(self._sizes)} inputs and outputs, not {len(ports)}")
+        caller, run = self._caller, self._library.tw_run_tuple
+        self._kept = (tuple(ports), forms := _forms(ports, len(self.input_bytes)))
+        caller.forms = ctypes.addressof(forms)
+        reference, py_object, threads = ctypes.byref(caller), ctypes.py_object, self.threads
+
+        def call(arrays: tuple[Any, ...]) -> bool:
+            status: int = run(reference, py_object(arrays))
+            if status == _NO_THREADS:
+                raise _no_threads(threads)
+            return status == 0
+
+        return call
 
     def profile(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         """Run once with a barrier around every stage; nanoseconds of each stage."""
@@ -313,6 +395,7 @@ class CpuModel:
     def close(self) -> None:
         """Stop the workers and free the memory. No other thread may be inside run."""
         if self._handle is not None:
+            self._caller.model = None
             self._library.tw_destroy(self._handle)
             self._handle = None
 

@@ -29,6 +29,7 @@ class NestPlan:
     register: Sizes = ()  # register tile along output axes
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
     unroll: tuple[str, ...] = ()  # reduction axes written out
+    alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
@@ -66,6 +67,7 @@ class KernelPlan:
     stream: StreamPlan | None = None
     block_threads: int = 1
     scan: str | None = None  # first output of the Scan whose body this kernel is part of
+    prefetch: tuple[str, ...] = ()  # tensors whose part is asked for when a tile starts
     predicted_seconds: float = 0.0
     traffic: Sizes = ()  # predicted bytes by level
     footprint: int = 0  # bytes at the tile level
@@ -113,13 +115,15 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
     lines = [f"kernel {kernel.name}  tile [{tile}] x {kernel.tiles}, footprint {kernel.footprint} B"]
     if kernel.scan:
         lines.append(f"  in every step of the scan of {kernel.scan}")
+    if kernel.prefetch:
+        lines.append(f"  asks early for {', '.join(kernel.prefetch)}")
     if kernel.stream:
         lines.append(f"  stream {kernel.stream.tensor} axis {kernel.stream.axis} in blocks of {kernel.stream.block}")
     for nest in kernel.nests:
         register = " ".join(f"{a}:{n}" for a, n in nest.register)
         lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
                      f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
-                     f" register [{register}]; order {' '.join(nest.order)}"
+                     f" register [{register}]; order {' '.join(nest.order)}{' to and fro' if nest.alternate else ''}"
                      f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:
@@ -144,7 +148,7 @@ def _kernel(value: dict[str, Any]) -> KernelPlan:
                          "nests": tuple(_nest(n) for n in value["nests"]),
                          "edges": tuple(EdgePlan(**e) for e in value["edges"]),
                          "stream": StreamPlan(**value["stream"]) if value["stream"] else None,
-                         "traffic": _sizes(value["traffic"])})  # fmt: skip
+                         "traffic": _sizes(value["traffic"]), "prefetch": tuple(value["prefetch"])})  # fmt: skip
 
 
 def _layout(value: dict[str, Any]) -> Layout:

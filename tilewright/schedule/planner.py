@@ -14,6 +14,7 @@ from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.signature import signature
+from tilewright.schedule.steps import is_walked_to_and_fro, new_at_each_step
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
 from tilewright.target import Target
@@ -49,7 +50,8 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
     for part, fused, nests, plans in planned:
         connector = Connector(context, plans, part.kept, streaming=streaming)
         for group in connector.connect(nests, joining=schedule == "connected"):
-            kernels.append(_kernel(group, part, fused, plans, connector, target))
+            plan, writes, needs = _kernel(group, part, fused, plans, connector, target)
+            kernels.append((_repeated(plan, group, part.scan, context), writes, needs))
     ordered = _in_order(program, parts, kernels)
     names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
@@ -140,6 +142,15 @@ def _kernel(
     if target.kind == "gpu":
         plan = finish_gpu(plan, group.nests)
     return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
+
+
+def _repeated(plan: KernelPlan, group: Group, scan: Scan | None, context: NestContext) -> KernelPlan:
+    """The plan of a Scan's step knows that the step before left the caches warm."""
+    if scan is None:
+        return plan
+    walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
+    nests = tuple(replace(p, alternate=w) for p, w in zip(plan.nests, walked, strict=True))
+    return replace(plan, nests=nests, prefetch=new_at_each_step(group.nests, plan.tile, scan, context))
 
 
 def _reason(group: Group, connector: Connector) -> str:

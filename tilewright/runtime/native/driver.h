@@ -47,7 +47,7 @@ extern const tw_table tw_model_table;
 
 typedef struct tw_model tw_model;
 
-enum { TW_OK = 0, TW_NO_THREADS = 1 };
+enum { TW_OK = 0, TW_NO_THREADS = 1, TW_NOT_READY = 2 };
 enum { TW_MAX_THREADS = 1024 };
 enum { TW_RUN_SPIN_NS = 100000, TW_IDLE_SPIN_NS = 50000 };
 
@@ -68,6 +68,37 @@ TW_API int tw_run_profile(tw_model *model, void *const *inputs, void *const *out
 /* As tw_run, for a host language whose arrays are objects: objects are the inputs, then the outputs, and each
  * object keeps its data pointer data_offset bytes from its start. */
 TW_API int tw_run_objects(tw_model *model, const char *const *objects, int64_t data_offset);
+
+/* What an array of a host language looks like behind its object header. This is NumPy's, whose layout is part of its
+ * binary interface; the pointer to the array's type ends the header. */
+typedef struct {
+    char *data;
+    int rank;
+    intptr_t *shape;
+    intptr_t *strides;
+    void *base;
+    void *element_type;
+    int flags;
+} tw_array;
+
+/* What an input or output must be: this type, this element type, this shape, and all of these flags. */
+typedef struct {
+    const void *type, *element_type;
+    int64_t rank, flags;
+    const int64_t *shape;
+} tw_form;
+
+/* How arrays are found in a tuple of the host language: the tuple's length follows the header that every object has,
+ * its items start at first_item. A closed model is NULL. */
+typedef struct {
+    tw_model *model;
+    const tw_form *forms;
+    int64_t header, first_item;
+} tw_caller;
+
+/* As tw_run, on a tuple of the inputs, then the outputs, after a look at each: TW_NOT_READY, and nothing done, where
+ * one is missing or has not its form. */
+TW_API int tw_run_tuple(const tw_caller *caller, const char *tuple);
 
 TW_API void tw_destroy(tw_model *model);
 

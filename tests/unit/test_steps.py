@@ -1,0 +1,94 @@
+"""Steps of a Scan: what is new is asked for early, weights are walked to and fro, and results stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright import backend_cpu
+from tilewright.errors import InternalError
+from tilewright.ir.loops import PREFETCH, Alloc, Instruction, Memory, statements
+from tilewright.schedule.check import check_plan
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SIZES = {"LSTM": 84, "GRU": 100, "RNN": 170}  # weights of one direction just beyond a 64 KB cache
+
+
+def recurrence(kind: str, *, hidden: int, batch: int = 1, direction: str = "forward", steps: int = 5) -> ModelProto:
+    rng = np.random.default_rng(3)
+    gates, ways = GATES[kind], 2 if direction == "bidirectional" else 1
+    constants = {
+        "w": (0.3 * rng.standard_normal((ways, gates * hidden, 7))).astype(np.float32),
+        "r": (0.1 * rng.standard_normal((ways, gates * hidden, hidden))).astype(np.float32),
+        "b": (0.2 * rng.standard_normal((ways, 2 * gates * hidden))).astype(np.float32),
+    }
+    attributes: dict[str, object] = {"hidden_size": hidden, "direction": direction}
+    return model_of(
+        [(kind, ["x", "w", "r", "b"], "h", attributes)],
+        {"x": (steps, batch, 7)}, {"h": (steps, ways, batch, hidden)}, constants,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", GATES)
+def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, tmp_path: Path) -> None:
+    model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)
+    program = programs(model)["layout"]
+    made = lowered(program)
+    repeated = [k for k in made.plan.kernels if k.scan is not None]
+    assert any(n.alternate for k in repeated for n in k.nests)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["h"]
+    assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+
+
+def test_small_weights_are_walked_one_way() -> None:
+    plan = lowered(programs(recurrence("LSTM", hidden=12))["layout"]).plan
+    assert not any(n.alternate for k in plan.kernels for n in k.nests)
+
+
+def test_the_projection_of_a_step_is_asked_for_before_the_weights() -> None:
+    made = lowered(programs(recurrence("LSTM", hidden=84))["layout"])
+    step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
+    assert len(step.prefetch) == 1
+    kernel = next(k for k in made.loops.kernels if k.step is not None)
+    hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
+    assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
+    text = backend_cpu.render(made.loops, CPU)[kernel.name]
+    assert 0 < text.index("__builtin_prefetch") < text.index("acc_0")
+
+
+def test_every_step_gives_a_worker_the_same_tiles() -> None:
+    made = lowered(programs(recurrence("GRU", hidden=100))["layout"])
+    image = backend_cpu.model_image(backend_cpu.render(made.loops, CPU), made.loops, made.program, made.plan)
+    steps = {k.name for k in made.loops.kernels if k.step is not None}
+    assert {s.balance for s in image.stages if s.kernel in steps} == {"static"}
+    assert {s.balance for s in image.stages if s.kernel not in steps} == {"auto"}
+
+
+def test_what_is_stored_twice_is_computed_once() -> None:
+    """The hidden state goes to the next step and to the output; its value waits in a register."""
+    made = lowered(programs(recurrence("LSTM", hidden=12))["layout"])
+    kernel = next(k for k in made.loops.kernels if k.step is not None)
+    held = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer.name.startswith("value")]
+    assert held and all(b.memory is Memory.REGISTER for b in held)
+    text = backend_cpu.render(made.loops, CPU)[kernel.name]
+    body = text[text.index(f"void {kernel.name}(") :]
+    assert body.count("tw_tanh_") == 2
+
+
+def test_only_steps_turn_round() -> None:
+    program = programs(model_of([("MatMul", ["x", "w"], "y", {})], {"x": (3, 5)}, {"y": (3, 4)},
+                                {"w": np.ones((5, 4), np.float32)}))["layout"]  # fmt: skip
+    plan = lowered(program).plan
+    first = plan.kernels[0]
+    turned = replace(first, nests=tuple(replace(n, alternate=True) for n in first.nests))
+    with pytest.raises(InternalError, match="only the steps of a Scan"):
+        check_plan(replace(plan, kernels=(turned, *plan.kernels[1:])), program)

@@ -1,0 +1,172 @@
+"""Whole models in the cache: the second compilation runs no stage, and nothing doubtful is ever used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+import tilewright
+from tests.cpu_stages import model_of
+from tilewright import Model, ModelError, Options, stored
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def dense(scale: float = 1.0) -> ModelProto:
+    weight = (scale * np.arange(20, dtype=np.float32)).reshape(4, 5)
+    return model_of([("MatMul", ["x", "w"], "y", {}), ("Relu", ["y"], "z", {})], {"x": (3, 4)}, {"z": (3, 5)},
+                    {"w": weight})  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "dense.onnx"
+    file.write_bytes(dense().SerializeToString())
+    return file
+
+
+@pytest.fixture
+def compile_it(tmp_path: Path) -> Callable[..., Model]:
+    def run(model: object, **more: object) -> Model:
+        options = Options(cache_dir=tmp_path / "cache", threads=1).override(**more)
+        return tilewright.compile(model, options=options)  # type: ignore[arg-type]
+
+    return run
+
+
+def is_stored(model: Model) -> bool:
+    return isinstance(model._artifact, stored.StoredArtifact)
+
+
+def entries(tmp_path: Path, kind: str) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob(f"*.{kind}"))
+
+
+def test_the_second_time_comes_from_the_cache(path: Path, compile_it: Callable[..., Model]) -> None:
+    first, second = compile_it(path), compile_it(path)
+    assert (is_stored(first), is_stored(second)) == (False, True)
+    assert (first.inputs, first.outputs, first.calls) == (second.inputs, second.outputs, second.calls)
+    np.testing.assert_array_equal(first(X)[0], second(X)[0])
+    assert len(second.profile(X, repeat=1).calls) == len(first.calls)
+
+
+def test_bytes_are_taken_too(path: Path, compile_it: Callable[..., Model]) -> None:
+    compile_it(path)
+    assert is_stored(compile_it(path.read_bytes()))
+
+
+def test_what_the_compiler_made_is_made_again_on_request(path: Path, compile_it: Callable[..., Model]) -> None:
+    first, second = compile_it(path), compile_it(path)
+    assert second.artifact.plan == first.artifact.plan
+    assert second.artifact.sources == first.artifact.sources
+    assert second.artifact.runner is second._runner
+    assert second.explain().splitlines()[0] == first.explain().splitlines()[0]
+
+
+def test_a_changed_file_is_another_model(path: Path, compile_it: Callable[..., Model]) -> None:
+    compile_it(path)
+    old = compile_it(path)
+    path.write_bytes(dense(2.0).SerializeToString())
+    new = compile_it(path)
+    assert not is_stored(new)
+    np.testing.assert_allclose(new(X)[0], 2 * old(X)[0])
+    with pytest.raises(ModelError, match="has changed since it was compiled"):
+        assert old.artifact
+
+
+def test_a_file_that_changes_while_it_is_compiled_is_not_kept(
+    path: Path, compile_it: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = stored.keep
+
+    def late(*arguments: object) -> None:
+        path.write_bytes(dense(2.0).SerializeToString())
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stored, "keep", late)
+    compile_it(path)
+    assert not entries(tmp_path, "model")
+
+
+@pytest.mark.parametrize(
+    "more", [{"schedule": "none"}, {"verify": True}, {"stop_after": "plan"}, {"dump": Path("dumped")}], ids=str
+)
+def test_other_options_are_another_model(
+    path: Path, compile_it: Callable[..., Model], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    compile_it(path)
+    assert not is_stored(compile_it(path, **more))
+
+
+def test_threads_do_not_matter(path: Path, compile_it: Callable[..., Model]) -> None:
+    compile_it(path)
+    again = compile_it(path, threads=2)
+    assert is_stored(again)
+    assert again._runner.threads == 2
+
+
+def test_shapes_matter(tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "open", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    options = Options(cache_dir=tmp_path, threads=1)
+    made = [tilewright.compile(model, shapes={"n": n}, options=options) for n in (3, 4, 3)]
+    assert [is_stored(m) for m in made] == [False, False, True]
+    assert [m.inputs[0].shape for m in made] == [(3,), (4,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [("model", "cut"), ("model", "changed"), ("so", "gone"), ("so", "cut"), ("weights", "cut"), ("weights", "gone")],
+)
+def test_a_damaged_entry_is_not_used(
+    path: Path, compile_it: Callable[..., Model], tmp_path: Path, kind: str, damage: str
+) -> None:
+    wanted = compile_it(path)(X)[0]
+    for file in entries(tmp_path, kind):
+        data = file.read_bytes()
+        # a new file: the old one may still be mapped
+        file.unlink()
+        if damage != "gone":
+            file.write_bytes(data[: len(data) // 2] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    again = compile_it(path)
+    assert not is_stored(again)
+    np.testing.assert_array_equal(again(X)[0], wanted)
+    assert is_stored(compile_it(path))
+
+
+def test_tensors_in_other_files_are_not_stored(path: Path, compile_it: Callable[..., Model], tmp_path: Path) -> None:
+    import onnx
+
+    folder = tmp_path / "external"
+    folder.mkdir()
+    onnx.save(dense(), folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    first = compile_it(folder / "m.onnx")(X)[0]
+    assert not is_stored(compile_it(folder / "m.onnx"))
+    data = folder / "m.data"
+    data.write_bytes((2 * np.frombuffer(data.read_bytes(), np.float32)).tobytes())
+    np.testing.assert_allclose(compile_it(folder / "m.onnx")(X)[0], 2 * first)
+
+
+def test_from_the_cache_nothing_of_the_compiler_is_imported(path: Path, compile_it: Callable[..., Model]) -> None:
+    compile_it(path)
+    script = """
+import json, sys
+from pathlib import Path
+import tilewright
+options = tilewright.Options(cache_dir=Path(sys.argv[2]), threads=1)
+tilewright.compile(sys.argv[1], options=options)
+print(json.dumps([n for n in ("onnx", "tilewright.compiler", "tilewright.schedule") if n in sys.modules]))
+"""
+    command = [sys.executable, "-c", script, str(path), str(path.parent / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert json.loads(done.stdout) == []
