@@ -19,11 +19,12 @@ from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.check import check_plan
 from tilewright.schedule.plan import Plan
-from tilewright.schedule.planner import make_plan
+from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import Target
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
+from tilewright.transform.winograd import Predict, choose_algorithms
 from tilewright.verifying import Verifier
 
 
@@ -91,7 +92,7 @@ class Artifact:
         return self.loops.calls if self.loops is not None else ()
 
 
-STAGES = ("graph", "program", "precision", "fold", "layout", "plan", "loops", "source", "machine")
+STAGES = ("graph", "program", "precision", "fold", "algorithm", "layout", "plan", "loops", "source", "machine")
 _PLANNED = STAGES.index("plan") + 1
 
 
@@ -111,6 +112,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
+        program = run("algorithm", choose_algorithms, program, _predictor(target, options))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule)
         if tuner is not None:
@@ -121,7 +123,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     except Stopped:
         pass
     done = stages.results
-    last: Program | None = done.get("layout") or done.get("fold") or done.get("precision") or done.get("program")
+    programs = ("layout", "algorithm", "fold", "precision", "program")
+    last: Program | None = next((done[name] for name in programs if name in done), None)
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
         done.get("machine"),
@@ -140,6 +143,15 @@ def machine_code(
     sources = backend.render(loops, target)
     place = () if weights_dir is None else (weights_dir,)
     return loops, backend.load(sources, loops, program, plan, target, options, *place)
+
+
+def _predictor(target: Target, options: Options) -> Predict | None:
+    """What tells the time of an algorithm; None where the model's own is kept (on GPUs no other is known to pay)."""
+    if options.convolution == "direct" or target.kind != "cpu":
+        return None
+    # without joining: what that gains an algorithm is not known before its neighbours are
+    schedule = "none" if options.schedule == "none" else "register"
+    return lambda program: predicted_seconds(program, target, schedule)
 
 
 def _backend(target: Target) -> Any:
@@ -201,8 +213,9 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
             return plan
         if name == "loops":
             return parse.parse_loops(edited)
-        if name in ("precision", "fold", "layout"):
-            return parse.parse_program(edited, {t.name: a for t, a in inputs[0].constants.items()})
+        if name in ("precision", "fold", "algorithm", "layout"):
+            made = stage(*inputs).constants  # a stage may make constants, which the text only names
+            return parse.parse_program(edited, {t.name: a for t, a in {**inputs[0].constants, **made}.items()})
     except InternalError as error:
         raise OptionError(f"{path} in place of stage '{name}': {error}") from error
     if name == "source":
@@ -211,4 +224,5 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if kernel not in sources:
             raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
         return {**sources, kernel: edited}
-    raise OptionError(f"stage '{name}' takes no edited dump; precision, fold, layout, plan, loops and source do")
+    takes = "precision, fold, algorithm, layout, plan, loops and source"
+    raise OptionError(f"stage '{name}' takes no edited dump; {takes} do")

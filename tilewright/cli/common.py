@@ -16,7 +16,7 @@ from rich.console import Console
 from tilewright.api import Array, Model, Port, compile
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
-from tilewright.options import FALLBACKS, SCHEDULES, TARGETS, Options
+from tilewright.options import CONVOLUTIONS, FALLBACKS, SCHEDULES, TARGETS, Options
 
 PIPE_WIDTH = 240
 
@@ -58,6 +58,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="connected: keep tiles of neighbouring operators on chip (default); none: a kernel an operator",
     )
     group.add_argument(
+        "--convolution",
+        choices=CONVOLUTIONS,
+        help="auto: Winograd's algorithms where they are predicted to save time (default); direct: never",
+    )
+    group.add_argument(
         "--fallback",
         choices=FALLBACKS,
         help="an operator without native code: error refuses the model and names the node",
@@ -95,6 +100,7 @@ def compile_model(arguments: argparse.Namespace) -> Model:
             threads=arguments.threads,
             precision=arguments.precision,
             schedule=arguments.schedule,
+            convolution=arguments.convolution,
             fallback=arguments.fallback,
             tune_seconds=arguments.tune,
             dump=arguments.dump,

@@ -12,6 +12,7 @@ from itertools import product
 
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
+from tilewright.ir.decide import decide
 from tilewright.ir.expr import (
     Axis,
     Const,
@@ -37,6 +38,7 @@ from tilewright.ir.simplify import join_divisions, linear, simplify, simplify_di
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.sharing import shared_stores
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
@@ -192,10 +194,15 @@ class CpuNest:
 
     def _stores(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
+        written_out = self.nest.monoid is None and any(a is not self.vector for a in self.register)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, results), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
-            body.extend(self._to_all_places(tensor, logical, simplify(final), block))
+            value = simplify(final)
+            body.extend(self.access.stores(tensor, logical, value) if written_out
+                        else self._to_all_places(tensor, logical, value, block))  # fmt: skip
+        if written_out:
+            return self._written_out(block, [s for s in body if isinstance(s, Store)])
         return block.around(*body)
 
     def _to_all_places(
@@ -209,6 +216,17 @@ class CpuNest:
         index = (var(block.lane),) if block.lane is not None else ()
         held = Buffer(self.names.fresh("value"), shape, tensor.dtype, Memory.REGISTER)
         return (Alloc(held, (Store(held, index, value), *self.access.stores(tensor, logical, load(held, index)))),)
+
+    def _written_out(self, block: Block, body: Sequence[Store]) -> tuple[Stmt, ...]:
+        """Every position of a block of several axes, with what they have in common computed once."""
+        stores = list(body)
+        for axis in block.unrolled:
+            stores = [
+                Store(s.buffer, tuple(decide(i, axis, place) for i in s.indices), decide(s.value, axis, place))
+                for s in stores
+                for place in range(extent_of(axis.extent))
+            ]
+        return shared_stores(stores, block.lane, self.names.fresh)
 
     def _results(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """What the epilogue reads in place of the accumulated tensors."""

@@ -11,6 +11,7 @@ from tilewright.ir.expr import loads, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import data_cost, is_identity_read, is_view
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.written_out import composes, is_choice
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
@@ -40,10 +41,15 @@ def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fuse
             if chain:
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
+    choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
-        if not isinstance(compute, Map) or compute.output in absorbed or compute.output in kept:
+        if not isinstance(compute, Map) or compute.output in absorbed:
             continue
-        if _composes(compute, users.get(compute.output, [])):
+        if any(t in choosing and t in result.inlined for t in reads(compute)) or is_choice(compute):
+            choosing.add(compute.output)
+        if compute.output in kept:
+            continue
+        if _composes(compute, users.get(compute.output, []), compute.output in choosing):
             result.inlined[compute.output] = compute
     return result
 
@@ -84,7 +90,7 @@ def _narrowed(
         inside = {n.source for n in loads(last.value)}.intersection((start, *(m.output for m in chain)))
         if inside != {before} or before.dtype.bytes >= last.output.dtype.bytes:
             break
-        if not _composes(last, users.get(last.output, [])):
+        if not _composes(last, users.get(last.output, []), False):
             break
         chain = chain[:-1]
     return chain
@@ -117,10 +123,12 @@ def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Comput
     )
 
 
-def _composes(compute: Map, readers: Sequence[Compute]) -> bool:
+def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
     """Whether every reader may compute the map's elements itself."""
     if not readers:
         return False
+    if choosing:  # worth composing only where the reader writes its blocks out too: a reduction does not
+        return len(readers) == 1 and isinstance(readers[0], Map) and composes(compute, readers[0])
     cost = data_cost(compute.value)
     size = sum(1 for _ in walk(compute.value))
     if size > _LARGEST_VALUE:

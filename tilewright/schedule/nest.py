@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, load, loads, rewrite, substitute, var, walk
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.written_out import positions, written_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,18 @@ class Nest:
     def tensor(self) -> Tensor:
         return self.stores[0]
 
+    @cached_property
+    def written_out(self) -> dict[Axis, int]:
+        """Axes whose choices a register block decides, with the positions it has along them; reductions have none."""
+        return written_out(self.axes, *self.values) if self.monoid is None else {}
+
+    @cached_property
+    def block_counts(self) -> tuple[int, int, int]:
+        """Operations, reads and checks of one block of the axes written out, what is common counted once."""
+        values = positions(self.written_out, *self.values)
+        checks = sum(1 for n in walk(*values) if isinstance(n, Op) and n.op.name == "select")
+        return data_cost(*values), len(loads(*values)), checks
+
     def axis_names(self) -> dict[Axis, str]:
         names = {a: f"o{i}" for i, a in enumerate(self.axes)}
         names.update({a: f"r{i}" for i, a in enumerate(self.reduce_axes)})
@@ -40,8 +55,18 @@ class Nest:
 
     def loads(self) -> list[Load]:
         """Reads from outside the nest."""
+        return self._loads
+
+    @cached_property
+    def _loads(self) -> list[Load]:
         own = set(self.accumulated)
         return [n for n in loads(*self.elements, *self.values, *self.initial) if n.source not in own]
+
+    @cached_property
+    def sample(self) -> list[Load]:
+        """Reads that stand for all: of a block written out one a tensor, since the others lie beside it."""
+        found = loads(*(self.elements or self.values))
+        return list({n.source: n for n in found}.values()) if self.written_out else found
 
     def reads(self) -> list[Tensor]:
         return list(dict.fromkeys(n.source for n in self.loads()))
@@ -112,6 +137,15 @@ def _is_free_cast(node: Op) -> bool:
     """Conversions cost nothing beside what they move, but for rounding: its result is worth keeping."""
     rounds = node.dtype.bits < node.args[0].dtype.bits and node.args[0].dtype.is_float
     return node.op.name == "cast" and not rounds
+
+
+def block_cost(nest: Nest, registers: int) -> float:
+    """Multiply-add slots of an element when a block of the axes written out is computed at once."""
+    operations, reads, checks = nest.block_counts
+    # what waits for the second half of a transform and finds no register is written and read again
+    spilled = max(0, reads - registers // 2)
+    slots = operations + 0.5 * reads + 0.5 * checks + 2.0 * spilled
+    return slots / prod(nest.written_out.values()) + 1.0 * len(nest.stores)
 
 
 def _data_ops(*roots: Expr) -> list[Op]:

@@ -66,6 +66,11 @@ def _plan_once(nest: Nest, context: NestContext, known: dict[Hashable, NestPlan]
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 
+def predicted_seconds(program: Program, target: Target, schedule: str) -> float:
+    """The time all kernels of a Program are predicted to take, one after the other."""
+    return sum(kernel.predicted_seconds for kernel in make_plan(program, target, schedule).kernels)
+
+
 def _parts(program: Program) -> list[_Part]:
     outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
     scans = [c for c in program.computes if isinstance(c, Scan)]

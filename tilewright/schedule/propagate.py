@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import bounds
-from tilewright.ir.expr import Axis, Const, Expr, Op, Symbol, Var, const, maximum, minimum
+from tilewright.ir.expr import Axis, Const, Expr, Op, Symbol, Var, const, is_op, maximum, minimum
 from tilewright.ir.simplify import Linear, difference, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
@@ -53,6 +53,10 @@ def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
     low, size = _range(index, box)
     if low is None:
         return whole(extent)
+    return _clipped(low, size, extent)
+
+
+def _clipped(low: Expr, size: Size, extent: int) -> Range:
     known = bounds.bounds(low)
     if isinstance(size, np.ndarray):
         return Range(low if known[0] >= 0 else simplify(maximum(low, 0)), np.minimum(size, extent), extent)
@@ -131,7 +135,7 @@ def merge(a: Box, b: Box) -> Box:
     for x, y in zip(a, b, strict=True):
         gap = difference(y.low, x.low)
         if gap is None:
-            result.append(whole(x.extent))
+            result.append(_merged_unclipped(x, y))
             continue
         low = x.low if gap >= 0 else y.low
         end_x, end_y = x.size + max(0, -gap), y.size + max(0, gap)
@@ -142,19 +146,47 @@ def merge(a: Box, b: Box) -> Box:
     return tuple(result)
 
 
-def reads_box(nest: Nest, box: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor]) -> dict[Tensor, Box]:
-    """What a nest reads of the wanted tensors while its own axes cover `box`."""
-    env = dict(zip(nest.axes, box, strict=True))
+def _merged_unclipped(x: Range, y: Range) -> Range:
+    """The union of ranges that differ by a constant but for the clipping of one of them, as neighbours' reads do."""
+    first, second = _unclipped(x), _unclipped(y)
+    gap = difference(second, first)
+    if gap is None:
+        return whole(x.extent)
+    both = np.maximum(x.size + max(0, -gap), y.size + max(0, gap))
+    size = both if isinstance(both, np.ndarray) and both.ndim else int(both)
+    return _clipped(first if gap >= 0 else second, size, x.extent)
+
+
+def _unclipped(part: Range) -> Expr:
+    low = part.low
+    if is_op(low, "max") and isinstance(low.args[1], Const) and low.args[1].value == 0:
+        low = low.args[0]
+    if is_op(low, "min") and isinstance(low.args[1], Const) and not isinstance(part.size, np.ndarray):
+        low = low.args[0] if low.args[1].value == part.extent - part.size else low
+    return low
+
+
+def reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor]) -> dict[Tensor, Box]:
+    """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
+    env = dict(zip(nest.axes, own, strict=True))
     env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
-    found: dict[Tensor, Box] = {}
+    # neighbours' reads share most of their indices: each distinct one is looked at once
+    indices: dict[Tensor, tuple[dict[Expr, None], ...]] = {}
     for node in nest.loads():
-        tensor = node.source
-        if tensor not in wanted:
-            continue
-        piece = tuple(
-            index_range(simplify(i), env, extent_of(e)) for i, e in zip(node.indices, tensor.shape, strict=True)
-        )
-        found[tensor] = merge(found[tensor], piece) if tensor in found else piece
+        if node.source in wanted:
+            seen = indices.setdefault(node.source, tuple({} for _ in node.indices))
+            for known, index in zip(seen, node.indices, strict=True):
+                known[index] = None
+    found: dict[Tensor, Box] = {}
+    for tensor, dims in indices.items():
+        box = []
+        for known, extent in zip(dims, tensor.shape, strict=True):
+            size = extent_of(extent)
+            parts = [(index_range(simplify(i), env, size),) for i in known]
+            for other in parts[1:]:
+                parts[0] = (merge(parts[0], other)[0],)
+            box.append(parts[0][0])
+        found[tensor] = tuple(box)
     return found
 
 
@@ -184,3 +216,17 @@ def box_elements(box: Box) -> Size:
     for part in box:
         total = total * part.size
     return total
+
+
+def whole_blocks(nests: Sequence[Nest], boxes: Mapping[Nest, Box]) -> Any:
+    """Whether inner nests begin and end at whole blocks of the axes they write out; in parts nothing is decided."""
+    fits: Any = True
+    for nest in nests[:-1]:
+        for axis, part in zip(nest.axes, boxes[nest], strict=True):
+            block = nest.written_out.get(axis, 1)
+            if block == 1:
+                continue
+            low = linear(part.low)
+            aligned = low.constant % block == 0 and all(c % block == 0 for c in low.terms.values())
+            fits = fits & ((part.size >= part.extent) | (aligned & (part.size % block == 0)))
+    return fits

@@ -156,6 +156,8 @@ def _factors(
     for nest in reducers:
         if nest.monoid is None or nest.monoid.operator not in ("add", "max", "min", "mul", "and", "or"):
             return None
+        if not any(n.source in results for n in loads(nest.elements[0], *(m.value for m in maps.values()))):
+            continue
         element = inline(nest.elements[0], maps)
         moving = frozenset(n for n in loads(element) if n.source in results)
         if not moving:

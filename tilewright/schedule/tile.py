@@ -18,9 +18,9 @@ from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import footprint, transactions
-from tilewright.schedule.nest import Nest, data_cost
+from tilewright.schedule.nest import Nest, block_cost, data_cost
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
-from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
 from tilewright.target import MemoryLevel
@@ -96,7 +96,8 @@ def predict(
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
     origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
-    box: Box = tuple(Range(var(origins[a]), sizes[a], extent_of(a.extent)) for a in root.axes)
+    units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
+    box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
@@ -114,7 +115,8 @@ def predict(
     waves = -(-tiles // target.units)
     seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
-    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
+    fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
+    seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
     return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
 
@@ -170,7 +172,7 @@ def _compute_seconds(
     for nest, plan in zip(nests, plans, strict=True):
         times = repeats.get(nest, 1)
         points = box_elements(boxes[nest]) * times
-        per_point = _epilogue_cost(nest, plan)
+        per_point = _epilogue_cost(nest, plan, context)
         if stream is not None and nest in stream.reducers:
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         if is_contraction(nest):
@@ -229,7 +231,9 @@ def _point_cost(nest: Nest, plan: NestPlan) -> float:
     return max(2.0, _CHAINED / chains, operations)
 
 
-def _epilogue_cost(nest: Nest, plan: NestPlan) -> float:
+def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+    if nest.written_out:
+        return block_cost(nest, context.target.vector_registers)
     return data_cost(*nest.values) + 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
 
 

@@ -163,7 +163,7 @@ def _scatter_seconds(nest: Nest, vector: Axis, lanes: int, context: NestContext)
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
-    for axis in (*reversed(nest.axes), *reversed(nest.reduce_axes)):
+    for axis in (*(a for a in reversed(nest.axes) if a not in nest.written_out), *reversed(nest.reduce_axes)):
         cost = _vector_cost(nest, axis, context)
         if cost is not None:
             costs.append((cost, axis))
@@ -262,7 +262,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
         steps *= max(1, extent_of(r.extent))
     wide = context.target.lanes(_widest(nest))
     cost = 0.5
-    for node in loads(*(nest.elements or nest.values)):
+    for node in nest.sample:
         step = stride(node, axis, context)
         cost += 0.25 if step == 0 else 1.0 if step == 1 else 2.0 * lanes
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
@@ -286,6 +286,8 @@ def _register_tile(
         return {}, ()
     if not is_contraction(nest):
         extent = extent_of(vector.extent)
+        if nest.written_out:
+            return {**nest.written_out, vector: lanes}, ()
         chains = _chains(nest, vector)
         while chains > 1 and chains * lanes > extent:
             chains //= 2

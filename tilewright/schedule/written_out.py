@@ -1,0 +1,81 @@
+"""Axes along which a map is a choice between formulas: a register block covers them whole, so that no choice is left.
+
+A select that compares a short axis, or the rest of one divided by a small number, with constants (the transforms of a
+fast convolution are such) costs nothing once every position is written out, and neighbours share their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from tilewright.ir.bounds import upper
+from tilewright.ir.compute import Map
+from tilewright.ir.decide import decide
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, const, is_op, loads, var, walk
+from tilewright.ir.simplify import simplify
+
+_LONGEST = 8  # positions along one axis
+_MOST_POSITIONS = 64  # of a block: more would make functions that compile slowly and spill all they hold
+
+Split = dict[Axis, int]
+
+
+def written_out(axes: Sequence[Axis], *values: Expr) -> Split:
+    """Axes to write out and how many positions of each; empty where a value makes no such choice."""
+    found: Split = {}
+    for node in walk(*values):
+        if is_op(node, "select"):
+            _compared(node.args[0], axes, found)
+    while prod(found.values()) > _MOST_POSITIONS:
+        found.popitem()
+    return found
+
+
+def _compared(condition: Expr, axes: Sequence[Axis], found: Split) -> None:
+    if not is_op(condition, "eq") or not isinstance(condition.args[1], Const):
+        return
+    split = _split(condition.args[0])
+    if split is not None and split[0] in axes and split[1] > 1:
+        found[split[0]] = max(found.get(split[0], 1), split[1])
+
+
+def _split(index: Expr) -> tuple[Axis, int] | None:
+    """The axis and the number of positions it takes: all of a short axis, or a % m."""
+    if isinstance(index, Var):
+        extent = index.axis.extent
+        return (index.axis, extent) if isinstance(extent, int) and extent <= _LONGEST else None
+    if is_op(index, "mod") and isinstance(index.args[0], Var) and isinstance(index.args[1], Const):
+        axis, size = index.args[0].axis, int(index.args[1].value)
+        return (axis, size) if size <= _LONGEST else None
+    return None
+
+
+def is_choice(compute: Map) -> bool:
+    return bool(written_out(compute.axes, compute.value))
+
+
+def positions(split: Mapping[Axis, int], *values: Expr) -> list[Expr]:
+    """The values at every position of a block, choices between them decided."""
+    result = list(values)
+    # axis after axis: what a choice leaves out is gone before the next one is decided
+    for axis, size in split.items():
+        block = const(0) if size == axis.extent else var(axis) * size
+        result = [decide(v, axis, simplify(block + place)) for v in result for place in range(size)]
+    return result
+
+
+def composes(compute: Map, reader: Map) -> bool:
+    """Whether a map of choices is computed no more than once an element when composed into its reader's blocks."""
+    split = written_out(reader.axes, reader.value)
+    own = [n for n in loads(reader.value) if n.source is compute.output]
+    for node in own:  # along these the composed value will be a choice of the reader's
+        for index in node.indices:
+            found = _split(index)
+            if found is not None and found[0] in reader.axes and not isinstance(index, Var):
+                split.setdefault(*found)
+    if prod(split.values()) > _MOST_POSITIONS:
+        return False
+    reads = {n for n in loads(*positions(split, *own)) if isinstance(n, Load) and n.source is compute.output}
+    domain, elements = (prod(int(upper(a.extent)) for a in c.axes) for c in (reader, compute))
+    return len(reads) * domain / prod(split.values()) <= 1.01 * elements
