@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tilewright import backend_cpu, ops
 from tilewright.frontend.onnx import load
+from tilewright.intrinsics.cpu import MEANINGS
 from tilewright.ir.compute import Program
 from tilewright.ir.graph import Graph
 from tilewright.ir.interpret import evaluate
@@ -73,7 +74,7 @@ class Lowered:
             tensors[tensor.name] = layout.pack(np.asarray(array).reshape(tensor.shape))  # type: ignore[arg-type]
         for tensor, name in zip(self.program.inputs, input_names(self.program), strict=True):
             tensors[tensor.name] = np.ascontiguousarray(inputs[name])
-        run_loops(self.loops, tensors)
+        run_loops(self.loops, tensors, instructions=MEANINGS)
         found = zip(self.program.outputs, output_names(self.program), strict=True)
         return {name: tensors[t.name].reshape(t.shape) for t, name in found}  # type: ignore[arg-type]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import ToolError
+from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.compute import Program
-from tilewright.ir.loops import Kernel, LoopProgram, Memory, Store, statements
+from tilewright.ir.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena, scratch
 from tilewright.lower.unroll import unroll
@@ -29,6 +30,7 @@ from tilewright.runtime import (
     this_machine,
 )
 from tilewright.runtime import build as build_image
+from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.schedule.plan import Plan
 from tilewright.target import Target, why_not_here
 
@@ -36,9 +38,9 @@ lower_kernel = None  # the CPU lowering is the default
 _CACHE_BYTES = 4 << 30
 
 
-def render(loops: LoopProgram, target: Target) -> dict[str, str]:
+def render(loops: LoopProgram, target: Target, dialect: str = "c") -> dict[str, str]:
     """C source of every distinct kernel."""
-    return {k.name: render_kernel(unroll(k), scratch(k)[0]) for k in loops.kernels}
+    return {k.name: render_kernel(unroll(k), scratch(k)[0], dialect) for k in loops.kernels}
 
 
 def load(
@@ -51,6 +53,8 @@ def load(
         way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
         raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
+        for what in _permissions(loops, sources):
+            request(what)
         compiler = find_compiler(options.compiler)
         cache = Cache(options.cache_dir, _CACHE_BYTES)
         image = model_image(sources, loops, program, plan)
@@ -58,9 +62,20 @@ def load(
             image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1,
             weights_cache=None if weights_dir is None else Cache(weights_dir),
         )  # fmt: skip
-    except (ToolchainError, CompileError, CacheError) as error:
+    except (ToolchainError, CompileError, CacheError, PermissionRefused) as error:
         raise ToolError(str(error)) from error
     return CpuModel(built, options.threads or os.cpu_count() or 1)
+
+
+def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:
+    """What the instructions of these kernels need; in the portable dialect they are plain C."""
+    found: dict[str, None] = {}
+    for kernel in loops.kernels:
+        for stmt in statements(kernel.body):
+            row = CPU.get(stmt.name) if isinstance(stmt, Instruction) else None
+            if row is not None and row.permission and not row.is_portable(sources.get(kernel.name, "")):
+                found[row.permission] = None
+    return list(found)
 
 
 def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan) -> ModelImage:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.intrinsics.gpu import MEANINGS
+from tilewright.intrinsics import cpu, gpu
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Program, Reduce, Scan
 from tilewright.ir.instruct import INSTRUCTIONS
@@ -97,7 +97,7 @@ class Verifier:
         for tensor, array in zip(program.inputs, self._inputs.values(), strict=True):
             tensors[tensor.name] = array.copy()
         try:
-            run_loops(loops, tensors, instructions={**INSTRUCTIONS, **MEANINGS})
+            run_loops(loops, tensors, instructions={**INSTRUCTIONS, **gpu.MEANINGS, **cpu.MEANINGS})
         except LoopFault as fault:
             raise InternalError(f"stage '{stage}' made Loops that break a rule: {fault}") from fault
         return self._sampled([tensors[t.name].reshape(_shape(t)) for t in program.outputs])

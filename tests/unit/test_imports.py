@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"ir"},
     "frontend": {"ops", "ir"},
     "transform": {"ir", "target"},
-    "schedule": {"ir", "target"},
+    "schedule": {"ir", "target", "intrinsics"},
     "lower": {"ir", "target", "schedule", "intrinsics"},
     "intrinsics": {"ir"},
     "render": {"ir", "target", "intrinsics"},
@@ -42,7 +42,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.
-PLAN_MODULES = tuple(f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams", "signature"))
+PLAN_MODULES = tuple(
+    f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams", "signature", "contraction")
+)
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -24,8 +24,8 @@ class Intrinsic:
     """One instruction.
 
     `text` is a template: {element0} is the operand as a value, {place0} its address, {type0} its element type,
-    {scalar0} an immediate. `meaning` is what the interpreter of Loops does, for all lanes in lock-step. `expand` gives
-    the same as a loop nest, for instructions that each thread runs by itself.
+    {tile0} a matrix register, {scalar0} an immediate. `meaning` is what the interpreter of Loops does, for all lanes in
+    lock-step. `expand` gives the same as a loop nest, for instructions that each thread runs by itself.
     """
 
     name: str
@@ -37,6 +37,13 @@ class Intrinsic:
     expand: Callable[[Instruction], tuple[Stmt, ...]] | None = None
     asynchronous: str | None = None  # how it takes part in asynchronous copies: "issue", "commit", "wait"
     packet_bytes: tuple[int, ...] = field(default=())  # sizes the hardware moves at once, where it matters
+    prelude: Mapping[str, str] = field(default_factory=dict)  # what a dialect must declare before the kernel
+    permission: str | None = None  # what the system must grant a process before it may run it
+
+
+    def is_portable(self, source: str) -> bool:
+        """Whether a kernel's text spells its instructions by what they mean."""
+        return bool(self.prelude.get("portable")) and self.prelude["portable"] in source
 
 
 def check(intrinsic: Intrinsic, instruction: Instruction) -> None:

@@ -46,6 +46,30 @@ class InstructionContext:
         self.scalars = [machine.value(s, mask) for s in instruction.scalars]
 
     @property
+    def depth(self) -> int:
+        """How many lock-step loops are around: trailing dimensions of every value."""
+        return len(self._machine.lanes)
+
+    def _run(self, number: int, offsets: np.ndarray) -> list[Value]:
+        """Positions that many elements behind the operand's origin in storage."""
+        shape = self._operands[number].buffer.shape
+        flat: Value = 0
+        for index, size in zip(self._origins[number], shape, strict=True):
+            flat = flat * size + index
+        flat = flat + offsets
+        places: list[Value] = []
+        for size in reversed(shape[1:]):
+            places.append(flat % size)
+            flat = flat // size
+        return [flat, *reversed(places)]
+
+    def read_run(self, number: int, offsets: np.ndarray) -> np.ndarray:
+        return np.asarray(self._machine.load(self._operands[number].buffer, self._run(number, offsets), self._mask))
+
+    def write_run(self, number: int, value: Value, offsets: np.ndarray) -> None:
+        self._machine.store(self._operands[number].buffer, self._run(number, offsets), value, self._mask)
+
+    @property
     def mask(self) -> Mask:
         return self._mask
 

@@ -19,6 +19,7 @@ class Memory(Enum):
     SCRATCH = "scratch"  # private to a worker, sized to stay in its caches
     SHARED = "shared"  # a GPU block's shared memory
     REGISTER = "register"  # private to a lane or thread; indices are constants after unrolling
+    TILE = "tile"  # a matrix register: instructions alone touch it, whole; its number is its place among those alive
 
 
 class ForKind(Enum):

@@ -142,6 +142,7 @@ class _KernelCheck:
                 raise self.fail(problem)
             if isinstance(node, Load):
                 self._access(node.source, node.args)
+                self._plain(node.source)
 
     def _access(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         if buffer not in self._buffers:
@@ -155,6 +156,10 @@ class _KernelCheck:
             for node in walk(index):
                 if not (isinstance(node, Const | Op) or (isinstance(node, Var) and node.axis in free)):
                     raise self.fail(f"register {buffer.name} is indexed by {index!r}: neither constant nor a lane")
+
+    def _plain(self, buffer: Buffer) -> None:
+        if buffer.memory is Memory.TILE:
+            raise self.fail(f"tile {buffer.name} is accessed element by element: instructions alone may touch it")
 
     def _index(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         for index in indices:
@@ -189,6 +194,7 @@ class _KernelCheck:
                 self._buffers.discard(stmt.buffer)
             elif isinstance(stmt, Store):
                 self._index(stmt.buffer, stmt.indices)
+                self._plain(stmt.buffer)
                 self._expr(stmt.value)
                 if stmt.value.dtype is not stmt.buffer.dtype:
                     raise self.fail(

@@ -12,6 +12,7 @@ from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stm
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
+from tilewright.lower.cpu_instruction import CpuInstruction
 from tilewright.lower.cpu_nest import CpuNest, Names
 from tilewright.lower.prefetch import prefetches
 from tilewright.schedule.nest import Nest, build_nest
@@ -111,7 +112,8 @@ def lower_cpu_kernel(
 
 
 def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
-    return CpuNest(
+    kind = CpuInstruction if phases.plans[nest].instruction else CpuNest
+    return kind(
         nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names, step
     ).statements()
 

@@ -11,18 +11,20 @@ from math import prod
 import numpy as np
 
 from tilewright.errors import InternalError
+from tilewright.intrinsics.cpu import CPU
+from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
 from tilewright.ir.loops import (
-    PREFETCH,
     Alloc,
     Barrier,
     Buffer,
     For,
     ForKind,
     If,
+    Instruction,
     Kernel,
     Memory,
     Stmt,
@@ -50,7 +52,7 @@ from tilewright.render.c_text import (
 class CKernel:
     """Writes one kernel."""
 
-    def __init__(self, kernel: Kernel, scratch_offsets: dict[Buffer, int]) -> None:
+    def __init__(self, kernel: Kernel, scratch_offsets: dict[Buffer, int], dialect: str = "c") -> None:
         self.kernel = kernel
         self.scratch_offsets = scratch_offsets
         self.lines: list[str | Scope] = []
@@ -66,6 +68,9 @@ class CKernel:
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
         self.used_conversions: set[c_convert.Conversion] = set()
+        self.dialect = dialect
+        self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
+        self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
 
     # --- frame
 
@@ -84,7 +89,7 @@ class CKernel:
         arguments = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
         head = f"void {self.kernel.name}({arguments}) {{\n"
         lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
-        body = self.vector_types() + head + "\n".join(lines) + "\n}\n"
+        body = "".join(self.used_instructions) + self.vector_types() + head + "\n".join(lines) + "\n}\n"
         return prelude(body) + body
 
     def vector_types(self) -> str:
@@ -153,12 +158,28 @@ class CKernel:
             self.store(stmt)
         elif isinstance(stmt, Barrier):
             raise InternalError(f"{self.kernel.name}: a CPU kernel has no barrier inside")
-        elif stmt.name == PREFETCH:
-            operand = stmt.operands[0]
-            place = self.scopes.offset(flat(operand.buffer, operand.origin))
-            self.emit(f"__builtin_prefetch({operand.buffer.name} + {place});")
         else:
+            self.instruction(stmt)
+
+    def instruction(self, stmt: Instruction) -> None:
+        row = CPU.get(stmt.name)
+        if row is None:
             raise InternalError(f"{self.kernel.name}: no C for instruction {stmt.name}")
+        check(row, stmt)
+        texts = {f"scalar{i}": self.scalar(simplify(s)) for i, s in enumerate(stmt.scalars)}
+        for i, operand in enumerate(stmt.operands):
+            buffer = operand.buffer
+            texts[f"type{i}"] = TYPES[buffer.dtype.name]
+            if buffer.memory is Memory.TILE:
+                texts[f"tile{i}"] = buffer.name if self.dialect == "portable" else str(self.tiles.index(buffer))
+            elif buffer.memory is Memory.REGISTER:
+                texts[f"element{i}"] = element_name(buffer, constants(operand.origin[:-1]))
+            else:
+                texts[f"place{i}"] = f"({buffer.name} + {self.scopes.offset(flat(buffer, operand.origin))})"
+        self.used_instructions[row.prelude.get(self.dialect, "")] = None
+        text = row.text[self.dialect].format(**texts)
+        if text:
+            self.emit(text)
 
     def indented(self, body: tuple[Stmt, ...]) -> None:
         self.depth += 1
@@ -195,6 +216,13 @@ class CKernel:
             # not restrict: buffers that are never alive together share bytes
             self.emit(f"{kind} *{buffer.name} = ({kind} *)(scratch + {self.scratch_offsets[buffer]});")
             self.block(stmt.body)
+            return
+        if buffer.memory is Memory.TILE:
+            if self.dialect == "portable":
+                self.emit(f"tw_tile {buffer.name};")
+            self.tiles.append(buffer)
+            self.block(stmt.body)
+            self.tiles.remove(buffer)
             return
         self.emit("{")
         self.depth += 1
@@ -563,5 +591,6 @@ class CKernel:
         return texts
 
 
-def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int]) -> str:
-    return CKernel(kernel, scratch_offsets).text()
+def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int], dialect: str = "c") -> str:
+    """The C text; the dialect "portable" spells instructions of other machines by what they mean."""
+    return CKernel(kernel, scratch_offsets, dialect).text()

@@ -30,6 +30,8 @@ _CHAINS = (1, 2, 4, 8)
 def feasible_plans(nest: Nest, context: NestContext) -> list[NestPlan]:
     """What the construction considers, the default first, and beyond it other vector axes, tiles and orders."""
     built = candidate_plans(nest, context)
+    if built[0].instruction is not None:
+        return built
     found: dict[NestPlan, None] = dict.fromkeys(built)
     for vector in _vector_axes(nest, context):
         found.update(dict.fromkeys(_with_vector(nest, vector, context, replace(built[0], cut=()))))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from tilewright.errors import InternalError
+from tilewright.intrinsics.cpu import DOTS, TILES
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
 from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 
@@ -87,6 +89,8 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"nest '{nest.tensor}': its register tile along {nest.vector} is not whole vectors")
     if nest.stages != 1 or nest.pad != 0:
         raise ValueError(f"nest '{nest.tensor}': pipeline stages and padding are not lowered yet; leave them 1 and 0")
+    if nest.instruction is not None:
+        _check_instruction(nest, core)
     for axis, size in nest.cut:
         _check_axis(axis, "r", reductions, "cut")
         _check_size(axis, size)
@@ -94,6 +98,21 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"nest '{nest.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in nest.unroll:
         _check_axis(axis, "r", reductions, "unroll")
+
+
+def _check_instruction(nest: NestPlan, core: Map | Reduce) -> None:
+    dot = DOTS.get(nest.instruction or "")
+    if dot is None:
+        raise ValueError(f"nest '{nest.tensor}': no instruction '{nest.instruction}'; there are {', '.join(DOTS)}")
+    if not isinstance(core, Reduce) or nest.vector is None or nest.vector[0] != "o" or nest.order[-1][0] != "r":
+        raise ValueError(f"nest '{nest.tensor}': {dot.name} runs a sum of products with its vector along an output")
+    if nest.lanes != dot.lanes:
+        raise ValueError(f"nest '{nest.tensor}': {dot.name} has {dot.lanes} lanes, not {nest.lanes}")
+    register = dict(nest.register)
+    sides = [-(-n // (dot.lanes if a == nest.vector else dot.rows)) for a, n in register.items()]
+    tiles = prod(sides) + sum(sides) + (2 - len(sides))
+    if nest.vector not in register or any(a[0] != "o" for a in register) or (dot.is_tile and tiles > TILES):
+        raise ValueError(f"nest '{nest.tensor}': {dot.name} cannot keep a register tile of {register}")
 
 
 def _rank(nest: NestPlan, computes: Mapping[str, Compute]) -> int:

@@ -36,7 +36,8 @@ class NestPlan:
     split: int = 1  # GPU: threads that share one reduction
     pad: int = 0  # elements added to the innermost storage axis against bank conflicts
     stages: int = 1  # pipeline stages of the loads that feed it
-    step: int = 0  # GPU: reduction elements staged in shared memory at a time (0: none)
+    step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
+    instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
         lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
                      f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
                      f" register [{register}]; order {' '.join(nest.order)}{' to and fro' if nest.alternate else ''}"
+                     f"{' by ' + nest.instruction if nest.instruction else ''}"
                      f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import footprint, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost
@@ -114,6 +115,7 @@ def predict(
     per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
     waves = -(-tiles // target.units)
     seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
+    seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
@@ -196,6 +198,8 @@ def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
 
 def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
     """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
+    if plan.instruction is not None:
+        return instruction_seconds(nest, plan, box, context.target)
     facts = facts_of(nest, plan, context)
     tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
     if facts.vector is None or facts.vector in nest.reduce_axes:

@@ -84,6 +84,11 @@ def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str 
 
 def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> list[NestPlan]:
     """Every plan the construction considers for a nest on a CPU, the predicted best first."""
+    from tilewright.schedule.instructions import plan_instruction
+
+    by_instruction = plan_instruction(nest, context, phase, level)
+    if by_instruction is not None:
+        return [by_instruction]
     found: list[tuple[float, NestPlan]] = []
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context, phase, level)
@@ -352,6 +357,10 @@ def _unrolled(nest: Nest, reduction: Sequence[Axis], vector: Axis | None) -> lis
 
 def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
     """Panels for constants read along the vector axis: (outer, other axes in loop order, one register tile wide)."""
+    if plan.instruction is not None:
+        from tilewright.schedule.instructions import instruction_layouts
+
+        return instruction_layouts(nest, plan, context)
     if plan.vector is None or not is_contraction(nest) or context.target.kind == "gpu":
         return {}
     vector = nest.named(plan.vector)

@@ -1,0 +1,104 @@
+"""C texts of the CPU's instructions: the native spelling, and a portable one that any compiler takes.
+
+Inline assembly, because compilers name these builtins differently and their headers cost more than a kernel's compile.
+"""
+
+from __future__ import annotations
+
+_INLINE = "static inline __attribute__((always_inline))"
+
+RUN_TEXT = {
+    "copy": "__builtin_memcpy({place0}, {place1}, sizeof({type1}) * {scalar0});",
+    "clear": "__builtin_memset({place0}, 0, sizeof({type0}) * {scalar0});",
+}
+
+
+def sdot_text(name: str) -> str:
+    """NEON: the row's group is a lane of a register, so that no instruction but the dot itself takes a vector slot."""
+    cases = "".join(
+        f'        case {i}: __asm__("sdot %0.4s, %1.16b, %2.4b[{i}]" : "+w"(c) : "w"(v), "w"(a)); break;\n'
+        for i in range(4)
+    )
+    return f"""typedef int32_t tw_c_{name} __attribute__((vector_size(16)));
+typedef int8_t tw_a_{name} __attribute__((vector_size(16)));
+typedef int8_t tw_b_{name} __attribute__((vector_size(16), aligned(1), may_alias));
+{_INLINE} tw_c_{name} tw_{name}(tw_c_{name} c, tw_a_{name} a, const void *b, int group) {{
+    const tw_a_{name} v = *(const tw_b_{name} *)b;
+    switch (group) {{
+{cases}    }}
+    return c;
+}}
+"""
+
+
+def x86_dot_text(name: str, mnemonic: str, kind: str, lanes: int, register: str) -> str:
+    """One group of the row in every lane, against a vector of columns."""
+    return f"""typedef {kind} tw_c_{name} __attribute__((vector_size({4 * lanes})));
+typedef int32_t tw_v_{name} __attribute__((vector_size({4 * lanes})));
+typedef int32_t tw_b_{name} __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));
+typedef int32_t tw_a_{name} __attribute__((aligned(1), may_alias));
+{_INLINE} tw_c_{name} tw_{name}(tw_c_{name} c, const void *a, const void *b) {{
+    const tw_v_{name} row = *(const tw_a_{name} *)a - (tw_v_{name}){{}};
+    const tw_v_{name} columns = *(const tw_b_{name} *)b;
+    __asm__("{mnemonic} %2, %1, %0" : "+{register}"(c) : "{register}"(row), "{register}"(columns));
+    return c;
+}}
+"""
+
+
+def _widened(kind: str, text: str) -> str:
+    return f"tw_widen_bf16({text})" if kind == "uint16_t" else f"(int32_t){text}"
+
+
+_WIDEN = f"""#ifndef TW_WIDEN
+#define TW_WIDEN
+{_INLINE} float tw_widen_bf16(uint16_t x) {{
+    union {{ uint32_t u; float f; }} v = {{ (uint32_t)x << 16 }};
+    return v.f;
+}}
+#endif
+"""
+
+
+def portable_dot(name: str, a: str, b: str, c: str, lanes: int, group: int, by_lane: bool) -> str:
+    row = "tw_a_" + name + " a" if by_lane else "const void *row"
+    start = f"group * {group}" if by_lane else "0"
+    more = ", int group" if by_lane else ""
+    source = "" if by_lane else f"    const {a} *a = row;\n"
+    product = f"{_widened(a, f'a[{start} + k]')} * {_widened(b, f'columns[n * {group} + k]')}"
+    return f"""{_WIDEN}typedef {c} tw_c_{name} __attribute__((vector_size({4 * lanes})));
+typedef {a} tw_a_{name} __attribute__((vector_size(16)));
+static __attribute__((noinline)) tw_c_{name} tw_{name}(tw_c_{name} c, {row}, const void *b{more}) {{
+    const {b} *columns = b;
+{source}    for (int n = 0; n < {lanes}; ++n) for (int k = 0; k < {group}; ++k) c[n] += {product};
+    return c;
+}}
+"""
+
+
+AMX_PORTABLE = """#ifndef TW_TILE
+#define TW_TILE
+typedef struct { uint8_t bytes[16][64]; } tw_tile;
+static inline void tw_tile_zero(tw_tile *t) { __builtin_memset(t, 0, sizeof(*t)); }
+static inline void tw_tile_load(tw_tile *t, const void *from, int rows, int64_t bytes, int64_t stride) {
+    for (int i = 0; i < rows; ++i) __builtin_memcpy(t->bytes[i], (const char *)from + i * stride, bytes);
+}
+static inline void tw_tile_store(void *to, const tw_tile *t, int rows, int64_t bytes, int64_t stride) {
+    for (int i = 0; i < rows; ++i) __builtin_memcpy((char *)to + i * stride, t->bytes[i], bytes);
+}
+#endif
+"""
+
+
+def amx_portable_dot(name: str, group: int, a: str, b: str, c: str) -> str:
+    product = f"{_widened(a, f'x[k * {group} + q]')} * {_widened(b, f'y[n * {group} + q]')}"
+    parameters = "tw_tile *c, const tw_tile *a, const tw_tile *b, int rows, int columns, int groups"
+    return f"""{_WIDEN}static void tw_{name}({parameters}) {{
+    for (int i = 0; i < rows; ++i) for (int k = 0; k < groups; ++k) {{
+        const {a} *x = (const void *)a->bytes[i];
+        const {b} *y = (const void *)b->bytes[k];
+        {c} *z = (void *)c->bytes[i];
+        for (int n = 0; n < columns; ++n) for (int q = 0; q < {group}; ++q) z[n] += {product};
+    }}
+}}
+"""
