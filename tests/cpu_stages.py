@@ -27,6 +27,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
+from tilewright.transform.staging import stage_operands
 
 CPU = machine("cpu")
 Arrays = Mapping[str, np.ndarray]
@@ -37,7 +38,8 @@ def programs(model: ModelProto | Path | Graph) -> dict[str, Program]:
     graph = model if isinstance(model, Graph) else load(model, {})
     lowered = ops.lower(graph)
     folded = fold_constants(lowered)
-    made = {"program": lowered, "fold": folded, "layout": choose_layouts(folded, CPU)}
+    staged = stage_operands(folded, CPU)
+    made = {"program": lowered, "fold": folded, "staging": staged, "layout": choose_layouts(staged, CPU)}
     for program in made.values():
         verify_program(program)
     return made

@@ -24,6 +24,7 @@ from tilewright.target import Target
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
+from tilewright.transform.staging import stage_operands
 from tilewright.transform.winograd import Predict, choose_algorithms
 from tilewright.verifying import Verifier
 
@@ -92,7 +93,9 @@ class Artifact:
         return self.loops.calls if self.loops is not None else ()
 
 
-STAGES = ("graph", "program", "precision", "fold", "algorithm", "layout", "plan", "loops", "source", "machine")
+STAGES = (
+    "graph", "program", "precision", "fold", "algorithm", "staging", "layout", "plan", "loops", "source", "machine",
+)  # fmt: skip
 _PLANNED = STAGES.index("plan") + 1
 
 
@@ -113,6 +116,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("algorithm", choose_algorithms, program, _predictor(target, options))
+        program = run("staging", stage_operands, program, target)
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule)
         if tuner is not None:
@@ -123,7 +127,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     except Stopped:
         pass
     done = stages.results
-    programs = ("layout", "algorithm", "fold", "precision", "program")
+    programs = ("layout", "staging", "algorithm", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
@@ -213,7 +217,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
             return plan
         if name == "loops":
             return parse.parse_loops(edited)
-        if name in ("precision", "fold", "algorithm", "layout"):
+        if name in ("precision", "fold", "algorithm", "staging", "layout"):
             made = stage(*inputs).constants  # a stage may make constants, which the text only names
             return parse.parse_program(edited, {t.name: a for t, a in {**inputs[0].constants, **made}.items()})
     except InternalError as error:
@@ -224,5 +228,5 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if kernel not in sources:
             raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
         return {**sources, kernel: edited}
-    takes = "precision, fold, algorithm, layout, plan, loops and source"
+    takes = "precision, fold, algorithm, staging, layout, plan, loops and source"
     raise OptionError(f"stage '{name}' takes no edited dump; {takes} do")

@@ -186,6 +186,8 @@ class Program:
     layouts: Mapping[Tensor, Layout] = field(default_factory=dict)
     input_names: tuple[str, ...] = ()  # the model's own names, where tensor names had to differ
     output_names: tuple[str, ...] = ()
+    # copies made for a better order or without padding: never composed into their readers; the planner may pack them
+    staged: tuple[Tensor, ...] = ()
 
     def layout(self, tensor: Tensor) -> Layout:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)

@@ -2,7 +2,7 @@
 
 The grammar (a name is a plain word or a quoted string; a comment after `#` becomes the compute's origin):
 
-    program   = "program" {symbol} {input} {constant} {monoid} {compute} {layout} {output} "end"
+    program   = "program" {symbol} {input} {constant} {monoid} {compute} {layout} {staged} {output} "end"
     symbol    = "symbol" name low ".." high
     input     = "input" typed ["=" string]             output = "output" name ["=" string]
     constant  = "constant" typed string                typed  = name ":" dtype "[" {expr ","} "]"
@@ -103,9 +103,12 @@ class _ProgramReader(Reader):
         while self._accept("layout"):
             tensor = self._tensor_name()
             layouts[tensor] = self._layout()
+        staged = []
+        while self._accept("staged"):
+            staged.append(self._tensor_name())
         outputs, output_names = self._aliased("output", self._tensor_name)
         self._expect("end")
-        return Program(inputs, outputs, computes, constants, layouts, input_names, output_names)
+        return Program(inputs, outputs, computes, constants, layouts, input_names, output_names, tuple(staged))
 
     def _aliased(self, word: str, item: Callable[[], Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
         tensors: list[Tensor] = []
@@ -149,7 +152,7 @@ class _ProgramReader(Reader):
 
     def _computes(self) -> tuple[Compute, ...]:
         computes: list[Compute] = []
-        while self._peek().text not in ("end", "layout", "output", ""):
+        while self._peek().text not in ("end", "layout", "staged", "output", ""):
             computes.append(self._compute())
         return tuple(computes)
 

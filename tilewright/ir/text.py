@@ -51,7 +51,7 @@ from tilewright.ir.loops import (
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 
 _WORDS = """
-    program symbol input output constant monoid layout scan region host end let in and or true false inf nan
+    program symbol input output constant monoid layout staged scan region host end let in and or true false inf nan
     if else alloc barrier do parallel block thread vector serial unroll descending unique limit reverse
     sum product least largest all any reduce scatter sort
 """
@@ -227,6 +227,7 @@ class Printer:
         lines.extend(body)
         for tensor, layout in program.layouts.items():
             lines.append(f"layout {name_text(tensor.name)}: {layout_text(layout)}")
+        lines.extend(f"staged {name_text(tensor.name)}" for tensor in program.staged)
         for place, tensor in enumerate(program.outputs):
             lines.append(f"output {name_text(tensor.name)}{_alias(program.output_names, place)}")
         lines.append("end")

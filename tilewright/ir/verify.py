@@ -116,6 +116,10 @@ class _ProgramCheck:
             if tensor not in self._known:
                 raise self.fail(f"layout of {tensor.name}, which is not a tensor of the program")
             self._layout(tensor, layout)
+        maps = {c.output for c in program.computes if isinstance(c, Map)}
+        for tensor in program.staged:
+            if tensor not in maps or tensor in program.outputs:
+                raise self.fail(f"staged {tensor.name} is not a map between other computes")
         for names, tensors in ((program.input_names, program.inputs), (program.output_names, program.outputs)):
             if names and len(names) != len(tensors):
                 raise self.fail(f"{len(names)} names for {len(tensors)} tensors")

@@ -39,7 +39,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.sharing import shared_stores
-from tilewright.schedule.nest import Nest
+from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
 
@@ -132,10 +132,12 @@ class CpuNest:
         self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
         if self.passes is not None and self._passes_start(depth):
-            return (For(self.passes, ForKind.SERIAL, self._blocks(depth, env, blocked)),)
-        return self._blocks(depth, env, blocked)
+            return (For(self.passes, ForKind.SERIAL, self._axis_loops(depth, env, blocked)),)
+        return self._axis_loops(depth, env, blocked)
 
-    def _blocks(self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
+    def _axis_loops(
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+    ) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
         axis = self.outer[depth]
@@ -147,6 +149,18 @@ class CpuNest:
             loop = Axis(axis.name, _extent(count))
             inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
+        group = period(self.nest, axis)
+        if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
+            # blocks never reach over the end of a group: all that a block reads of axis // group is one element
+            loop = Axis(f"{axis.name}_group", _extent(simplify(extent.count // group)))
+            part = Range(simplify(extent.low + var(loop) * group), group, group)
+            inner = self._blocks(axis, part, depth, env, blocked)
+            return (For(loop, ForKind.SERIAL, inner),)
+        return self._blocks(axis, extent, depth, env, blocked)
+
+    def _blocks(
+        self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+    ) -> tuple[Stmt, ...]:
         result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
         for piece in pieces(extent, self.register[axis], lanes):
@@ -333,7 +347,7 @@ class CpuNest:
         elements: Sequence[Expr], conditions: Sequence[Expr], unroll: bool,
     ) -> tuple[Stmt, ...]:  # fmt: skip
         extent = self.ranges[axis]
-        if self.plan.row_lanes > 1 and depth == len(self.reduction) - 1 and not conditions and not unroll:
+        if self.plan.row_lanes > 1 and depth == len(self.reduction) - 1 and not conditions:
             by_lanes = self._lane_loop(axis, block, states, monoid, elements)
             if by_lanes is not None:
                 return by_lanes
@@ -382,13 +396,16 @@ class CpuNest:
             held[node] = load(buffer, (*position, var(inner)))
         update = self._update(monoid, states, block.index, [replace_nodes(e, held) for e in right])
         body.append(For(inner, ForKind.UNROLL, block.around(*update)))
-        result: list[Stmt] = [For(loop, ForKind.SERIAL, _alloc(buffers, body))]
+        # a few steps and what is left over, written out: no branch mispredicted at the end of every row of a window
         rest = simplify(extent.count - full * width)
+        short = axis in self.unrolled_reduction and static(full) is not None and static(rest) is not None
+        result: list[Stmt] = [For(loop, ForKind.UNROLL if short else ForKind.SERIAL, _alloc(buffers, body))]
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}
             last = [self.access.lower(substitute(e, env)) for e in elements]
-            result.append(For(tail, ForKind.SERIAL, block.around(*self._update(monoid, states, block.index, last))))
+            kind = ForKind.UNROLL if short else ForKind.SERIAL
+            result.append(For(tail, kind, block.around(*self._update(monoid, states, block.index, last))))
         return tuple(result)
 
     def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:

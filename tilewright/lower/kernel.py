@@ -143,7 +143,7 @@ def bind_writes(
                 continue
             if phases.plans[nest].level != "DRAM":
                 box = phases.boxes[nest]
-                order = _plain_order(layout(tensor))
+                order = layout(tensor)
                 shape = order.storage_shape(tuple(min(int(r.size), r.extent) for r in box))
                 buffer = Buffer(f"s{len(scratch)}", shape, tensor.dtype, memory)
                 scratch.append(buffer)
@@ -159,9 +159,3 @@ def bind_writes(
                 access.write[tensor].append(Place(out.buffer, Layout.natural(tensor.rank), (), (var(scan.step),)))
                 params.append(out.buffer)
                 arguments.append(stacked.name)
-
-
-def _plain_order(layout: Layout) -> Layout:
-    """The order of a tile's storage: its tensor's, as far as that is a permutation."""
-    plain = all(part.step == 1 and part.size is None for part in layout.order)
-    return layout if plain else Layout.natural(len({part.axis for part in layout.order}))

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis
 from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
+from tilewright.schedule.nest import period
 from tilewright.schedule.propagate import Size, extent_of
 
 _MOST_ROWS = 14
@@ -76,8 +77,8 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     # without an operand that all lanes share, every multiply-add holds vectors of both
     broadcast = any(not o.by_vector for o in facts.operands)
     budget = registers * 3 // 4 if broadcast else registers * 3 // 8
-    width = extent_of(facts.vector.extent) if facts.vector is not None else 1
-    height = extent_of(facts.row.extent) if facts.row is not None else 1
+    width = _reach(facts, facts.vector)
+    height = _reach(facts, facts.row)
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     result: list[tuple[int, int, bool, int]] = []
     for vectors in range(1, _MOST_VECTORS + 1):
@@ -90,6 +91,13 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
             for inside in orders:
                 result.extend((rows, vectors, inside, cut) for cut in _passes(facts, rows, vectors))
     return result
+
+
+def _reach(facts: Contraction, axis: Axis | None) -> int:
+    """How far a block along an axis may go: it ends with a group."""
+    if axis is None:
+        return 1
+    return period(facts.nest, axis) or extent_of(axis.extent)
 
 
 def _whole(facts: Contraction) -> int:

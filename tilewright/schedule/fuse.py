@@ -26,14 +26,17 @@ class Fused:
     inlined: dict[Tensor, Map] = field(default_factory=dict)
 
 
-def fuse_registers(computes: Sequence[Compute], kept: frozenset[Tensor]) -> Fused:
-    """`kept` tensors must exist in memory: outputs, and what other lists of computes read."""
+def fuse_registers(
+    computes: Sequence[Compute], kept: frozenset[Tensor], staged: frozenset[Tensor] = frozenset()
+) -> Fused:
+    """`kept` tensors must exist in memory: outputs, and what other lists of computes read; `staged` ones are copies
+    made on purpose, which stay nests of their own."""
     result = Fused()
     users: dict[Tensor, list[Compute]] = {}
     for compute in computes:
         for tensor in reads(compute):
             users.setdefault(tensor, []).append(compute)
-    absorbed: set[Tensor] = set()
+    absorbed: set[Tensor] = set(staged)
     # a map that several reductions feed goes to the largest of them
     for compute in sorted((c for c in computes if isinstance(c, Reduce)), key=_domain, reverse=True):
         if len(compute.outputs) == 1:

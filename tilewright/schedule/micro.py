@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, Load, axes_of, const, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
-from tilewright.schedule.nest import Nest
+from tilewright.schedule.nest import Nest, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Range, Size, extent_of, index_range
 from tilewright.target import Target
@@ -141,8 +141,8 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
 
 def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
     """Arithmetic of one tile, blocks that the register tile does not fill included."""
-    height = tile[facts.row] if facts.row is not None else 1
-    width = tile[facts.vector] if facts.vector is not None else 1
+    height, stacks = _stretch(facts, facts.row, tile)
+    width, groups = _stretch(facts, facts.vector, tile)
     full_rows, rest_rows = height // form.rows, height % form.rows
     full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
     rest_vectors, partial = rest // facts.lanes, np.minimum(rest % facts.lanes, 1)
@@ -155,11 +155,21 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
             steps = steps + number * step_cycles(facts, np.maximum(rows, 1), np.maximum(vectors, 1))
             blocks = blocks + number
     passes = -(-_cut_extent(facts) // form.cut)
-    plain: Size = 1
+    plain: Size = stacks * groups
     for axis in facts.plain:
         plain = plain * tile[axis]
     starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1) + _CHECK_CYCLES * facts.checks
     return (steps * facts.reduction + blocks * starting) * plain / facts.cycles_a_second
+
+
+def _stretch(facts: Contraction, axis: Axis | None, tile: Mapping[Axis, Size]) -> tuple[Size, Size]:
+    """How far blocks along an axis reach on a tile, and how often: they end with a group."""
+    if axis is None:
+        return 1, 1
+    group = period(facts.nest, axis)
+    if group is None:
+        return tile[axis], 1
+    return np.minimum(tile[axis], group), np.maximum(1, -(-tile[axis] // group))
 
 
 def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[Axis, Size]) -> Size:
@@ -325,8 +335,8 @@ def operands_of(
 ) -> tuple[Operand, ...]:
     found = []
     for node in loads(*nest.elements):
-        axes = axes_of(*node.indices)
-        by_row = row is not None and row in axes
+        by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
-        found.append(Operand(node, vector in axes, by_row, is_run[node], max(1, step), row_bytes.get(node, 0)))
+        by_vector = vector is not None and moves(node, vector)
+        found.append(Operand(node, by_vector, by_row, is_run[node], max(1, step), row_bytes.get(node, 0)))
     return tuple(found)

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, load, loads, rewrite, substitute, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, load, loads, rewrite, substitute, var, walk
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.written_out import positions, written_out
@@ -70,6 +70,37 @@ class Nest:
 
     def reads(self) -> list[Tensor]:
         return list(dict.fromkeys(n.source for n in self.loads()))
+
+
+def period(nest: Nest, axis: Axis) -> int | None:
+    """n where operands are read at axis // n, as in grouped convolutions: blocks that stay between multiples of n
+    see one group alone. None where there is no such n, or several."""
+    whole = var(axis)
+    found = {
+        int(part.args[1].value)
+        for node in loads(*nest.elements)
+        for index in node.indices
+        for part in walk(index)
+        if isinstance(part, Op) and part.op.name == "floordiv" and part.args[0] is whole
+        and isinstance(part.args[1], Const)
+    }  # fmt: skip
+    if len(found) != 1 or not isinstance(axis.extent, int):
+        return None
+    size = found.pop()
+    return size if 1 < size < axis.extent and axis.extent % size == 0 else None
+
+
+def moves(node: Load, axis: Axis) -> bool:
+    """Whether neighbours along an axis read different elements; axis // n is the same for all within a block."""
+    return any(_moves(index, axis) for index in node.indices)
+
+
+def _moves(index: Expr, axis: Axis) -> bool:
+    if axis not in axes_of(index):
+        return False
+    if isinstance(index, Op) and index.op.name == "floordiv" and index.args[0] is var(axis):
+        return False
+    return isinstance(index, Var) or not isinstance(index, Op) or any(_moves(a, axis) for a in index.args)
 
 
 def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:

@@ -34,15 +34,16 @@ class _Part:
 def make_plan(program: Program, target: Target, schedule: str = "connected", streaming: str = "auto") -> Plan:
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level."""
     layouts = dict(program.layouts)
-    context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
+    context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
+                          frozenset(program.staged))  # fmt: skip
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     known: dict[Hashable, NestPlan] = {}
     for part in parts:
-        fused = fuse_registers(part.computes, part.kept) if schedule != "none" else Fused()
+        fused = fuse_registers(part.computes, part.kept, context.staged) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
-        for nest in nests:
+        for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
             plans[nest] = _plan_once(nest, context, known)
             layouts.update(constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
@@ -60,7 +61,7 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
 
 def _plan_once(nest: Nest, context: NestContext, known: dict[Hashable, NestPlan]) -> NestPlan:
     """The plan of a nest; nests that differ in names alone share the work."""
-    key = signature([nest], lambda t: (t in context.constants, context.layout(t)))
+    key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
     if key not in known:
         known[key] = plan_nest(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
@@ -79,7 +80,8 @@ def _parts(program: Program) -> list[_Part]:
             kind = type(compute).__name__
             raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
                                    "cut the model before it, or express it by other operators")  # fmt: skip
-    kept = set(program.outputs)
+    # copies stay in memory: made anew for every tile, or streamed, they would cost more than they save
+    kept = {*program.outputs, *program.staged}
     for scan in scans:
         kept.update(reads(scan))
     parts = [_Part(list(outer), frozenset(kept))]

@@ -19,7 +19,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import footprint, transactions
-from tilewright.schedule.nest import Nest, block_cost, data_cost
+from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
 from tilewright.schedule.streams import Stream
@@ -153,6 +153,10 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
         for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
+        group = period(root, axis)
+        if group is not None:  # a tile is whole groups, or an even part of one
+            sizes = {extent} | {n for n in (*sizes, *(group * k for k in (1, 2, 4, 8, 16))) if n <= extent
+                                and extent % n == 0 and (n % group == 0 or group % n == 0)}  # fmt: skip
         choices.append(sorted(sizes))
     while prod(len(c) for c in choices) > _MOST_CANDIDATES:
         longest = max(range(len(choices)), key=lambda i: len(choices[i]))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, var, walk
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, is_op, loads, var, walk
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.construct import build_tiles, dot_tiles
 from tilewright.schedule.micro import Contraction, operands_of
-from tilewright.schedule.nest import Nest, data_cost
+from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
@@ -19,6 +19,7 @@ from tilewright.target import Target
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
 _BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
+_SHORT = 7  # vectors of a short reduction that is written out
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class NestContext:
     target: Target
     layout: Callable[[Tensor], Layout]
     constants: frozenset[Tensor] | Mapping[Tensor, object]
+    staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
+
+    def packable(self, tensor: Tensor) -> bool:
+        """Whether whoever reads the tensor may say how it is packed."""
+        return (tensor in self.constants or tensor in self.staged) and self.layout(tensor).is_natural
 
 
 def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Expr:
@@ -41,14 +47,14 @@ def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Expr
 def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     """Elements of storage between neighbours along `axis`; None when it is not one number."""
     layout = context.layout(node.source)
-    if node.source in context.constants and layout.is_natural and packed_axis(node, axis) is not None:
+    if context.packable(node.source) and packed_axis(node, axis) is not None:
         return 1
     total = join_divisions(linear(offset_of(node.source, layout, node.indices)))
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
             step = coefficient
-        elif axis in axes_of(term):
+        elif axis in axes_of(term) and moves(node, axis):
             return _split_stride(term, axis)
     return step
 
@@ -63,8 +69,12 @@ def _split_stride(term: Expr, axis: Axis) -> int | None:
 
 def packed_axis(node: Load, axis: Axis) -> int | None:
     """The axis of a constant that is indexed by `axis` and by nothing else, and no other axis is."""
-    plain = [d for d, i in enumerate(node.indices) if isinstance(i, Var) and i.axis is axis]
-    used = [d for d, i in enumerate(node.indices) if axis in axes_of(i)]
+    plain = [d for d, i in enumerate(node.indices) if i is var(axis) or (is_op(i, "mod") and i.args[0] is var(axis))]
+    used = [
+        d
+        for d, i in enumerate(node.indices)
+        if axis in axes_of(i) and not (is_op(i, "floordiv") and i.args[0] is var(axis))
+    ]
     return plain[0] if len(plain) == 1 and plain == used else None
 
 
@@ -89,6 +99,10 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
     by_instruction = plan_instruction(nest, context, phase, level)
     if by_instruction is not None:
         return [by_instruction]
+    panel = _stored_panel(nest, context)
+    if panel is not None:
+        base = _base_plan(nest, panel[0], context, phase, level)
+        return [_with_loops(nest, base, dict([panel]), _output_order(nest, panel[0], (), context))]
     found: list[tuple[float, NestPlan]] = []
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context, phase, level)
@@ -105,16 +119,24 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
+        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector))
     names = nest.axis_names()
     reduction = _reduction_order(nest, context)
-    unroll = _unrolled(nest, reduction, vector)
-    row_lanes = lanes if _reads_rows(nest, vector, reduction, context) and not unroll else 1
+    row_lanes = lanes if _reads_rows(nest, vector, reduction, context) else 1
+    unroll = _unrolled(nest, reduction, vector) if row_lanes == 1 else []
+    if row_lanes > 1 and _is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= _SHORT * row_lanes:
+        unroll = [reduction[-1]]
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=None if vector is None else names[vector], lanes=lanes, order=tuple(names[a] for a in reduction),
         unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
     )  # fmt: skip
+
+
+def _stored_panel(nest: Nest, context: NestContext) -> tuple[Axis, int] | None:
+    """The axis that a copy into panels is split along, and how wide they are: one block then fills one row of one."""
+    last = context.layout(nest.tensor).order[-1:]
+    return (nest.axes[last[0].axis], last[0].size) if last and last[0].size and last[0].size > 1 else None
 
 
 def _with_loops(nest: Nest, base: NestPlan, register: Mapping[Axis, int], order: Sequence[Axis]) -> NestPlan:
@@ -199,12 +221,13 @@ def contraction_facts(
     runs: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
-        packed = vector is not None and node.source in context.constants and packed_axis(node, vector) is not None
-        runs[node] = packed or row is None or row not in axes_of(*node.indices)
+        free = node.source in context.constants or node.source in context.staged
+        packed = vector is not None and free and packed_axis(node, vector) is not None
+        runs[node] = packed or row is None or not moves(node, row)
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
-        nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll else None,
+        nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None, operands_of(nest, vector, row, runs, pitches),
     )  # fmt: skip
 
@@ -227,11 +250,17 @@ def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], cont
     """Whether the operand broadcast over the vector is contiguous along the innermost reduction, where that helps."""
     if not context.target.lane_multiply or vector is None or vector not in nest.axes or not reduction:
         return False
-    if not is_contraction(nest) or extent_of(reduction[-1].extent) < 8 or nest.elements[0].dtype.name not in _BY_LANE:
+    if not is_contraction(nest) or nest.elements[0].dtype.name not in _BY_LANE:
         return False
-    return any(
-        vector not in axes_of(*n.indices) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements)
-    )
+    steps = extent_of(reduction[-1].extent)
+    if steps < 8 and steps != context.target.lanes(4):  # whole vectors, or enough of them
+        return False
+    return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements))
+
+
+def _span(nest: Nest, axis: Axis) -> int:
+    """How far blocks along an axis may reach: a group, or all of it."""
+    return period(nest, axis) or extent_of(axis.extent)
 
 
 def _widest(nest: Nest) -> int:
@@ -255,7 +284,7 @@ def _round_up(size: int, unit: int) -> int:
 
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
-    extent = extent_of(axis.extent)
+    extent = _span(nest, axis)
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent)
     if lanes == 1:
         return None
@@ -270,6 +299,8 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     for node in nest.sample:
         step = stride(node, axis, context)
         cost += 0.25 if step == 0 else 1.0 if step == 1 else 2.0 * lanes
+    if not reducing and nest.monoid is not None and _is_checked(nest, axis):
+        cost += 2.0 * lanes  # every lane checks and reads for itself
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if reducing:
         cost += 2.5 * lanes * lanes / steps  # folding the lanes at the end, once an output
@@ -281,6 +312,21 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
                 found = stride(node, axis, context)
                 cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps
     return cost * -(-extent // lanes) / (extent / lanes) * (wide / lanes)
+
+
+def _is_merged(nest: Nest, axis: Axis) -> bool:
+    """Whether a reduction axis stands for several, read at axis // n and axis % n: neighbours along rows overlap."""
+    return any(is_op(n, "mod") and n.args[0] is var(axis) for r in loads(*nest.elements) for n in walk(*r.indices))
+
+
+def _is_checked(nest: Nest, axis: Axis) -> bool:
+    """Whether a sum over more than a window reads elements under conditions that differ along the axis.
+
+    A window alone is written out where it is short, and most of its conditions are then decided.
+    """
+    checks = [n.args[0] for n in walk(*nest.elements) if is_op(n, "select")]
+    beyond = any(extent_of(r.extent) > 1 and r not in axes_of(*checks) for r in nest.reduce_axes)
+    return beyond and axis in axes_of(*checks)
 
 
 def _register_tile(
@@ -309,16 +355,16 @@ def _chains(nest: Nest, vector: Axis) -> int:
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:
     """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
-    return any(axis not in axes_of(*n.indices) for n in loads(*nest.elements))
+    return any(not moves(n, axis) for n in loads(*nest.elements))
 
 
 def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> float:
     """How much a row axis saves: vector reads that do not depend on it count most; long axes before short ones."""
     merit = 0.0
     for node in loads(*nest.elements):
-        if axis not in axes_of(*node.indices):
-            merit += 4.0 if vector in axes_of(*node.indices) else 1.0
-    extent = extent_of(axis.extent)
+        if not moves(node, axis):
+            merit += 6.0 if moves(node, vector) else 1.0
+    extent = _span(nest, axis)
     return merit * min(extent, 8) + (0.5 if extent > 8 else 0.0)
 
 
@@ -328,14 +374,14 @@ def _output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context
     inner = [*([vector] if vector in nest.axes else []), *rows]
     if not is_contraction(nest):
         layout = context.layout(nest.tensor)
-        position = {part.axis: i for i, part in enumerate(layout.order)}
+        position = {part.axis: i for i, part in reversed(list(enumerate(layout.order)))}
         return sorted(nest.axes, key=lambda a: position.get(nest.axes.index(a), 0))
     return [*plain, *inner]
 
 
 def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
     """The axis whose neighbours lie closest in storage innermost; constants are packed to follow any order."""
-    operands = [n for n in loads(*nest.elements) if n.source not in context.constants] or loads(*nest.elements)
+    operands = [n for n in loads(*nest.elements) if not context.packable(n.source)] or loads(*nest.elements)
 
     def distance(axis: Axis) -> float:
         steps = [stride(n, axis, context) for n in operands]
@@ -373,7 +419,7 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
     found: dict[Tensor, Layout] = {}
     for node in loads(*nest.elements):
         tensor = node.source
-        if tensor not in context.constants or not context.layout(tensor).is_natural or tensor.rank < 2:
+        if not context.packable(tensor) or tensor.rank < 2:
             continue
         axis = packed_axis(node, vector)
         if axis is None:
@@ -388,7 +434,10 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
         others = sorted((d for d in range(tensor.rank) if d != axis), key=depth)
         # padded to whole vectors: the last one is read whole
         run = min(width, _round_up(extent_of(tensor.shape[axis]), plan.lanes))
-        parts = [StorageAxis(axis, run), *(StorageAxis(d) for d in others), StorageAxis(axis, 1, run)]
+        around = [d for d in others if -1 < depth(d) <= order.index(vector)]  # loops around the panels: batches, groups
+        inside = [d for d in others if d not in around]
+        panel = [StorageAxis(axis, run), *(StorageAxis(d) for d in inside), StorageAxis(axis, 1, run)]
+        parts = [*(StorageAxis(d) for d in around), *panel]
         if run == extent_of(tensor.shape[axis]):
             parts = [*(StorageAxis(d) for d in others), StorageAxis(axis)]
         found[tensor] = Layout(tuple(parts))
@@ -400,7 +449,7 @@ def _rows_layouts(nest: Nest, vector: Axis, context: NestContext) -> dict[Tensor
     found: dict[Tensor, Layout] = {}
     for node in loads(*nest.elements):
         tensor = node.source
-        if tensor not in context.constants or not context.layout(tensor).is_natural or tensor.rank < 2:
+        if not context.packable(tensor) or tensor.rank < 2:
             continue
         axis = packed_axis(node, vector)
         if axis is not None and axis != tensor.rank - 1:

@@ -12,7 +12,23 @@ from itertools import permutations
 
 from tilewright.ir.bounds import upper
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, load, loads, rewrite, substitute, var
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    axes_of,
+    const,
+    is_op,
+    load,
+    loads,
+    rewrite,
+    substitute,
+    var,
+    walk,
+)
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -22,7 +38,7 @@ _MOST_AXES = 5  # permutations of more axes are not searched
 
 def choose_layouts(program: Program, target: Target) -> Program:
     program = split_constants(program)
-    inner = _inner_axes(program)
+    inner = _inner_axes(program, target)
     layouts = dict(program.layouts)
     fixed = {*program.inputs, *program.outputs, *program.constants, *_scan_tensors(program)}
     for compute in program.computes:
@@ -34,7 +50,8 @@ def choose_layouts(program: Program, target: Target) -> Program:
                 order = [*(a for a in range(tensor.rank) if a != axis), axis]
                 layouts[tensor] = Layout.permuted(tuple(order))
     layouts.update(_merged_reads(program, layouts, fixed))
-    return replace(program, layouts=layouts)
+    program = replace(program, layouts=layouts)
+    return split_groups(program) if target.kind == "cpu" else program
 
 
 def _scan_tensors(program: Program) -> set[Tensor]:
@@ -50,13 +67,13 @@ def _scan_tensors(program: Program) -> set[Tensor]:
 # --- the axis to vectorise
 
 
-def _inner_axes(program: Program) -> dict[Tensor, int]:
+def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
     """For each tensor the axis that should be contiguous, from contractions outwards, in both directions."""
     inner: dict[Tensor, int] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
             axis = _owned_axis(compute, program)
-            if axis is not None:
+            if axis is not None and not _fills_rows_better(compute, program, target):
                 inner[compute.outputs[0]] = axis
     for _ in range(2):
         for compute in program.computes:
@@ -82,6 +99,33 @@ def _owned_axis(compute: Reduce, program: Program) -> int | None:
                 if size > 1 and (best is None or size > best[0]):
                     best = (size, compute.axes.index(index.axis))
     return None if best is None else best[1]
+
+
+def _fills_rows_better(compute: Reduce, program: Program, target: Target) -> bool:
+    """Whether so few outputs share a read that vectors along its rows are fuller, where it comes row by row."""
+    activations = [n for n in loads(*compute.elements) if n.source not in program.constants]
+    if target.kind != "cpu" or len(activations) != 1:
+        return False
+    read = activations[0]
+    return (read.source in program.inputs or read.source in program.staged) and runs_along_rows(
+        compute, read, outputs_of_a_read(compute, program), target
+    )
+
+
+def runs_along_rows(compute: Reduce, read: Load, outputs: float, target: Target) -> bool:
+    """Whether a read of neighbours along an output axis is contiguous and longer than `outputs` that share a read."""
+    lanes = target.lanes(read.dtype.bytes)
+    along = [t.axis for t, c in linear(simplify(read.indices[-1])).terms.items() if isinstance(t, Var) and c == 1]
+    rows = [upper(a.extent) for a in along if a in compute.axes]
+    return outputs * 2 <= lanes and max(rows, default=0) >= lanes
+
+
+def outputs_of_a_read(compute: Reduce, program: Program) -> float:
+    """Outputs along the weights' own axis that share each read of an activation."""
+    owned = _owned_axis(compute, program)
+    if owned is None:
+        return 1.0
+    return _group_size(compute, compute.axes[owned]) or upper(compute.axes[owned].extent)
 
 
 def _follow(compute: Map | Reduce, inner: dict[Tensor, int]) -> None:
@@ -122,11 +166,20 @@ def _lead_operands(compute: Reduce, inner: dict[Tensor, int], program: Program) 
             continue
         places = [
             (upper(index.axis.extent), position)
-            for position, index in enumerate(node.indices)
+            for position, index in ((p, _within_group(i)) for p, i in enumerate(node.indices))
             if isinstance(index, Var) and index.axis in compute.reduce_axes and index.axis in shared
         ]
         if places and max(places)[0] > 1:
             inner[node.source] = max(places)[1]
+
+
+def _within_group(index: Expr) -> Expr:
+    """r of an index (o // n)·m + r: which channel of its group is read; any other index as it is."""
+    terms = linear(index).terms
+    plain = [t for t in terms if isinstance(t, Var)]
+    if len(plain) == 1 and len(terms) == 2 and all(t is plain[0] or is_op(t, "floordiv") for t in terms):
+        return plain[0]
+    return index
 
 
 # --- merged axes
@@ -210,6 +263,57 @@ def split_constants(program: Program) -> Program:
 
     computes = tuple(_rewrite_compute(c, rule) for c in program.computes)
     return replace(program, computes=computes, constants=constants)
+
+
+def split_groups(program: Program) -> Program:
+    """Weights read along an axis o that others read at o // n get an axis of groups: panels then end with a group."""
+    constants = dict(program.constants)
+    made: dict[tuple[Tensor, int, int], Tensor] = {}
+
+    def split(compute: Compute) -> Compute:
+        if not isinstance(compute, Reduce):
+            return compute
+        sizes = {a: n for a in compute.axes if (n := _group_size(compute, a)) is not None}
+        if not sizes:
+            return compute
+
+        def rule(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.source not in constants:
+                return None
+            for position, index in enumerate(node.indices):
+                size = sizes.get(index.axis) if isinstance(index, Var) else None
+                if size is None:
+                    continue
+                key = (node.source, position, size)
+                if key not in made:
+                    old = node.source.shape
+                    shape = (*old[:position], int(upper(old[position])) // size, size, *old[position + 1 :])
+                    made[key] = Tensor(f"{node.source.name}_by_{size}", shape, node.source.dtype)
+                    constants[made[key]] = constants[node.source].reshape(shape)
+                indices = (*node.indices[:position], index // size, index % size, *node.indices[position + 1 :])
+                return load(made[key], indices)
+            return None
+
+        return replace(compute, elements=tuple(rewrite(e, rule) for e in compute.elements))
+
+    computes = tuple(split(c) for c in program.computes)
+    return replace(program, computes=computes, constants=constants)
+
+
+def _group_size(compute: Reduce, axis: Axis) -> int | None:
+    """n of the reads at axis // n; None where there are none, or several."""
+    found = {
+        int(part.args[1].value)
+        for node in loads(*compute.elements)
+        for index in node.indices
+        for part in walk(index)
+        if is_op(part, "floordiv") and part.args[0] is var(axis) and isinstance(part.args[1], Const)
+    }
+    extent = axis.extent
+    if len(found) != 1 or not isinstance(extent, int):
+        return None
+    size = found.pop()
+    return size if 1 < size < extent and extent % size == 0 else None
 
 
 def _digits(index: Expr, extent: object) -> list[Axis] | None:

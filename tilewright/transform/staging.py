@@ -1,0 +1,360 @@
+"""Copies an operand of a contraction into a tensor of its own where its order or its padding would slow the sum down.
+
+The copy holds the padding as zeros, so that the sum has no conditions left, and its layout is free: the layout stage
+puts the summed axis innermost, the planner may pack it into panels like a constant. Done only where the copy is
+predicted to cost less than what it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+import numpy as np
+
+from tilewright.ir.bounds import bounds, static
+from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    all_of,
+    axes_of,
+    is_op,
+    le,
+    load,
+    loads,
+    lt,
+    replace_nodes,
+    select,
+    substitute,
+    var,
+    walk,
+)
+from tilewright.ir.folding import without_dead
+from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.target import Target
+from tilewright.transform.layout import outputs_of_a_read, runs_along_rows
+
+_PIPES = 2  # vector multiply-adds a cycle
+_COPY_CYCLES = 2.0  # an element moved by itself, as in a transpose
+_RUN_CYCLES = 0.6  # an element of a run that keeps its order
+_BLOCK = 8  # positions of a row that one register tile takes
+_SLOW = 8.0  # a block that must check every position, against one that checks nothing
+_BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a vector could be multiplied
+_BROADCAST_CHECKED = 1.3  # the same with checks between them
+_STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
+_PAGE = 4096
+_FEW_CHANNELS = 7
+_KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
+_LEAST_GAIN = 0.95
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One guarded read of a contraction: `node` in the element, the read inside it, and the conditions around it."""
+
+    node: Expr
+    read: Load
+    conditions: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """One axis of the copy: where the copy reads, and where the contraction then reads the copy."""
+
+    axis: Axis
+    place: Expr
+    index: Expr
+
+
+def stage_operands(program: Program, target: Target, always: bool = False) -> Program:
+    """Copies in front of the contractions that gain by them; none on a GPU, which stages in shared memory anyway.
+
+    `always`, for tests: of every operand that can be copied, whatever it costs.
+    """
+    if target.kind != "cpu":
+        return program
+    taken = {t.name for t in program.tensors()}
+    staged: list[Tensor] = []
+    constants, layouts = dict(program.constants), dict(program.layouts)
+    computes: list[Compute] = []
+    for compute in program.computes:
+        if isinstance(compute, Reduce):
+            for found in _candidates(compute, program):
+                made = _copy(compute, found, program, target, taken, always)
+                if made is not None:
+                    copy, compute = made
+                    computes.append(copy)
+                    staged.append(copy.output)
+                    compute = _merged_window(compute, copy.output, constants, layouts)
+        computes.append(compute)
+    staging = replace(program, computes=tuple(computes), constants=constants, layouts=layouts)
+    return without_dead(replace(staging, staged=(*program.staged, *staged)))
+
+
+def _candidates(compute: Reduce, program: Program) -> list[_Read]:
+    """Reads of activations in a sum of products, each with the conditions that guard it."""
+    operands = loads(*compute.elements)
+    if compute.monoid.operator != "add" or len(compute.elements) != 1 or len(operands) != 2:
+        return []
+    if any(static(a.extent) is None for a in (*compute.axes, *compute.reduce_axes)) or not compute.reduce_axes:
+        return []
+    found = []
+    for read in operands:
+        if read.source in program.constants or loads(*read.indices):
+            continue
+        guarded: Expr = read
+        conditions: tuple[Expr, ...] = ()
+        for node in walk(*compute.elements):
+            if is_op(node, "select") and node.args[1] is read and _is_zero(node.args[2]):
+                guarded, conditions = node, tuple(_conjuncts(node.args[0]))
+        found.append(_Read(guarded, read, conditions))
+    return found
+
+
+def _is_zero(node: Expr) -> bool:
+    return isinstance(node, Const) and node.value == 0
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    if is_op(condition, "and"):
+        return [c for a in condition.args for c in _conjuncts(a)]
+    return [condition]
+
+
+def _copy(
+    compute: Reduce, found: _Read, program: Program, target: Target, taken: set[str], always: bool
+) -> tuple[Map, Reduce] | None:
+    """The copy and the contraction that reads it; None where it does not pay or cannot be written."""
+    dimensions = [_dimension(d, found, compute) for d in range(found.read.source.rank)]
+    conditions = [_moved(c, found.read, dimensions) for c in found.conditions]
+    known = [c for c in conditions if c is not None]
+    if len(known) < len(conditions) or not (always or _pays(compute, found, dimensions, program, target)):
+        return None
+    source = found.read.source
+    value: Expr = load(source, [d.place for d in dimensions])
+    guard = simplify(all_of(known))
+    if not (isinstance(guard, Const) and guard.value):
+        assert isinstance(found.node, Op)
+        value = select(guard, value, found.node.args[2])
+    name = f"{source.name}_staged"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    output = Tensor(name, tuple(d.axis.extent for d in dimensions), source.dtype)
+    copy = Map(output, tuple(d.axis for d in dimensions), value, compute.origin)
+    moved = {found.node: load(output, [d.index for d in dimensions])}
+    return copy, replace(compute, elements=(replace_nodes(compute.elements[0], moved),))
+
+
+def _dimension(number: int, found: _Read, compute: Reduce) -> _Dimension:
+    index = simplify(found.read.indices[number])
+    extent = int(static(found.read.source.shape[number]) or 0)
+    form = linear(index)
+    name = f"s{number}"
+    if not all(isinstance(t, Var) for t in form.terms) or not form.terms:
+        axis = Axis(name, extent)
+        return _Dimension(axis, var(axis), index)
+    low, high = (int(b) for b in bounds(index))
+    if len(form.terms) == 1:
+        (term,) = form.terms
+        (coefficient,) = form.terms.values()
+        assert isinstance(term, Var)
+        if coefficient > 1 and term.axis in compute.axes:  # only every so manyth element is wanted
+            axis = Axis(name, term.axis.extent)
+            return _Dimension(axis, simplify(var(axis) * coefficient + form.constant), term)
+    axis = Axis(name, high - low + 1)
+    return _Dimension(axis, simplify(var(axis) + low), simplify(index - low))
+
+
+def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Expr | None:
+    """A condition on an index of the read as one on the place that the copy reads; None when it is something else."""
+    if not (is_op(condition, "le") or is_op(condition, "lt")):
+        return None
+    build = le if is_op(condition, "le") else lt
+    gap = linear(simplify(condition.args[1])).plus(linear(simplify(condition.args[0])).scaled(-1))
+    for index, dimension in zip(read.indices, dimensions, strict=True):
+        form = linear(simplify(index))
+        if not form.terms:
+            continue
+        if gap.terms == form.terms:
+            return build(0, dimension.place + (gap.constant - form.constant))
+        if gap.terms == form.scaled(-1).terms:
+            return build(dimension.place, gap.constant + form.constant)
+    return None
+
+
+# --- short sums
+
+
+def _merged_window(
+    compute: Reduce, copy: Tensor, constants: dict[Tensor, np.ndarray], layouts: dict[Tensor, Layout]
+) -> Reduce:
+    """Few channels and a window along the rows summed as one axis: channels innermost, it is one run of the copy."""
+    read, weight = sorted(loads(*compute.elements), key=lambda n: n.source is not copy)
+    if weight.source not in constants or not all(isinstance(i, Var) for i in weight.indices):
+        return compute
+    places = [i.axis if isinstance(i, Var) else None for i in weight.indices]
+    channel = next((i.axis for i in read.indices[:-1] if isinstance(i, Var) and i.axis in compute.reduce_axes), None)
+    row = linear(read.indices[-1])
+    taps = [t.axis for t, c in row.terms.items() if isinstance(t, Var) and c == 1 and t.axis in compute.reduce_axes]
+    if channel is None or len(taps) != 1 or not {channel, taps[0]} <= set(places):
+        return compute
+    tap = taps[0]
+    count, window = _extent(channel), _extent(tap)
+    users = [i for i in read.indices if channel in axes_of(i) or tap in axes_of(i)]
+    if len(users) != 2 or not 1 < count <= _FEW_CHANNELS or window < 2:
+        return compute
+    merged = Axis("window", count * window)
+    now = {tap: var(merged) // count, channel: var(merged) % count}
+    kept = [d for d, a in enumerate(places) if a is not channel and a is not tap]
+    array = constants[weight.source].transpose([*kept, places.index(tap), places.index(channel)])
+    shape = (*array.shape[:-2], count * window)
+    packed = Tensor(f"{weight.source.name}_{copy.name}", shape, weight.source.dtype)
+    constants[packed] = np.ascontiguousarray(array).reshape(shape)
+    inner = list(read.indices).index(var(channel))
+    layouts[copy] = Layout.permuted((*(d for d in range(copy.rank) if d != inner), inner))
+    element = replace_nodes(compute.elements[0], {
+        read: load(copy, [simplify(substitute(i, now)) for i in read.indices]),
+        weight: load(packed, [*(weight.indices[d] for d in kept), var(merged)]),
+    })  # fmt: skip
+    reduced = tuple(a for a in compute.reduce_axes if a is not channel and a is not tap)
+    return replace(compute, reduce_axes=(*reduced, merged), elements=(element,))
+
+
+def _extent(axis: Axis) -> int:
+    return int(static(axis.extent) or 0)
+
+
+# --- what it costs and what it saves
+
+
+def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], program: Program, target: Target) -> bool:
+    """Cycles with the copy against cycles without, on one core."""
+    steps = prod(_extent(a) for a in (*compute.axes, *compute.reduce_axes))
+    lanes = target.lanes(found.read.dtype.bytes)
+    ideal = steps / (lanes * _PIPES)
+    kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
+    if not any(n.source in program.constants for n in loads(*compute.elements)):
+        if found.conditions or _follows_a_reduction(compute, found.read, program):
+            return False
+        return _is_strided(compute, found.read, target) and _panel_pays(found, ideal, kernel)
+    along_rows = runs_along_rows(compute, found.read, outputs_of_a_read(compute, program), target)
+    moves = not along_rows and _changes_order(compute, found.read, program)
+    copied = prod(_extent(d.axis) for d in dimensions)
+    copying = copied * (_COPY_CYCLES if moves else _RUN_CYCLES)
+    inside, slow = _borders(compute, found)
+    now = ideal * inside * (1.0 + (_SLOW - 1.0) * slow)
+    if along_rows and found.conditions:  # every lane checks for itself
+        now = ideal * _SLOW
+    elif moves:
+        now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if _overlaps(compute, found.read) else 1.0
+    return ideal + copying + kernel < _LEAST_GAIN * now
+
+
+def _follows_a_reduction(compute: Reduce, read: Load, program: Program) -> bool:
+    """Whether the other operand comes from a reduction: joined or streamed with it, the sum runs in blocks that stay
+    near, and a copy would stand between them."""
+    producers = program.producers()
+    waiting = [n.source for n in loads(*compute.elements) if n is not read]
+    seen: set[Tensor] = set()
+    while waiting:
+        made = producers.get(waiting.pop())
+        if made is None or made.outputs[0] in seen:
+            continue
+        if not isinstance(made, Map):
+            return True
+        seen.add(made.output)
+        waiting.extend(reads(made))
+    return False
+
+
+def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
+    """Whether an operand that runs along the vector is read by rows so far apart that the nearest cache loses them."""
+    last = read.indices[-1]
+    if not isinstance(last, Var) or last.axis is not compute.axes[-1]:
+        return False
+    nearest = target.levels[1]
+    far: list[int] = []
+    for number, index in enumerate(read.indices[:-1]):
+        if isinstance(index, Var) and index.axis in compute.reduce_axes:
+            inner = prod(int(static(e) or 0) for e in read.source.shape[number + 1 :])
+            far.append(inner * read.dtype.bytes)
+        elif any(a in compute.reduce_axes for a in axes_of(index)):
+            return False
+    if len(far) != 1 or len(compute.reduce_axes) != 1 or far[0] < 2 * nearest.transaction:
+        return False
+    # rows a power of two apart share a few sets of the cache; its other half holds rows of the other operand
+    usable = nearest.capacity // max(1, gcd(far[0], _PAGE) // nearest.transaction) // 4
+    rows = _extent(compute.reduce_axes[0])
+    return rows * nearest.transaction > usable and rows * far[0] > nearest.capacity // 2
+
+
+def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:
+    copied = prod(int(static(e) or 0) for e in found.read.source.shape)
+    return ideal + copied * _RUN_CYCLES + kernel < _LEAST_GAIN * _STRIDED * ideal
+
+
+def _changes_order(compute: Reduce, read: Load, program: Program) -> bool:
+    """Whether the summed axis that weights share is not innermost, and the tensor's order is not ours to choose."""
+    if read.source not in program.inputs:
+        return False
+    last = linear(simplify(read.indices[-1]))
+    own = [t for t in last.terms if isinstance(t, Var) and t.axis in compute.reduce_axes]
+    return not (len(own) == 1 and len(last.terms) == 1)
+
+
+def _overlaps(compute: Reduce, read: Load) -> bool:
+    """Whether neighbouring windows read the same elements."""
+    for index in read.indices:
+        terms = [(t.axis, c) for t, c in linear(simplify(index)).terms.items() if isinstance(t, Var)]
+        strides = [c for a, c in terms if a in compute.axes]
+        reach = [c * (_extent(a) - 1) for a, c in terms if a in compute.reduce_axes]
+        if strides and reach and max(reach) >= min(strides):
+            return True
+    return False
+
+
+def _borders(compute: Reduce, found: _Read) -> tuple[float, float]:
+    """Of all steps those not skipped along outer axes, and of all blocks of a row those that check every position."""
+    inside, slow = 1.0, 0.0
+    guarded = [i for i in found.read.indices if _is_guarded(linear(simplify(i)), found)]
+    for index in guarded:
+        form = linear(simplify(index))
+        size = int(static(found.read.source.shape[found.read.indices.index(index)]) or 0)
+        outputs = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.axes]
+        taps = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.reduce_axes]
+        if len(outputs) != 1 or len(taps) != 1:
+            continue
+        (stride, output), (dilation, tap) = outputs[0], taps[0]
+        count, window = _extent(output), _extent(tap)
+        starts = [k * dilation + form.constant for k in range(window)]
+        if index is guarded[-1]:
+            checks = [_checked_blocks(start, stride, count, size) for start in starts]
+            slow = sum(checks) / max(1, len(checks))
+        else:
+            within = sum(0 <= start + stride * o < size for start in starts for o in range(count))
+            inside = inside * within / max(1, count * window)
+    return inside, slow
+
+
+def _is_guarded(form: Linear, found: _Read) -> bool:
+    axes = {a for c in found.conditions for a in axes_of(c)}
+    return any(isinstance(t, Var) and t.axis in axes for t in form.terms)
+
+
+def _checked_blocks(start: int, stride: int, count: int, size: int) -> float:
+    """Of the blocks of a row, under one tap, those that hang over an end by more than one position but not wholly."""
+    blocks = -(-count // _BLOCK)
+    checked = 0
+    for block in range(blocks):
+        places = [start + stride * o for o in range(block * _BLOCK, min(count, (block + 1) * _BLOCK))]
+        outside = sum(not 0 <= p < size for p in places)
+        checked += 1 < outside < len(places)
+    return checked / max(1, blocks)
