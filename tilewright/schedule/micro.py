@@ -33,6 +33,7 @@ _RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take
 _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
 _ROWS_EXPOSED = 0.3  # the same for as many streams as the register tile has rows: the prefetcher follows few
+_DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
 _FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
 
 
@@ -186,7 +187,7 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
     core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
-    return core + _ROWS_EXPOSED * 2 * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+    return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
 
 
 def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:
