@@ -14,7 +14,7 @@ from tilewright.runtime.cache import default_root
 
 TARGETS = ("cpu", "cuda", "cuda-emulated")
 DESCRIPTION_SUFFIX = ".json"
-SCHEDULES = ("connected", "none")
+SCHEDULES = ("connected", "register", "none")
 CONVOLUTIONS = ("auto", "direct")
 FALLBACKS = ("error",)
 PLANNED_FALLBACKS = ("host",)
@@ -34,7 +34,8 @@ class Options:
     precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
                 "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It
                 runs on every CPU and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16)
-    schedule    "connected" keeps tiles of neighbouring operators on chip; "none" is one kernel an operator
+    schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
+                neighbours; "none" is one kernel an operator
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
                 at a relative error of about 2e-6 a layer instead of 3e-7; "direct" always sums as the model says
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node

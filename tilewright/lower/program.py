@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
 from tilewright.ir.compute import Compute, Program, Scan
@@ -28,6 +28,7 @@ class _State:
     computes: dict[str, Compute]
     kernels: dict[Hashable, Kernel]
     calls: list[Call]
+    places: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # of a kernel's arguments among its tensors
 
     def layout(self, tensor: Tensor) -> Layout:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)
@@ -69,9 +70,15 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
         tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
         plan.tile, plan.block_threads, _stream_key(plan),
     )  # fmt: skip
+    # tensors in the order the nests meet them: equal keys, equal places
+    met = list(dict.fromkeys(t.name for n in nests for t in (*n.reads(), *n.stores)))
+    if scan is None and key in state.places:
+        return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan, state.target)
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
+    if scan is None:
+        state.places[key] = tuple(met.index(name) for name in binding.arguments)
     return Binding(state.kernels[key], binding.arguments)
 
 

@@ -131,7 +131,7 @@ def prepare_tilewright(job: Job, inputs: Inputs) -> Call:
 
 
 PEERS: tuple[Peer, ...] = (
-    Peer("tilewright", "tilewright", "tilewright", ("none",), prepare_tilewright),
+    Peer("tilewright", "tilewright", "tilewright", ("register", "none"), prepare_tilewright),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", (), prepare_onnxruntime),
     Peer("openvino", "openvino", "openvino", (), prepare_openvino),
     Peer("torch", "torch", "torch", ("eager", "frozen"), prepare_torch, needs_torch_spec=True),

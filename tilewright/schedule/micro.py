@@ -25,6 +25,7 @@ _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the 
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
 _SPILLED = 1.8
+_GATHERED = 1.5  # reads a lane that is no neighbour of the one before costs
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
@@ -54,6 +55,7 @@ class Operand:
     by_row: bool
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
     row_step: int = 1  # positions of the window from a row to the next
+    gathered: bool = False  # its lanes are no neighbours in memory: read one by one
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
 
 
@@ -131,6 +133,8 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
                 count = count * distinct / (rows * length)
         if not operand.by_vector and facts.by_lane:
             count = count / facts.lanes
+        if operand.gathered:
+            count = count * _GATHERED * facts.lanes
         reads = reads + count
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
@@ -332,12 +336,15 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
 
 
 def operands_of(
-    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], row_bytes: Mapping[Load, int]
-) -> tuple[Operand, ...]:
+    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], gathered: Mapping[Load, bool],
+    row_bytes: Mapping[Load, int],
+) -> tuple[Operand, ...]:  # fmt: skip
     found = []
     for node in loads(*nest.elements):
         by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
-        found.append(Operand(node, by_vector, by_row, is_run[node], max(1, step), row_bytes.get(node, 0)))
+        found.append(
+            Operand(node, by_vector, by_row, is_run[node], max(1, step), gathered[node], row_bytes.get(node, 0))
+        )
     return tuple(found)

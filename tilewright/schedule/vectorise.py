@@ -17,6 +17,7 @@ from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
+_WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
 _DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
 _BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
 _SHORT = 7  # vectors of a short reduction that is written out
@@ -199,6 +200,9 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
         return [None]
     if not is_contraction(nest):
         return [costs[0][1]]
+    best = costs[0][1]
+    if best in nest.axes and _span(nest, best) >= _WIDE * context.target.lanes(_widest(nest)):
+        costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
@@ -219,16 +223,19 @@ def contraction_facts(
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
+    gathered: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
         runs[node] = packed or row is None or not moves(node, row)
+        gathered[node] = vector is not None and not packed and stride(node, vector, context) not in (0, 1)
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
-        _cut_axis(nest, reduction, unroll) if over_weights else None, operands_of(nest, vector, row, runs, pitches),
+        _cut_axis(nest, reduction, unroll) if over_weights else None,
+        operands_of(nest, vector, row, runs, gathered, pitches),
     )  # fmt: skip
 
 
