@@ -249,7 +249,7 @@ def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:
         return False
     way = facts.target.levels[1].capacity // facts.ways
     sets = way // gcd(operand.row_bytes, way)  # rows that do not meet
-    return -(-np.asarray(rows) // sets) > facts.ways - 1
+    return -(-np.asarray(rows) // sets) > max(1, facts.ways * 3 // 4)
 
 
 def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
