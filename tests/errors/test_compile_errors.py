@@ -63,7 +63,7 @@ WRONG_OPTIONS = [
     ),
     (
         {"schedule": "conected"},
-        "schedule cannot be 'conected': it is one of connected, none; did you mean 'connected'?",
+        "schedule cannot be 'conected': it is one of connected, register, none; did you mean 'connected'?",
     ),
     ({"fallback": "python"}, "fallback cannot be 'python': it is one of error"),
     ({"fallback": "host"}, "fallback 'host' is not supported yet: it is 'error', which names the node in the way"),

@@ -110,7 +110,7 @@ def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_c
         else:
             assert stream is not None and -(-length // stream.block) >= 2  # several blocks, the last one cut
         found = low.natively(inputs, kernel_cache)["o"]
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=5e-5, err_msg=streaming)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +121,7 @@ def test_loops(kind: str) -> None:
     wanted = evaluated(program, inputs, wide=True)["o"]
     for streaming in ("never", "always"):
         found = lowered(program, "connected", streaming).on_loops(inputs)["o"]
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=5e-5, err_msg=streaming)
 
 
 @pytest.mark.parametrize("kind", ["rows", "softmax", "logsumexp"])
@@ -146,7 +146,7 @@ def test_masked(kind: str, kernel_cache: Path) -> None:
         if streaming == "always" and kind != "rows":
             low = lowered(program, plan=with_block(low.plan, 64))
         found = low.natively(inputs, kernel_cache)["o"]
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5, err_msg=streaming)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=5e-5, err_msg=streaming)
 
 
 # Divisors that are 0 for a while: Σ s / max(relu(s)) v where all is negative at first, Σ s / Σ s v where s cancels

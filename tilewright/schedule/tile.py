@@ -132,7 +132,7 @@ def _least_seconds(
     alone = 0.0
     for tensor in touched:
         alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes / _home(tensor, context).bandwidth
-    return alone / np.minimum(tiles, context.target.units)
+    return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
 def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
