@@ -25,8 +25,9 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.blocks import Piece, pieces
-from tilewright.lower.cpu_nest import Block, CpuNest
+from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, known, row_env
+from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
 

@@ -7,8 +7,7 @@ A block keeps its accumulators in registers from the first element to the epilog
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import replace
 
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
@@ -20,13 +19,11 @@ from tilewright.ir.expr import (
     Load,
     all_of,
     axes_of,
-    cast,
     const,
     eq,
     is_op,
     load,
     loads,
-    mul,
     replace_nodes,
     select,
     substitute,
@@ -34,62 +31,16 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
-from tilewright.ir.simplify import join_divisions, linear, simplify, simplify_difference
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.guards import strip, worst
+from tilewright.lower.register_block import Block, Names
 from tilewright.lower.sharing import shared_stores
 from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
-
-
-@dataclass
-class Names:
-    """Gives unique buffer names within a kernel."""
-
-    used: dict[str, int] = field(default_factory=dict)
-
-    def fresh(self, stem: str) -> str:
-        count = self.used.get(stem, 0)
-        self.used[stem] = count + 1
-        return stem if count == 0 else f"{stem}_{count}"
-
-
-@dataclass(frozen=True)
-class Block:
-    """One register block: the value of every axis, the unrolled axes inside and the lane axis if it is vectorised."""
-
-    env: dict[Axis, Expr]
-    unrolled: tuple[Axis, ...]
-    lane: Axis | None
-    starts: dict[Axis, int] = field(default_factory=dict)  # unrolled axes that begin inside the accumulators
-
-    def without(self, axis: Axis, first: bool) -> Block:
-        """The block less its first or last position along an unrolled axis."""
-        shorter = Axis(axis.name, extent_of(axis.extent) - 1)
-        start = 1 if first else 0
-        moved = {axis: var(shorter) + start}
-        env = {a: simplify(substitute(v, moved)) for a, v in self.env.items()}
-        unrolled = tuple(shorter if a is axis else a for a in self.unrolled)
-        return Block(env, unrolled, self.lane, {**self.starts, shorter: start})
-
-    def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
-        body: tuple[Stmt, ...] = inner
-        if self.lane is not None:
-            body = (For(self.lane, ForKind.VECTOR, body),)
-        for axis in reversed(self.unrolled):
-            body = (For(axis, ForKind.UNROLL, body),)
-        return body
-
-    @property
-    def index(self) -> tuple[Expr, ...]:
-        places = (var(a) + self.starts[a] if self.starts.get(a) else var(a) for a in self.unrolled)
-        return (*places, *((var(self.lane),) if self.lane is not None else ()))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(extent_of(a.extent) for a in (*self.unrolled, *((self.lane,) if self.lane is not None else ())))
 
 
 class CpuNest:
@@ -304,7 +255,7 @@ class CpuNest:
         """Conditions under which an element counts, taken out of the element where skipping it changes nothing."""
         if monoid.operator is None:
             return [], list(self.nest.elements)
-        conditions, element = _strip(self.nest.elements[0], monoid.identity[0], monoid.operator == "add")
+        conditions, element = strip(self.nest.elements[0], monoid.identity[0], monoid.operator == "add")
         kept: list[Expr] = []
         lane_axis = self.vector if block.lane is not None else None
         inside: list[Expr] = []
@@ -429,7 +380,7 @@ class CpuNest:
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """Where the whole block is inside, no check remains; else each unrolled position checks for itself."""
         lowered = [simplify(self.access.lower(substitute(c, block.env))) for c in varied]
-        everywhere = all_of(simplify(_worst(c, block.unrolled)) for c in lowered)
+        everywhere = all_of(simplify(worst(c, block.unrolled)) for c in lowered)
         fast = self._reduce_loops(depth, block, states, monoid, elements, [])
         guards = [a for a in block.unrolled if any(a in axes_of(c) for c in lowered)]
         others = tuple(a for a in block.unrolled if a not in guards)
@@ -443,7 +394,7 @@ class CpuNest:
             for first in (False, True):
                 part = block.without(guards[0], first)
                 inside = [simplify(self.access.lower(substitute(c, part.env))) for c in varied]
-                check = all_of(simplify(_worst(c, part.unrolled)) for c in inside)
+                check = all_of(simplify(worst(c, part.unrolled)) for c in inside)
                 slow = (If(check, self._reduce_loops(depth, part, states, monoid, elements, []), slow),)
         return self._guarded(plain, block.env, (If(everywhere, fast, slow),))
 
@@ -553,49 +504,3 @@ def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     for buffer in reversed(buffers):
         result = (Alloc(buffer, result),)
     return result
-
-
-def _worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
-    """A condition that implies the given one for every value of the unrolled axes."""
-    if is_op(condition, "and"):
-        return all_of(_worst(a, unrolled) for a in condition.args)
-    inside = [a for a in unrolled if a in axes_of(condition)]
-    if is_op(condition, "le") or is_op(condition, "lt"):
-        slack = linear(simplify_difference(condition.args[1], condition.args[0]))
-        ends: dict[Axis, int] = {}
-        for axis in inside:
-            coefficient = slack.terms.get(var(axis))
-            if coefficient is None:
-                break
-            ends[axis] = 0 if coefficient > 0 else extent_of(axis.extent) - 1
-        else:
-            return substitute(condition, ends)
-    return all_of(
-        substitute(condition, dict(zip(inside, point, strict=True)))
-        for point in product(*(range(extent_of(a.extent)) for a in inside))
-    )
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    if is_op(condition, "and"):
-        return [c for a in condition.args for c in _conjuncts(a)]
-    return [condition]
-
-
-def _strip(element: Expr, identity: Expr, additive: bool) -> tuple[list[Expr], Expr]:
-    """element = select(conditions, rest, identity), conditions as a list; through products for sums."""
-    if is_op(element, "select"):
-        condition, then, otherwise = element.args
-        if isinstance(otherwise, Const) and isinstance(identity, Const) and otherwise.value == identity.value:
-            inner, rest = _strip(then, identity, additive)
-            return [*_conjuncts(condition), *inner], rest
-    if additive and is_op(element, "mul"):
-        left, a = _strip(element.args[0], identity, additive)
-        right, b = _strip(element.args[1], identity, additive)
-        if left or right:
-            return [*left, *right], mul(a, b)
-    if is_op(element, "cast") and element.dtype.is_float and isinstance(identity, Const) and identity.value == 0:
-        inner, rest = _strip(element.args[0], const(0, element.args[0].dtype), additive)
-        if inner:
-            return inner, cast(rest, element.dtype)
-    return [], element

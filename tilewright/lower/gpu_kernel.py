@@ -9,9 +9,9 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, Kernel, Memory, Scope, Stmt
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access
-from tilewright.lower.cpu_nest import Names
 from tilewright.lower.gpu_nest import GpuNest
 from tilewright.lower.kernel import Binding, ScanView, bind_reads, bind_writes, grid, tile_count
+from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan
 from tilewright.schedule.streams import Phases, stream_phases

@@ -30,7 +30,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import simplify
 from tilewright.lower.access import Access
-from tilewright.lower.cpu_nest import Names
+from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole

@@ -13,8 +13,9 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_instruction import CpuInstruction
-from tilewright.lower.cpu_nest import CpuNest, Names
+from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.prefetch import prefetches
+from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import KernelPlan
 from tilewright.schedule.propagate import Box, Range, extent_of
