@@ -84,6 +84,7 @@ def compile(
     threads: int | None = None,
     precision: str | None = None,
     schedule: str | None = None,
+    convolution: str | None = None,
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
@@ -105,6 +106,7 @@ def compile(
         "threads": threads,
         "precision": precision,
         "schedule": schedule,
+        "convolution": convolution,
         "fallback": fallback,
         "tune": tune,
     }

@@ -65,6 +65,7 @@ WRONG_OPTIONS = [
         {"schedule": "conected"},
         "schedule cannot be 'conected': it is one of connected, register, none; did you mean 'connected'?",
     ),
+    ({"convolution": "fft"}, "convolution cannot be 'fft': it is one of auto, direct"),
     ({"fallback": "python"}, "fallback cannot be 'python': it is one of error"),
     ({"fallback": "host"}, "fallback 'host' is not supported yet: it is 'error', which names the node in the way"),
     ({"threads": 0}, "threads cannot be 0: it is a whole number, 1 or more"),
