@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from bench.kernel_cases import OPSET, SIZES, random_cases, write_model
 from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Compute, Program, reads
+from tilewright.ir.compute import Compute, Program, all_computes, reads
 from tilewright.ir.expr import Axis, Expr, axes_of, loads
 from tilewright.lower.kernel import plan_nests
 from tilewright.ops import lower
@@ -21,7 +21,7 @@ from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.signature import signature
-from tilewright.schedule.variants import Variants, all_computes, variants_of
+from tilewright.schedule.variants import Variants, variants_of
 from tilewright.schedule.vectorise import is_contraction
 from tilewright.target import Target
 from tilewright.transform.fold import fold_constants

@@ -244,3 +244,13 @@ def reads(compute: Compute) -> list[Tensor]:
             found[compute.initial] = None
         found.update(dict.fromkeys(n.source for n in loads(*expressions(compute))))
     return list(found)
+
+
+def all_computes(program: Program) -> dict[str, Compute]:
+    """By the name of each output, those inside Scans included."""
+    found: dict[str, Compute] = {}
+    for compute in program.computes:
+        found.update({t.name: compute for t in compute.outputs})
+        if isinstance(compute, Scan):
+            found.update({t.name: inner for inner in compute.body for t in inner.outputs})
+    return found

@@ -7,7 +7,7 @@ from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
+from tilewright.ir.compute import Compute, Map, Program, Reduce, all_computes
 from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 
 _MODES = ("store", "recompute", "stream")
@@ -15,7 +15,7 @@ _MODES = ("store", "recompute", "stream")
 
 def check_plan(plan: Plan, program: Program) -> None:
     """Raises InternalError that names the kernel and what is wrong with it."""
-    computes = _computes(program)
+    computes = all_computes(program)
     covered: set[str] = set()
     for kernel in plan.kernels:
         try:
@@ -27,15 +27,6 @@ def check_plan(plan: Plan, program: Program) -> None:
         compute = computes.get(output.name)
         if isinstance(compute, Map | Reduce) and output.name not in covered and compute.outputs[0].name not in covered:
             raise InternalError(f"plan: no kernel stores output '{output.name}'")
-
-
-def _computes(program: Program) -> dict[str, Compute]:
-    found: dict[str, Compute] = {}
-    for compute in program.computes:
-        found.update({t.name: compute for t in compute.outputs})
-        if isinstance(compute, Scan):
-            found.update({t.name: inner for inner in compute.body for t in inner.outputs})
-    return found
 
 
 def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:

@@ -65,7 +65,7 @@ def build_tiles(facts: Contraction) -> list[Built]:
 def predicted(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> np.ndarray:
     """Seconds of the whole nest in tiles of that size, epilogue and first reads left out: they are the same for all."""
     core = core_seconds(facts, form, tile)
-    busy, _ = moving_seconds(facts, form, tile, core)
+    busy = moving_seconds(facts, form, tile, core)
     tiles: Size = 1
     for axis in facts.nest.axes:
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // tile[axis])

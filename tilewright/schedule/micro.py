@@ -209,8 +209,8 @@ def _cut_extent(facts: Contraction) -> int:
     return extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
 
 
-def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], core: Size) -> tuple[Size, Size]:
-    """Time of a tile with what moves into the first cache; seconds of what is fetched again beyond the tile level."""
+def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], core: Size) -> Size:
+    """Time of a tile with what moves into the first cache, and what is fetched again beyond the tile level."""
     depths = _depths(facts, form, tile)
     held = [[_bytes(o, sizes) for o in facts.operands] for sizes in depths]
     trips, uses = _loops(facts, form, tile)
@@ -240,7 +240,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
     total = np.maximum(core + stalls, np.maximum(rows, far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
-    return total + _FAR_EXPOSED * np.minimum(core, far), far
+    return total + _FAR_EXPOSED * np.minimum(core, far)
 
 
 def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:

@@ -209,8 +209,7 @@ def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestCont
     if facts.vector is None or facts.vector in nest.reduce_axes:
         return dot_seconds(facts, dict(plan.register), tile)
     form = form_of(plan, facts)
-    busy, _ = moving_seconds(facts, form, tile, core_seconds(facts, form, tile))
-    return busy
+    return moving_seconds(facts, form, tile, core_seconds(facts, form, tile))
 
 
 def _scratch_seconds(

@@ -5,14 +5,14 @@ A variant changes how a kernel runs, never what it computes or which nests share
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.ir.compute import Compute, Program, Scan, reads
+from tilewright.ir.compute import Program, all_computes, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.candidates import candidate_tiles, feasible_plans, predict
 from tilewright.schedule.nest import Nest
@@ -165,13 +165,3 @@ def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:
                 if tensor in program.constants:
                     readers.setdefault(tensor, set()).add(kernel.name)
     return frozenset(t for t, kernels in readers.items() if len(kernels) > 1)
-
-
-def all_computes(program: Program) -> Mapping[str, Compute]:
-    """By the name of each output, those inside Scans included."""
-    found: dict[str, Compute] = {}
-    for compute in program.computes:
-        found.update({t.name: compute for t in compute.outputs})
-        if isinstance(compute, Scan):
-            found.update({t.name: inner for inner in compute.body for t in inner.outputs})
-    return found

@@ -155,7 +155,7 @@ def _contraction_plans(
     facts = contraction_facts(
         nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
     )
-    scatter = _scatter_seconds(nest, vector, base.lanes, context)
+    scatter = _scatter_seconds(nest, vector, context)
     result = []
     if vector in nest.reduce_axes:
         rows = [a for a in nest.axes if extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
@@ -176,7 +176,7 @@ def _contraction_plans(
     return result
 
 
-def _scatter_seconds(nest: Nest, vector: Axis, lanes: int, context: NestContext) -> float:
+def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
     """Storing lane by lane, where the vector does not run along the result's storage: about a cycle an element."""
     store = linear(offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes)))
     if vector in nest.axes and store.terms.get(var(vector), 0) == 1:
