@@ -12,6 +12,7 @@ from tilewright.ir.compute import Program
 from tilewright.ir.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena, scratch
+from tilewright.lower.pairs import pair_calls
 from tilewright.lower.unroll import unroll
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
@@ -40,7 +41,7 @@ _CACHE_BYTES = 4 << 30
 
 def render(loops: LoopProgram, target: Target, dialect: str = "c") -> dict[str, str]:
     """C source of every distinct kernel."""
-    return {k.name: render_kernel(unroll(k), scratch(k)[0], dialect) for k in loops.kernels}
+    return {k.name: render_kernel(pair_calls(unroll(k)), scratch(k)[0], dialect) for k in loops.kernels}
 
 
 def load(

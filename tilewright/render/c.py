@@ -34,6 +34,7 @@ from tilewright.ir.loops import (
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
+from tilewright.render.c_pairs import register_call
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
     INFIX,
@@ -137,8 +138,26 @@ class CKernel:
     # --- statements
 
     def block(self, body: tuple[Stmt, ...]) -> None:
-        for stmt in body:
-            self.statement(stmt)
+        following: tuple[Stmt | None, ...] = (*body[1:], None)
+        written = False
+        for stmt, after in zip(body, following, strict=True):
+            if written:
+                written = False
+                continue
+            written = after is not None and self.pair(stmt, after)
+            if not written:
+                self.statement(stmt)
+
+    def pair(self, first: Stmt, second: Stmt) -> bool:
+        """Two calls of one function that stand together are written as one; whether these were."""
+        calls = register_call(first), register_call(second)
+        if calls[0] is None or calls[1] is None or calls[0].name != calls[1].name or calls[0].lanes != calls[1].lanes:
+            return False
+        name, lanes = calls[0].name, whole_vector(calls[0].lanes)
+        self.used_math.setdefault((dtypes.float32.name, lanes), set()).add(f"{name}_pair")
+        arguments = ", ".join([c.argument for c in calls if c] + [f"&{c.result}" for c in calls if c])
+        self.emit(f"tw_{name}_pair_{vector_name(dtypes.float32, lanes)}({arguments});")
+        return True
 
     def statement(self, stmt: Stmt) -> None:
         if not isinstance(stmt, Store) and not (isinstance(stmt, For) and stmt.kind is ForKind.VECTOR):

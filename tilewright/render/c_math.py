@@ -12,7 +12,25 @@ $V is the vector type, $W its lanes, $I its integer twin, $D and $L doubles and 
 
 from __future__ import annotations
 
+import re
 from string import Template
+
+from tilewright.ir.scalar import CHAINS
+
+# e^a = 2^n e^r, |r| <= ln2/2, for -104 <= a <= 89. The 254 added to n makes both halves of 2^n one shift each; applied
+# one after the other, results below 2^-126 come out denormal. NaN stays NaN.
+_EXP_INSIDE = """\
+    $V t = a * 1.44269504f + 12583166.0f;
+    $V k = t - 12583166.0f;
+    $V r = a - k * 0.693359375f;
+    r = r + k * 2.12194440e-4f;
+    $V s = r * r;
+    $V p = 0.0013813161f * s + (0.0083694188f * r + 0.0416684560f);
+    p = p * s + (0.1666651517f * r + 0.4999999404f);
+    p = p * s + (r + 1.0f);
+    $I n = ($I)t;
+    $I h = n >> 1;
+    $V e = p * ($V)(h << 23) * ($V)((n - h) << 23);"""
 
 _TEXT: dict[str, tuple[tuple[str, ...], str]] = {
     "wide": ((), """
@@ -37,26 +55,12 @@ static inline $V tw_sign_$V($V x) {
     return tw_select_$V(x != x, x, y);
 }
 """),
-    # e^x = 2^n e^r, |r| <= ln2/2, for -104 <= x <= 89. The 254 added to n makes both halves of 2^n one shift each;
-    # applied one after the other, results below 2^-126 come out denormal. NaN stays NaN.
-    "exp_inside": ((), """
-static inline $V tw_exp_inside_$V($V x) {
-    $V t = x * 1.44269504f + 12583166.0f;
-    $V k = t - 12583166.0f;
-    $V r = x - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
-    $V s = r * r;
-    $V p = 0.0013813161f * s + (0.0083694188f * r + 0.0416684560f);
-    p = p * s + (0.1666651517f * r + 0.4999999404f);
-    p = p * s + (r + 1.0f);
-    $I n = ($I)t, h = n >> 1;
-    return p * ($V)(h << 23) * ($V)((n - h) << 23);
-}
-"""),
-    "exp": (("select", "exp_inside"), """
+    "exp": (("select",), """
 static inline $V tw_exp_$V($V x) {
-    $V y = ($V)(($I)tw_exp_inside_$V(x) & ~(x < -104.0f));
-    return tw_select_$V(x > 89.0f, ($V){} + INFINITY, y);
+    $V a = x;
+""" + _EXP_INSIDE + """
+    e = ($V)(($I)e & ~(x < -104.0f));
+    return tw_select_$V(x > 89.0f, ($V){} + INFINITY, e);
 }
 """),
     "log": (("select",), """
@@ -105,7 +109,8 @@ static inline $V tw_tanh_$V($V x) {
 static inline $V tw_erf_$V($V x) {
     $V a = tw_abs_$V(x);
     $V c = tw_select_$V(a > 4.0f, ($V){} + 4.0f, a);
-    $V s = c * c, s2 = s * s;
+    $V s = c * c;
+    $V s2 = s * s;
     $V p = -5.829478614e-4f * s + 0.004959411919f;
     p = p * s2 + (-0.02674181014f * s + 0.1128106862f);
     p = p * s2 + (-0.3761241436f * s + 0.1283791363f);
@@ -121,10 +126,11 @@ static inline $V tw_erf_$V($V x) {
 }
 """),
     # by e^-|x|, which does not overflow: small results come out denormal, not 0
-    "sigmoid": (("select", "exp_inside"), """
+    "sigmoid": (("select",), """
 static inline $V tw_sigmoid_$V($V x) {
     $V a = ($V)(($I)x | (int)0x80000000);
-    $V e = ($V)(($I)tw_exp_inside_$V(a) & ~(a < -104.0f));
+""" + _EXP_INSIDE + """
+    e = ($V)(($I)e & ~(a < -104.0f));
     return tw_select_$V(x < 0.0f, e, ($V){} + 1.0f) / (1.0f + e);
 }
 """),
@@ -251,6 +257,26 @@ static inline $V tw_{name}_$V($V x) {{
 """)
     for name, builtin in _BY_LANES.items()
 }  # fmt: skip
+
+
+def _pair(text: str) -> str:
+    """The function for two arguments at once: every line of its body for one, then for the other.
+
+    Compilers are told to keep to the order of the text, since theirs costs registers where sums are kept in them.
+    """
+    head, *body = text.strip().splitlines()[:-1]
+    start = re.fullmatch(r"static inline \$V (\w+)_\$V\(\$V x\) {", head)
+    assert start is not None
+    local = {"x", *re.findall(r"^ +\$[VI] (\w+) =", text, re.MULTILINE)}
+    lines = [f"static inline void {start[1]}_pair_$V($V x_0, $V x_1, $V *result_0, $V *result_1) {{"]
+    for line in body:
+        for copy in "01":
+            own = re.sub(r"\b(\w+)\b", lambda m, c=copy: f"{m[1]}_{c}" if m[1] in local else m[1], line)
+            lines.append(own.replace("return ", f"*result_{copy} = "))
+    return "\n".join(("", *lines, "}", ""))
+
+
+_TEXT |= {f"{name}_pair": (_TEXT[name][0], _pair(_TEXT[name][1])) for name in sorted(CHAINS)}
 
 FUNCTIONS = frozenset(_TEXT)
 # Every machine has vectors of four, and compilers move a single lane to and from integers more slowly than four.

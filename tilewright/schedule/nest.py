@@ -142,13 +142,13 @@ def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -
     return load(node.source, [var(a) for a in axes]) if isinstance(node, Load) and node.source in accumulated else None
 
 
-# in slots of a multiply-add; measured on vectors of four, where each is a chain of dependent operations
+# in slots of a multiply-add; measured on vectors of four, chains of dependent operations in pairs
 _HEAVY = {
-    "exp": 36,
-    "log": 55,
-    "tanh": 46,
-    "erf": 48,
-    "sigmoid": 48,
+    "exp": 32,
+    "log": 45,
+    "tanh": 38,
+    "erf": 42,
+    "sigmoid": 39,
     "sin": 68,
     "cos": 68,
     "pow": 200,

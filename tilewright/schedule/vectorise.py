@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, is_op, loads, var, walk
+from tilewright.ir.scalar import CHAINS
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.construct import build_tiles, dot_tiles
@@ -354,10 +355,13 @@ def _register_tile(
 
 
 def _chains(nest: Nest, vector: Axis) -> int:
-    """Vectors side by side: reductions need some to hide the latency of adding, light maps to walk whole lines."""
+    """Vectors side by side: reductions need some to hide the latency of adding, light maps to walk whole lines, and
+    functions that are chains of operations a second one to fill the pipes."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
-    return 4 if data_cost(*nest.values) < 12 else 1
+    if data_cost(*nest.values) < 12:
+        return 4
+    return 2 if any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values)) else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:

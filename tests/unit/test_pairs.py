@@ -1,0 +1,136 @@
+"""Calls of one function in pairs: where they are brought together, where they stay apart, and what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.ir import dtypes
+from tilewright.ir.expr import Axis, Expr, const, load, lt, op, select, var
+from tilewright.ir.interpret_loops import run_kernel
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, LoopProgram, Memory, Stmt, Store, statements
+from tilewright.lower.pairs import pair_calls
+from tilewright.lower.unroll import unroll
+from tilewright.render.c import render_kernel
+
+LANES = 4
+IN = Buffer("p0", (8, LANES), dtypes.float32, Memory.GLOBAL)
+OUT = Buffer("p1", (8, LANES), dtypes.float32, Memory.GLOBAL)
+
+
+def written(*values: tuple[Axis, Expr]) -> Kernel:
+    """A kernel that stores each value, on four lanes, to its own row of `out`."""
+    body = tuple(
+        For(lane, ForKind.VECTOR, (Store(OUT, (const(i), var(lane)), value),)) for i, (lane, value) in enumerate(values)
+    )
+    return Kernel("k", (IN, OUT), body)
+
+
+def read(row: int, lane: Axis, source: Buffer = IN) -> Expr:
+    return load(source, (const(row), var(lane)))
+
+
+def lane() -> Axis:
+    return Axis("lane", LANES)
+
+
+def run(kernel: Kernel) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    arrays = {b: rng.standard_normal(b.shape).astype(np.float32) for b in kernel.params}  # type: ignore[arg-type]
+    run_kernel(kernel, dict(arrays))
+    return arrays[OUT]
+
+
+def pairs_in(kernel: Kernel) -> int:
+    return render_kernel(kernel, {}).split("void k(")[1].count("_pair_")
+
+
+def test_neighbouring_stores_share_a_pair() -> None:
+    lanes = [lane() for _ in range(4)]
+    kernel = written(*((a, read(i, a) * op("sigmoid", read(i, a))) for i, a in enumerate(lanes)))
+    paired = pair_calls(kernel)
+    assert pairs_in(kernel) == 0 and pairs_in(paired) == 2
+    np.testing.assert_array_equal(run(paired), run(kernel))
+
+
+def test_two_calls_of_one_store_are_a_pair_and_a_third_stays_alone() -> None:
+    a = lane()
+    value = op("tanh", read(0, a)) + op("tanh", read(1, a)) * op("tanh", read(2, a))
+    paired = pair_calls(written((a, value)))
+    text = render_kernel(paired, {}).split("void k(")[1]
+    assert text.count("tw_tanh_pair_") == 1 and text.count("tw_tanh_v4f32(") == 1
+    np.testing.assert_array_equal(run(paired), run(written((a, value))))
+
+
+def test_calls_inside_calls_pair_from_the_inside() -> None:
+    lanes = [lane(), lane()]
+    kernel = written(*((a, op("tanh", op("log", op("exp", read(i, a)) + 1.0))) for i, a in enumerate(lanes)))
+    paired = pair_calls(kernel)
+    assert pairs_in(paired) == 3
+    np.testing.assert_array_equal(run(paired), run(kernel))
+
+
+def test_different_functions_and_a_lone_call_stay_as_they_are() -> None:
+    a, b = lane(), lane()
+    kernel = written((a, op("exp", read(0, a))), (b, op("tanh", read(1, b))))
+    assert pairs_in(pair_calls(kernel)) == 0
+
+
+def test_a_call_does_not_pass_the_store_it_reads() -> None:
+    a, b = lane(), lane()
+    kernel = written((a, op("exp", read(0, a))), (b, op("exp", read(0, b, OUT))))
+    paired = pair_calls(kernel)
+    assert pairs_in(paired) == 0
+    np.testing.assert_array_equal(run(paired), run(kernel))
+
+
+def test_a_call_passes_stores_to_other_places() -> None:
+    a, b = lane(), lane()
+    kernel = written((a, op("exp", read(5, a, OUT))), (b, op("exp", read(6, b, OUT))))
+    assert pairs_in(pair_calls(kernel)) == 1
+
+
+def test_a_call_behind_a_condition_stays_behind_it() -> None:
+    lanes = [lane(), lane()]
+    kernel = written(*((a, select(lt(read(i, a), 0.0), op("exp", read(i, a)), 0.0)) for i, a in enumerate(lanes)))
+    assert pairs_in(pair_calls(kernel)) == 0
+
+
+def test_registers_of_a_vector_loop_are_kept() -> None:
+    body: list[Stmt] = []
+    held = Buffer("value", (LANES,), dtypes.float32, Memory.REGISTER)
+    for row in range(2):
+        a = lane()
+        stores: tuple[Stmt, ...] = (
+            Store(held, (var(a),), op("exp", read(row, a))),
+            Store(OUT, (const(row), var(a)), load(held, (var(a),))),
+            Store(OUT, (const(row + 4), var(a)), load(held, (var(a),))),
+        )
+        body.append(For(a, ForKind.VECTOR, (Alloc(held, stores),)))
+    kernel = Kernel("k", (IN, OUT), tuple(body))
+    paired = pair_calls(kernel)
+    assert pairs_in(paired) == 1
+    assert len([s for s in statements(paired.body) if isinstance(s, Alloc) and s.buffer is held]) == 1
+    np.testing.assert_array_equal(run(paired), run(kernel))
+
+
+@pytest.mark.parametrize("columns", [7, 8, 13, 40])
+@pytest.mark.parametrize("function", ["Sigmoid", "Tanh", "Erf", "Exp"])
+def test_a_function_of_a_product(kernel_cache: Path, function: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    weight = (0.2 * rng.standard_normal((19, columns))).astype(np.float32)
+    steps = [("MatMul", ["x", "w"], "y", {}), (function, ["y"], "s", {}), ("Mul", ["y", "s"], "z", {})]
+    program = programs(model_of(steps, {"x": (11, 19)}, {"z": (11, columns)}, {"w": weight}))["layout"]
+    built = lowered(program)
+    assert any("_pair_" in render_kernel(pair_calls(unroll(k)), {}) for k in _without_scratch(built.loops))
+    inputs = random_inputs(program)
+    exact = evaluated(program, inputs, wide=True)
+    assert error(built.natively(inputs, kernel_cache)["z"], exact["z"]) < 1e-6
+
+
+def _without_scratch(loops: LoopProgram) -> list[Kernel]:
+    allocs = {k: [s.buffer for s in statements(k.body) if isinstance(s, Alloc)] for k in loops.kernels}
+    return [k for k, buffers in allocs.items() if all(b.memory is not Memory.SCRATCH for b in buffers)]

@@ -1,0 +1,157 @@
+"""Brings calls of one function together in pairs, so that the text of both can alternate.
+
+A function of vector mathematics is a chain in which each operation waits for the one before it. A second chain beside
+it fills the pipes; behind it, it is too far away for a processor to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir import dtypes
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, loads, op, replace_nodes, var
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
+from tilewright.ir.scalar import CHAINS
+
+_AHEAD = 8  # a partner is looked for in so many statements
+
+
+def pair_calls(kernel: Kernel) -> Kernel:
+    """The same kernel, with calls in pairs. Its UNROLL loops are written out already."""
+    taken = {b.name for b in kernel.params}
+    taken |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
+    return Kernel(kernel.name, kernel.params, _body(kernel.body, taken), kernel.symbols, kernel.step)
+
+
+def _body(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
+    inside = tuple(_inside(s, taken) for s in body)
+    if not any(_calls(v.store.value, v.lane) for s in inside for v in _vector_stores(s)):
+        return inside
+    return _Straight(inside, taken).statements()
+
+
+def _inside(stmt: Stmt, taken: set[str]) -> Stmt:
+    if isinstance(stmt, For) and stmt.kind is not ForKind.VECTOR:
+        return For(stmt.axis, stmt.kind, _body(stmt.body, taken))
+    if isinstance(stmt, If):
+        return If(stmt.condition, _body(stmt.then, taken), _body(stmt.otherwise, taken))
+    if isinstance(stmt, Alloc):
+        return Alloc(stmt.buffer, _body(stmt.body, taken))
+    return stmt
+
+
+@dataclass
+class _VectorStore:
+    """A store on all lanes, by itself."""
+
+    lane: Axis
+    store: Store
+
+    @property
+    def calls(self) -> list[Op]:
+        return _calls(self.store.value, self.lane)
+
+    def loop(self) -> For:
+        return For(self.lane, ForKind.VECTOR, (self.store,))
+
+    def replace(self, call: Op, value: Expr) -> None:
+        self.store = Store(self.store.buffer, self.store.indices, replace_nodes(self.store.value, {call: value}))
+
+
+def _vector_stores(stmt: Stmt) -> list[_VectorStore]:
+    """The stores of a vector loop, also those inside registers of its own; none where it holds anything else."""
+    if not isinstance(stmt, For) or stmt.kind is not ForKind.VECTOR:
+        return []
+    found = list(statements(stmt.body))
+    if not all(isinstance(s, Store | Alloc) for s in found):
+        return []
+    return [_VectorStore(stmt.axis, s) for s in found if isinstance(s, Store)]
+
+
+def _calls(value: Expr, lane: Axis) -> list[Op]:
+    """Calls that are always evaluated and hold no other call, so that nothing keeps them from running first."""
+    if not isinstance(value, Op) or lane not in value.axes:
+        return []
+    # what a condition selects may be read from a place that only the condition makes safe
+    always = value.args[:1] if is_op(value, "select") else value.args
+    below = dict.fromkeys(c for a in always for c in _calls(a, lane))
+    is_call = value.op.name in CHAINS and value.dtype is dtypes.float32
+    return [value] if is_call and not below else list(below)
+
+
+class _Straight:
+    """A list of statements, its vector loops taken apart into single stores."""
+
+    def __init__(self, body: Sequence[Stmt], taken: set[str]) -> None:
+        self.taken = taken
+        self.items: list[Stmt | _VectorStore] = []
+        self.registers: dict[Buffer, None] = {}  # of vector loops and of pairs, made around the whole list
+        for stmt in body:
+            stores = _vector_stores(stmt)
+            self.items.extend(stores or [stmt])
+            if stores and isinstance(stmt, For):
+                self.registers.update({s.buffer: None for s in statements(stmt.body) if isinstance(s, Alloc)})
+
+    def statements(self) -> tuple[Stmt, ...]:
+        result: list[Stmt] = []
+        for position, item in enumerate(self.items):
+            if not isinstance(item, _VectorStore):
+                result.append(item)
+                continue
+            while (found := self.partners(position, item)) is not None:
+                result.extend(self.together(item, *found))
+            result.append(item.loop())
+        wrapped = tuple(result)
+        for buffer in reversed(self.registers):
+            wrapped = (Alloc(buffer, wrapped),)
+        return wrapped
+
+    def partners(self, position: int, item: _VectorStore) -> tuple[Op, _VectorStore, Op] | None:
+        """Two calls of one function, the first of this item and the second of this one or a later."""
+        for call in item.calls:
+            for other, partner in self.ahead(position):
+                if partner is not call and partner.op is call.op and other.lane.extent == item.lane.extent:
+                    return call, other, partner
+        return None
+
+    def ahead(self, position: int) -> Iterator[tuple[_VectorStore, Op]]:
+        """Calls that could run before the item at the position stores its result."""
+        between: list[Store] = []
+        for item in self.items[position : position + _AHEAD]:
+            if not isinstance(item, _VectorStore):
+                return
+            for call in item.calls:
+                if not any(_may_read(call, store) for store in between):
+                    yield item, call
+            between.append(item.store)
+
+    def together(self, item: _VectorStore, call: Op, other: _VectorStore, partner: Op) -> Iterator[Stmt]:
+        """Arguments into registers, then both calls; the stores read the results."""
+        registers = Buffer(self.fresh(), (4, item.lane.extent), call.dtype, Memory.REGISTER)
+        self.registers[registers] = None
+        both = ((item, call), (other, partner))
+        for place, (owner, node) in enumerate(both):
+            at = (const(place), var(owner.lane))
+            yield For(owner.lane, ForKind.VECTOR, (Store(registers, at, node.args[0]),))
+        for place, (owner, node) in enumerate(both):
+            at = (const(place + 2), var(owner.lane))
+            value = op(node.op.name, load(registers, (const(place), var(owner.lane))))
+            yield For(owner.lane, ForKind.VECTOR, (Store(registers, at, value),))
+        for place, (owner, node) in enumerate(both):
+            owner.replace(node, load(registers, (const(place + 2), var(owner.lane))))
+
+    def fresh(self) -> str:
+        name = next(n for n in (f"pair_{i}" for i in range(len(self.taken) + 1)) if n not in self.taken)
+        self.taken.add(name)
+        return name
+
+
+def _may_read(value: Expr, store: Store) -> bool:
+    return any(n.source is store.buffer and not _is_elsewhere(n, store) for n in loads(value))
+
+
+def _is_elsewhere(node: Load, store: Store) -> bool:
+    """Whether two places differ in an index that is a number."""
+    pairs = zip(node.indices, store.indices, strict=True)
+    return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in pairs)
