@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tilewright.ir.expr import Axis, Const, Expr, ExprLike, Var, as_expr, is_op, substitute
 from tilewright.ir.simplify import simplify
 
 
-def decide(root: Expr, axis: Axis, value: ExprLike) -> Expr:
-    """simplify(substitute(root, {axis: value})), quick where selects choose by the axis."""
+def decide(roots: Iterable[Expr], axis: Axis, value: ExprLike) -> list[Expr]:
+    """simplify(substitute(root, {axis: value})) of each root, quick where selects choose by the axis.
+
+    What the roots have in common is looked at once.
+    """
     done: dict[Expr, Expr] = {}
-    chosen: dict[Expr, Expr | None] = {}
-    stack = [root]
+    wanted: dict[Expr, tuple[Expr, ...]] = {}
+    roots = tuple(roots)
+    stack = list(reversed(roots))
     while stack:
         node = stack[-1]
         if node in done:
             stack.pop()
         elif axis not in node.axes:
-            done[node] = node
+            done[node] = simplify(node)
         elif isinstance(node, Var):
-            done[node] = as_expr(value)
+            done[node] = simplify(as_expr(value))
         else:
-            if node not in chosen:
-                chosen[node] = _taken(node, axis, value)
-            taken = chosen[node]
-            wanted = node.args if taken is None else (taken,)
-            waiting = [a for a in wanted if a not in done]
+            parts = wanted.get(node)
+            if parts is None:
+                taken = _taken(node, axis, value)
+                parts = wanted[node] = node.args if taken is None else (taken,)
+            waiting = [a for a in parts if a not in done]
             if waiting:
                 stack.extend(waiting)
-            elif taken is None:
-                done[node] = node.rebuild(tuple(done[a] for a in node.args))
+            elif parts is node.args:
+                done[node] = simplify(node.rebuild(tuple([done[a] for a in parts])))
             else:
-                done[node] = done[taken]
-    return simplify(done[root])
+                done[node] = done[parts[0]]
+    return [done[root] for root in roots]
 
 
 def _taken(node: Expr, axis: Axis, value: ExprLike) -> Expr | None:

@@ -114,7 +114,7 @@ def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
     order = sorted(nest.axes, key=lambda a: place.get(nest.axes.index(a), 0))
     if not order:
         return []
-    store = linear(offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes)))
+    store = offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes))
     staged = _staged(nest)
 
     def merit(axis: Axis) -> float:

@@ -240,7 +240,10 @@ def _point_cost(nest: Nest, plan: NestPlan) -> float:
 
 def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     if nest.written_out:
-        return block_cost(nest, context.target.vector_registers)
+        known = context.memo.blocks
+        if nest.outline.key not in known:
+            known[nest.outline.key] = nest.block_counts()
+        return block_cost(nest, known[nest.outline.key], context.target.vector_registers)
     return data_cost(*nest.values) + 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
 
 

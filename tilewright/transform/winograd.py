@@ -36,7 +36,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.transform.toom_cook import SIZES, TAPS, matrices, transformed_input, transformed_output
+from tilewright.transform.toom_cook import MATRICES, SIZES, TAPS, transformed_input, transformed_output
 
 _LONG = 16  # tiles along the last window that are rows enough for a register tile
 _WORTH = 0.9  # a less accurate algorithm must save a tenth of the time at least
@@ -244,7 +244,7 @@ class Winograd:
         order = [w.tap for w in self.found.windows] + [*self.found.channels, self.found.outputs]
         given = [i.axis for i in self.found.weight.indices if isinstance(i, Var)]
         array = np.asarray(weights, np.float64).transpose([given.index(a) for a in order])
-        matrix = np.array([[float(c) for c in row] for row in matrices(self.m).filter])
+        matrix = np.array([[float(c) for c in row] for row in MATRICES[self.m].filter])
         for axis in range(len(self.found.windows)):
             array = np.moveaxis(np.tensordot(matrix, array, axes=([1], [axis])), 0, axis)
         return np.ascontiguousarray(array.astype(np.float32))
