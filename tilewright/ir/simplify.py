@@ -117,9 +117,10 @@ def _simple(node: Expr) -> Expr:
 
 
 def _with_simple_operands(node: Expr) -> Expr:
-    if all(a.simplified is _ITSELF for a in node.args):
-        return node
-    return node.rebuild(tuple(_simple(a) for a in node.args))
+    for arg in node.args:
+        if arg.simplified is not _ITSELF:
+            return node.rebuild(tuple([_simple(a) for a in node.args]))
+    return node
 
 
 def difference(a: Expr, b: Expr) -> int | None:

@@ -110,14 +110,17 @@ def _moves(index: Expr, axis: Axis) -> bool:
 
 def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     """Replace reads of the given maps by what they compute, all the way down."""
+    composed: dict[Tensor, Expr] = {}  # a map is composed once, however often it is read
 
     def rule(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in maps:
-            inner = maps[node.source]
-            return inline(substitute(inner.value, dict(zip(inner.axes, node.indices, strict=True))), maps)
-        return None
+        if not isinstance(node, Load) or node.source not in maps:
+            return None
+        inner = maps[node.source]
+        if node.source not in composed:
+            composed[node.source] = inline(inner.value, maps)
+        return substitute(composed[node.source], dict(zip(inner.axes, node.indices, strict=True)))
 
-    return rewrite(root, rule)
+    return rewrite(root, rule) if any(n.source in maps for n in loads(root)) else root
 
 
 def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:

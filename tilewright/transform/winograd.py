@@ -243,11 +243,12 @@ class Winograd:
         """The filters over (points..., channels..., outputs), transformed in float64 and rounded once."""
         order = [w.tap for w in self.found.windows] + [*self.found.channels, self.found.outputs]
         given = [i.axis for i in self.found.weight.indices if isinstance(i, Var)]
-        array = np.asarray(weights, np.float64).transpose([given.index(a) for a in order])
+        array = np.ascontiguousarray(weights.transpose([given.index(a) for a in order])).astype(np.float64)
         matrix = np.array([[float(c) for c in row] for row in MATRICES[self.m].filter])
         for axis in range(len(self.found.windows)):
-            array = np.moveaxis(np.tensordot(matrix, array, axes=([1], [axis])), 0, axis)
-        return np.ascontiguousarray(array.astype(np.float32))
+            before, after = array.shape[:axis], array.shape[axis + 1 :]
+            array = (matrix @ array.reshape(*before, TAPS, -1)).reshape(*before, self.points, *after)
+        return array.astype(np.float32)
 
     def _products(self, computes: list[Compute], values: Tensor) -> Tensor:
         rank = len(self.found.windows)
