@@ -209,7 +209,7 @@ def _joined_axes(args: tuple[Expr, ...]) -> tuple[Axis, ...]:
     for arg in args:
         more = arg.axes
         if more and more is not axes:
-            axes = (*axes, *(a for a in more if a not in axes)) if axes else more
+            axes = (*axes, *[a for a in more if a not in axes]) if axes else more
     return axes
 
 
@@ -300,9 +300,10 @@ def op(name: str, *values: ExprLike) -> Expr:
     value_operands = values[1:] if name == "select" else values
     typed = [v.dtype for v in value_operands if isinstance(v, Expr)]
     dtype = typed[0] if typed else dtypes.index
-    args = tuple(as_expr(v, dtype) for v in value_operands)
-    if any(a.dtype is not dtype for a in args):
-        raise TypeError(f"{name} of mixed types {[a.dtype.name for a in args]}: cast first")
+    args = tuple([v if isinstance(v, Expr) else const(v, dtype) for v in value_operands])
+    for arg in args:
+        if arg.dtype is not dtype:
+            raise TypeError(f"{name} of mixed types {[a.dtype.name for a in args]}: cast first")
     if dtype.kind not in row.kinds:
         raise TypeError(f"{name} is not defined on {dtype.name}")
     if name == "select":

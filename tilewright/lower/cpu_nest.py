@@ -189,7 +189,7 @@ class CpuNest:
             parts = [part for s in stores for part in (*s.indices, s.value)]
             at_place = [iter(decide(parts, axis, place)) for place in range(extent_of(axis.extent))]
             stores = [
-                Store(s.buffer, tuple(next(found) for _ in s.indices), next(found)) for s in stores for found in at_place
+                Store(s.buffer, tuple(next(part) for _ in s.indices), next(part)) for s in stores for part in at_place
             ]
         return shared_stores(stores, block.lane, self.names.fresh)
 

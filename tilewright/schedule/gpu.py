@@ -14,7 +14,6 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
-from tilewright.ir.simplify import linear
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, Size, extent_of
