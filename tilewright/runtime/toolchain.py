@@ -204,9 +204,11 @@ def compile_objects(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(compile_one, item) for item in sources.items()]
+        # the longest first, so that no worker is left with one of them at the end
+        longest_first = sorted(sources.items(), key=lambda item: -len(item[1]))
+        futures = {item[0]: pool.submit(compile_one, item) for item in longest_first}
         try:
-            return {name: future.result() for name, future in zip(sources, futures, strict=True)}
+            return {name: futures[name].result() for name in sources}
         except CompileError:
             pool.shutdown(cancel_futures=True)
             raise
