@@ -38,9 +38,11 @@ from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block, Names
 from tilewright.lower.sharing import shared_stores
+from tilewright.lower.turning import turned_stores
 from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
+from tilewright.schedule.turning import cut
 
 
 class CpuNest:
@@ -61,6 +63,7 @@ class CpuNest:
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
         self.outer = [a for a in order if a in nest.axes]
+        self.turned = _turned_axis(nest, self.vector, self.register)
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
         self.passes: Axis | None = None
@@ -107,6 +110,10 @@ class CpuNest:
             part = Range(simplify(extent.low + var(loop) * group), group, group)
             inner = self._blocks(axis, part, depth, env, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
+        if axis is self.vector or self.nest.monoid is None:
+            checked = self.nest.elements or self.nest.values
+            parts = cut(extent, axis, checked, self.plan.lanes) if not self.nest.written_out else [extent]
+            return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
 
     def _blocks(
@@ -114,7 +121,10 @@ class CpuNest:
     ) -> tuple[Stmt, ...]:
         result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
-        for piece in pieces(extent, self.register[axis], lanes):
+        cuts = pieces(extent, self.register[axis], lanes)
+        if axis is self.turned:
+            cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
+        for piece in cuts:
             trips = static(piece.trips)
             if trips == 0:
                 continue
@@ -137,12 +147,14 @@ class CpuNest:
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
         unrolled: list[Axis] = []
+        sources: dict[Axis, Axis] = {}
         lane: Axis | None = None
         for axis, piece, start in blocked:
             offset: Expr = const(0)
             steps = piece.size // piece.lanes
             if steps > 1:
                 unrolled.append(Axis(f"{axis.name}_u", steps))
+                sources[unrolled[-1]] = axis
                 offset = var(unrolled[-1]) * piece.lanes
             if piece.lanes > 1:
                 lane = Axis(f"{axis.name}_lane", piece.lanes)
@@ -150,24 +162,28 @@ class CpuNest:
             values[axis] = simplify(start + offset)
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
-            return self._stores(block, {})
+            rows = next((u for u, a in sources.items() if a is self.turned), None)
+            return self._stores(block, {}, rows)
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
         return self._reduce(block, self.nest.monoid)
 
     # --- epilogue
 
-    def _stores(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
-        written_out = self.nest.monoid is None and any(a is not self.vector for a in self.register)
+        written_out = bool(self.nest.written_out)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, results), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
             value = simplify(final)
             body.extend(self.access.stores(tensor, logical, value) if written_out
                         else self._to_all_places(tensor, logical, value, block))  # fmt: skip
+        plain = [s for s in body if isinstance(s, Store)]
         if written_out:
-            return self._written_out(block, [s for s in body if isinstance(s, Store)])
+            return self._written_out(block, plain)
+        if rows is not None and len(plain) == len(body):
+            return turned_stores(plain, block, rows, self.plan.lanes, self.names.fresh)
         return block.around(*body)
 
     def _to_all_places(
@@ -492,6 +508,12 @@ class _SingleUnroll:
         for loop in reversed(around):
             body = (For(loop, ForKind.SERIAL, body),)
         return body
+
+
+def _turned_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> Axis | None:
+    """The axis of a map's blocks that is read along where the vector axis is stored along."""
+    others = [a for a in register if a is not vector]
+    return others[0] if nest.monoid is None and not nest.written_out and others else None
 
 
 def _extent(count: Expr) -> int | Expr:

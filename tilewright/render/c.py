@@ -32,7 +32,7 @@ from tilewright.ir.loops import (
     statements,
 )
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_convert, c_math
+from tilewright.render import c_convert, c_math, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -68,6 +68,7 @@ class CKernel:
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
         self.used_conversions: set[c_convert.Conversion] = set()
+        self.used_squares: set[tuple[DType, int]] = set()
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
@@ -111,6 +112,10 @@ class CKernel:
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
         out.extend(map(c_convert.text, conversions))
+        for dtype, lanes in sorted(self.used_squares, key=lambda p: (p[0].name, p[1])):
+            declare(dtype, lanes)
+            declare(mask_dtype(dtype), lanes)
+            out.append(c_transpose.functions(vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
@@ -528,6 +533,8 @@ class CKernel:
     def vector_load(self, node: Load, lanes: int) -> str | None:
         assert self.lane is not None
         if node.source.memory is Memory.REGISTER:
+            if not self.depends(node.indices[-1]):
+                return self.column(node, lanes)
             return element_name(node.source, constants(node.indices[:-1]))
         if node.dtype.kind == "b":
             return None
@@ -537,8 +544,23 @@ class CKernel:
         kind = vector_name(node.dtype, lanes)
         if stride == 1 and (self.count == lanes or self.is_readable_past(node.source, offset, lanes)):
             return f"(*(const {kind}u *)({node.source.name} + {self.lane_offsets(offset, 1, 1)[0]}))"
+        if stride == 2 and self.count == lanes and self.is_readable_past(node.source, offset, 2 * lanes):
+            self.used_squares.add((node.dtype, lanes))
+            first, *_, second = self.lane_offsets(offset, 2, lanes // 2 + 1)
+            halves = (f"*(const {kind}u *)({node.source.name} + {at})" for at in (first, second))
+            return f"tw_even_{kind}({', '.join(halves)})"
         reads = [f"{node.source.name}[{at}]{self.bits(node)}" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
+
+    def column(self, node: Load, lanes: int) -> str:
+        """A column of a square of vectors: lane i is from row i."""
+        if node.indices[-2] is not var(self.lane) or node.source.shape[-2:] != (lanes, lanes):  # type: ignore[arg-type]
+            raise InternalError(f"{self.kernel.name}: {node} is no column of a square")
+        *lead, number = constants((*node.indices[:-2], node.indices[-1]))
+        kind = vector_name(node.dtype, lanes)
+        self.used_squares.add((node.dtype, lanes))
+        rows = [element_name(node.source, (*lead, row)) for row in range(lanes)]
+        return c_transpose.column(rows, number, kind)
 
     def is_readable_past(self, buffer: Buffer, offset: Linear, lanes: int) -> bool:
         """Whether a whole vector from the first lane's offset stays inside the buffer; the surplus is never used."""

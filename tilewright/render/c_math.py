@@ -25,12 +25,6 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
-    "max": (("select",), """
-static inline $V tw_max_$V($V a, $V b) { return tw_select_$V((a > b) | (a != a), a, b); }
-"""),
-    "min": (("select",), """
-static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a), a, b); }
-"""),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {
     $V y = ($V)(((x > 0.0f) & 0x3f800000) | ((x < 0.0f) & (int)0xbf800000));
@@ -237,6 +231,24 @@ static inline $V tw_pow_$V($V x, $V y) {
     "rsqrt": (("sqrt",), """
 static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 """),
+}  # fmt: skip
+
+# NaN where either operand is. Arm has the instruction, which compilers do not find; x86's gives the second operand where
+# one is NaN, and compilers find it in the loop.
+_TEXT |= {
+    name: (("select",), f"""
+static inline $V tw_{name}_$V($V a, $V b) {{
+    $V y;
+#if defined(__aarch64__) && $W == 4
+    __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#else
+    for (int i = 0; i < $W; ++i) y[i] = a[i] {sign} b[i] ? a[i] : b[i];
+    return tw_select_$V(a != a, a, y);
+#endif
+}}
+""")
+    for name, sign in (("max", ">"), ("min", "<"))
 }  # fmt: skip
 
 # Compilers make one instruction of these loops.

@@ -23,6 +23,7 @@ from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
 from tilewright.schedule.streams import Stream
+from tilewright.schedule.turning import is_cut
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
 from tilewright.target import MemoryLevel
 
@@ -33,6 +34,7 @@ _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
+_ENOUGH_TILES = 8  # along other axes
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -139,8 +141,12 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
     register = dict(plan.register)
     names = root.axis_names()
     choices: list[list[int]] = []
+    whole = _cut_axes(root, plan)
     for axis in root.axes:
         extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
+        if axis in whole and names[axis] not in fixed:
+            choices.append([extent])
+            continue
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
@@ -165,6 +171,15 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
             thinned.append(choices[longest][-1])
         choices[longest] = thinned
     return list(product(*choices))
+
+
+def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
+    """Axes that blocks of a map are cut along at places of their own: tiles would cut elsewhere."""
+    if root.monoid is not None or root.written_out:
+        return []
+    found = [a for a in map(root.named, dict(plan.register)) if is_cut(a, root.values, plan.lanes)]
+    others = prod(extent_of(a.extent) for a in root.axes if a not in found)
+    return found if others >= _ENOUGH_TILES else []
 
 
 def _compute_seconds(
