@@ -445,17 +445,21 @@ class CpuNest:
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
         body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
                                      [loop], states, monoid))  # fmt: skip
-        # the lanes of all chains fold into one total, which starts from the initial value
+        # chains fold into the first, its lanes into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
-        fold_lane = Axis(f"{axis.name}_fold", lanes)
-        fold_chain = Axis(f"{axis.name}_chain", chains)
-        position = (*block.index, *((var(fold_chain),) if chains > 1 else ()), var(fold_lane))
-        fold: tuple[Stmt, ...] = self._update(monoid, totals, block.index, [load(s, position) for s in states])
-        fold = (For(fold_lane, ForKind.UNROLL, fold),)
-        if chains > 1:
-            fold = (For(fold_chain, ForKind.UNROLL, fold),)
-        body.extend(block.around(*fold))
+        fold = Axis(f"{axis.name}_fold", lanes)
+        left = chains
+        while left > 1:
+            half = (left + 1) // 2
+            for place in range(left - half):
+                index = (*block.index, const(place), var(fold))
+                other = [load(s, (*block.index, const(place + half), var(fold))) for s in states]
+                folded = For(fold, ForKind.VECTOR, self._update(monoid, states, index, other))
+                body.extend(replace(block, lane=None).around(folded))
+            left = half
+        first = (*block.index, *((const(0),) if chains > 1 else ()))
+        body.extend(block.around(*self._fold_lanes(monoid, totals, states, block.index, first, lanes)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
@@ -463,6 +467,24 @@ class CpuNest:
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
         return _alloc([*states, *totals], body)
+
+    def _fold_lanes(
+        self, monoid: Monoid, totals: Sequence[Buffer], states: Sequence[Buffer], index: tuple[Expr, ...],
+        first: tuple[Expr, ...], lanes: int,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """A total takes all lanes of a vector: of a plain monoid by pairs, so that few wait for each other."""
+        if len(states) > 1:
+            lane = Axis("fold", lanes)
+            update = self._update(monoid, totals, index, [load(s, (*first, var(lane))) for s in states])
+            return (For(lane, ForKind.UNROLL, update),)
+        parts: list[Expr] = [load(states[0], (*first, const(i))) for i in range(lanes)]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [
+                replace_nodes(monoid.combine[0], {monoid.left[0]: a, monoid.right[0]: b})
+                for a, b in zip(parts[:half], parts[half:], strict=True)
+            ]
+        return self._update(monoid, totals, index, parts)
 
     def _lane_loops(
         self,

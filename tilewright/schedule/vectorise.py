@@ -369,6 +369,8 @@ def _register_tile(
         if turned is not None:
             return turned_block(turned, vector, lanes), (turned,)
         chains = _chains(nest, vector)
+        if nest.monoid is not None:
+            chains = max(1, min(chains, extent // lanes))
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
