@@ -6,7 +6,7 @@ A block keeps its accumulators in registers from the first element to the epilog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.ir.bounds import static
@@ -37,9 +37,10 @@ from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block, Names
+from tilewright.lower.rows import places, range_of, run_of_axes
 from tilewright.lower.sharing import shared_stores
 from tilewright.lower.turning import turned_stores
-from tilewright.schedule.nest import Nest, period
+from tilewright.schedule.nest import Nest, heavy, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
 from tilewright.schedule.turning import cut
@@ -64,6 +65,9 @@ class CpuNest:
         order = [nest.named(a) for a in plan.order]
         self.outer = [a for a in order if a in nest.axes]
         self.turned = _turned_axis(nest, self.vector, self.register)
+        whole_rows = self.turned is None and self.vector is not None and self.outer[-1:] == [self.vector]
+        self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
+        self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
         self.passes: Axis | None = None
@@ -94,8 +98,13 @@ class CpuNest:
     ) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
+        fresh = self._invariant(env) if self.nest.monoid is None else []
+        if fresh:
+            return self._held_before(fresh, env, lambda: self._axis_loops(depth, env, blocked))
         axis = self.outer[depth]
         extent = self.ranges[axis]
+        if self.run and axis is self.run[0]:
+            return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
         if axis not in self.register:
             count = extent.count
             if static(count) == 1:
@@ -115,6 +124,22 @@ class CpuNest:
             parts = cut(extent, axis, checked, self.plan.lanes) if not self.nest.written_out else [extent]
             return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
+
+    def _invariant(self, env: dict[Axis, Expr]) -> list[Expr]:
+        """Costly parts of a map's values that the loops still to come do not change, the largest of them."""
+        known = [n for n in heavy(*self.nest.values) if n not in self.held and all(a in env for a in axes_of(n))]
+        return [n for n in known if not any(n is not o and n in walk(o) for o in known)]
+
+    def _held_before(
+        self, parts: Sequence[Expr], env: dict[Axis, Expr], inner: Callable[[], tuple[Stmt, ...]]
+    ) -> tuple[Stmt, ...]:
+        """Computed once, before the loops inside."""
+        buffers = [Buffer(self.names.fresh("held"), (), n.dtype, Memory.REGISTER) for n in parts]
+        values = [simplify(self.access.lower(substitute(replace_nodes(n, self.held), env))) for n in parts]
+        before, self.held = self.held, {**self.held, **{n: load(b, ()) for n, b in zip(parts, buffers, strict=True)}}
+        body = inner()
+        self.held = before
+        return _alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
 
     def _blocks(
         self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
@@ -160,6 +185,8 @@ class CpuNest:
                 lane = Axis(f"{axis.name}_lane", piece.lanes)
                 offset = offset + var(lane)
             values[axis] = simplify(start + offset)
+        if self.run:
+            values.update(places(self.run, values[self.run[-1]]))
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
             rows = next((u for u, a in sources.items() if a is self.turned), None)
@@ -174,7 +201,7 @@ class CpuNest:
         body: list[Stmt] = []
         written_out = bool(self.nest.written_out)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
-            final = self.access.lower(substitute(replace_nodes(value, results), block.env))
+            final = self.access.lower(substitute(replace_nodes(value, {**self.held, **results}), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
             value = simplify(final)
             body.extend(self.access.stores(tensor, logical, value) if written_out

@@ -433,7 +433,18 @@ class CKernel:
         if node.dtype is dtypes.float64 or self.mask_width(condition) != node.dtype.bits:
             return True
         reads_memory = any(x.source.memory is not Memory.REGISTER for x in loads(then, otherwise))
-        return reads_memory and any(n.dtype is dtypes.index for n in walk(condition))
+        return reads_memory and self.compares_places(condition)
+
+    def compares_places(self, condition: Expr) -> bool:
+        """Whether a condition is about indices, not about what is read at them."""
+        stack = [condition]
+        while stack:
+            node = stack.pop()
+            if node.dtype is dtypes.index:
+                return True
+            if not isinstance(node, Load):
+                stack.extend(node.args)
+        return False
 
     def always_evaluated(self, value: Expr) -> set[Expr]:
         """Nodes that no condition keeps from being evaluated."""

@@ -288,6 +288,9 @@ def _traffic(
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
             moved = transactions(tensor, box, context) * repeats.get(nest, 1)
+            if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
+                fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
+                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:

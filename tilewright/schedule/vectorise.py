@@ -25,6 +25,8 @@ _TURNED = 2.0  # instructions for a vector that is turned from another axis
 _EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 _WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
 _WHOLE_WINDOW = 16  # the same over several axes
+_FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
+_ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
@@ -117,7 +119,8 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
         order = _output_order(nest, vector, row_axes, context)
-        found.append((0.0, _with_loops(nest, base, register, order)))
+        plan = _with_loops(nest, base, register, order)
+        found.append((0.0, replace(plan, cut=_row_passes(nest, vector, register, context))))
     return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -370,11 +373,30 @@ def _register_tile(
             return turned_block(turned, vector, lanes), (turned,)
         chains = _chains(nest, vector)
         if nest.monoid is not None:
+            if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.written_out:
+                chains = max(chains, context.target.vector_registers // 2)
             chains = max(1, min(chains, extent // lanes))
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
     raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
+
+
+def _row_passes(
+    nest: Nest, vector: Axis | None, register: Mapping[Axis, int], context: NestContext
+) -> tuple[tuple[str, int], ...]:
+    """Few rows at a time where a column of blocks would take a piece of far too many: rows then stream by."""
+    if nest.monoid is None or vector not in nest.axes or vector is None or len(nest.reduce_axes) != 1:
+        return ()
+    axis = _cut_axis(nest, nest.reduce_axes, ())
+    reads = [n for n in loads(*nest.elements) if axis is not None and moves(n, axis)]
+    if axis is None or len(reads) != 1 or extent_of(vector.extent) <= register[vector]:
+        return ()
+    pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
+    total = pitch * extent_of(axis.extent)
+    if pitch <= _FAR_ROWS or total <= context.target.levels[1].capacity or extent_of(axis.extent) < 4 * _ROWS_OF_A_PASS:
+        return ()
+    return ((nest.axis_names()[axis], _ROWS_OF_A_PASS),)
 
 
 def _chains(nest: Nest, vector: Axis) -> int:

@@ -14,7 +14,10 @@ def merge_reductions(program: Program) -> Program:
 
 
 def _merged(compute: Compute, program: Program) -> Compute:
-    if not isinstance(compute, Reduce) or len(loads(*compute.elements)) != 1:
+    if not isinstance(compute, Reduce):
+        return compute
+    moving = [n for n in loads(*compute.elements) if any(a in compute.reduce_axes for a in axes_of(n))]
+    if len(moving) != 1:  # rows of several operands meet in ways that plans make use of
         return compute
     place = len(compute.reduce_axes) - 2
     while place >= 0:  # from the inside out
