@@ -42,7 +42,7 @@ from tilewright.target import Target
 from tilewright.transform.layout import outputs_of_a_read, runs_along_rows
 
 _PIPES = 2  # vector multiply-adds a cycle
-_COPY_CYCLES = 2.0  # an element moved by itself, as in a transpose
+_COPY_CYCLES = 1.0  # an element of a copy that turns, a square of registers at a time
 _RUN_CYCLES = 0.6  # an element of a run that keeps its order
 _BLOCK = 8  # positions of a row that one register tile takes
 _SLOW = 8.0  # a block that must check every position, against one that checks nothing
@@ -50,6 +50,7 @@ _BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a v
 _BROADCAST_CHECKED = 1.3  # the same with checks between them
 _STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
 _PAGE = 4096
+_NEAR_PAGES = 64  # whose addresses are translated at once
 _FEW_CHANNELS = 7
 _KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
 _LEAST_GAIN = 0.95
@@ -255,6 +256,7 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
         now = ideal * _SLOW
     elif moves:
         now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if _overlaps(compute, found.read) else 1.0
+        now *= _conflicts(compute, found.read, target)
     return ideal + copying + kernel < _LEAST_GAIN * now
 
 
@@ -294,6 +296,19 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
     usable = nearest.capacity // max(1, gcd(far[0], _PAGE) // nearest.transaction) // 4
     rows = _extent(compute.reduce_axes[0])
     return rows * nearest.transaction > usable and rows * far[0] > nearest.capacity // 2
+
+
+def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
+    """How much longer a sum over channels takes whose planes share few sets of the cache, or lie on too many pages."""
+    nearest = target.levels[1]
+    for number, index in enumerate(read.indices[:-1]):
+        if isinstance(index, Var) and index.axis in compute.reduce_axes:
+            pitch = prod(int(static(e) or 0) for e in read.source.shape[number + 1 :]) * read.dtype.bytes
+            planes = _extent(index.axis)
+            usable = nearest.capacity // max(1, gcd(pitch, _PAGE) // nearest.transaction) // 2
+            if planes * nearest.transaction > usable or planes * min(pitch, _PAGE) > _NEAR_PAGES * _PAGE:
+                return _STRIDED
+    return 1.0
 
 
 def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:
