@@ -53,7 +53,8 @@ class Operator:
     @property
     def data_elements(self) -> int:
         """Elements that must be read or written at least once, in units of four bytes."""
-        constants = sum(np.asarray(v).size if isinstance(v, np.ndarray) else math.prod(v) for v in self.constants.values())
+        values = self.constants.values()
+        constants = sum(v.size if isinstance(v, np.ndarray) else math.prod(v) for v in values)
         given = sum(math.prod(shape) for shape in self.inputs.values())
         return given + constants + sum(math.prod(shape) for shape in self._output_shapes())
 

@@ -1,4 +1,4 @@
-"""Copies that turn, and copies made of parts: blocks turned in registers and ranges cut at conditions, at every width."""
+"""Copies that turn, and copies made of parts: blocks turned in registers, ranges cut at conditions, at every width."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Transposed convolutions as ordinary ones: one for every set of output phases that the same taps reach.
 
 Output o gets input p through tap k where p * stride + k * dilation - begin = o. So outputs of one phase, the rest of
-o + begin divided by the stride, see every so manyth tap and neighbouring inputs: a dense convolution at stride 1. Phases
-that see the same inputs are further output channels of one sum; a map then interleaves the phases.
+o + begin divided by the stride, see every so manyth tap and neighbouring inputs: a dense convolution at stride 1.
+Phases that see the same inputs are further output channels of one sum; a map then interleaves the phases.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var
 from tilewright.ir.loops import (
     Alloc,
     Barrier,

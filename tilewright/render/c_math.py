@@ -233,8 +233,8 @@ static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 """),
 }  # fmt: skip
 
-# NaN where either operand is. Arm has the instruction, which compilers do not find; x86's gives the second operand where
-# one is NaN, and compilers find it in the loop.
+# NaN where either operand is. Arm has the instruction, which compilers do not find; x86's gives the second operand
+# where one is NaN, and compilers find it in the loop.
 _TEXT |= {
     name: (("select",), f"""
 static inline $V tw_{name}_$V($V a, $V b) {{

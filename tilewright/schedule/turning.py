@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
@@ -53,7 +54,7 @@ def cut(extent: Range, axis: Axis, values: Sequence[Expr], lanes: int) -> list[R
     if not inner or len(inner) > _MOST_CUTS:
         return [extent]
     bounds = [low, *inner, low + count]
-    return [Range(const(a), b - a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [Range(const(a), b - a, b - a) for a, b in pairwise(bounds)]
 
 
 def is_cut(axis: Axis, values: Sequence[Expr], lanes: int) -> bool:
@@ -83,7 +84,7 @@ def _flips(node: Op, axis: Axis) -> list[int]:
     others = [(t, c) for t, c in gap.terms.items() if t is not var(axis)]
     if factor is None or any(not isinstance(t, Var) or not isinstance(t.axis.extent, int) for t, _ in others):
         return []
-    if len(others) > 1 or any(t.axis.extent > _WIDEST for t, _ in others if isinstance(t, Var)):
+    if len(others) > 1 or any(extent_of(t.axis.extent) > _WIDEST for t, _ in others if isinstance(t, Var)):
         return []
     least = gap.constant + sum(min(0, c * (extent_of(t.axis.extent) - 1)) for t, c in others if isinstance(t, Var))
     strict = node.op.name == "lt"

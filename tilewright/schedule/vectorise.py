@@ -340,7 +340,11 @@ def _turned(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | Non
     if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
         return None
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
-    return turned_axis(nest, vector, lanes, lambda n, a: None if n.source in context.constants else stride(n, a, context))
+
+    def step(node: Load, axis: Axis) -> int | None:
+        return None if node.source in context.constants else stride(node, axis, context)
+
+    return turned_axis(nest, vector, lanes, step)
 
 
 def _is_merged(nest: Nest, axis: Axis) -> bool:

@@ -1,4 +1,4 @@
-"""Neighbouring axes of a reduction summed as one, where all that is read lies in one run: no loop ends with every row."""
+"""Neighbouring axes of a reduction summed as one where all that is read is one run: no loop ends with every row."""
 
 from __future__ import annotations
 
