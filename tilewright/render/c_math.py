@@ -239,8 +239,8 @@ _TEXT |= {
     name: (("select",), f"""
 static inline $V tw_{name}_$V($V a, $V b) {{
     $V y;
-#if defined(__aarch64__) && $W == 4
-    __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+#if defined(__aarch64__) && ($W == 4 || $W == 2)
+    __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
     return y;
 #else
     for (int i = 0; i < $W; ++i) y[i] = a[i] {sign} b[i] ? a[i] : b[i];

@@ -266,6 +266,8 @@ def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
     register = dict(plan.register)
     for axis, extent in zip(nest.axes, box, strict=True):
         block = register.get(names[axis], 1)
+        if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
+            block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
         if block > 1:
             full = full * (extent.size / (-(-extent.size // block) * block))
     return full

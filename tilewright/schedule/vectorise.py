@@ -111,6 +111,8 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
     if panel is not None:
         base = _base_plan(nest, panel[0], context, phase, level)
         return [_with_loops(nest, base, dict([panel]), _output_order(nest, panel[0], (), context))]
+    if not is_contraction(nest):  # nothing is packed for it
+        context = replace(context, constants=frozenset(), staged=frozenset())
     found: list[tuple[float, NestPlan]] = []
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context, phase, level)
@@ -340,11 +342,7 @@ def _turned(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | Non
     if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
         return None
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
-
-    def step(node: Load, axis: Axis) -> int | None:
-        return None if node.source in context.constants else stride(node, axis, context)
-
-    return turned_axis(nest, vector, lanes, step)
+    return turned_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))
 
 
 def _is_merged(nest: Nest, axis: Axis) -> bool:
