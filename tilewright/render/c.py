@@ -436,13 +436,13 @@ class CKernel:
         return reads_memory and self.compares_places(condition)
 
     def compares_places(self, condition: Expr) -> bool:
-        """Whether a condition is about indices, not about what is read at them."""
+        """Whether a condition is about indices, not about what is read at them or numbers made of them."""
         stack = [condition]
         while stack:
             node = stack.pop()
             if node.dtype is dtypes.index:
                 return True
-            if not isinstance(node, Load):
+            if not isinstance(node, Load) and not (isinstance(node, Op) and node.op.name == "cast"):
                 stack.extend(node.args)
         return False
 
@@ -506,6 +506,8 @@ class CKernel:
         if self.lanes_only(node):
             plain_index = node.dtype is dtypes.index and name not in ("select", "cast")
             return None if node.dtype.kind == "b" or plain_index else self.by_lanes(node)
+        if name == "cast" and operand is dtypes.index and node.dtype is dtypes.int32:
+            return self.ramp(node, lanes)
         args = [done[a] for a in node.args]
         if any(a is None for a in args):
             return self.by_lanes(node) if node.dtype.kind != "b" else None
@@ -540,6 +542,19 @@ class CKernel:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
         return self.by_lanes(node) if node.dtype.kind != "b" else None
+
+    def ramp(self, node: Op, lanes: int) -> str:
+        """An index as a number on every lane: the first lane's, and steps from there."""
+        assert self.lane is not None
+        total = linear(simplify(node.args[0]))
+        stride = lane_stride(total, self.lane)
+        if stride is None:
+            return self.by_lanes(node)
+        self.used_vectors.add((node.dtype, lanes))
+        still = Linear({t: c for t, c in total.terms.items() if t is not var(self.lane)}, total.constant)
+        kind = vector_name(node.dtype, lanes)
+        steps = ", ".join(str(stride * i) for i in range(lanes))
+        return f"(((int32_t)({self.scopes.offset(still)}) - ({kind}){{}}) + ({kind}){{{steps}}})"
 
     def vector_load(self, node: Load, lanes: int) -> str | None:
         assert self.lane is not None

@@ -283,6 +283,8 @@ def _span(nest: Nest, axis: Axis) -> int:
 def _widest(nest: Nest) -> int:
     """Bytes of the widest element that a lane holds: what is stored narrow may be computed wide."""
     stored = max(t.dtype.bytes for t in nest.stores)
+    if nest.monoid is not None and len(nest.monoid.left) > 1:
+        return max(4, *(s.dtype.bytes for s in nest.monoid.left))  # the result is converted once, at the end
     if stored >= 4:
         return stored
     return 4 if any(n.dtype.name in _BY_LANE for n in walk(*nest.elements, *nest.values)) else stored
