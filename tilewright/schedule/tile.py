@@ -174,10 +174,12 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
 
 
 def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
-    """Axes that blocks of a map are cut along at places of their own: tiles would cut elsewhere."""
-    if root.monoid is not None or root.written_out:
+    """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
+    if root.written_out:
         return []
-    found = [a for a in map(root.named, dict(plan.register)) if is_cut(a, root.values, plan.lanes)]
+    names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
+    axes = [a for a in map(root.named, names) if a in root.axes]
+    found = [a for a in axes if is_cut(a, root.elements or root.values, plan.lanes)]
     others = prod(extent_of(a.extent) for a in root.axes if a not in found)
     return found if others >= _ENOUGH_TILES else []
 
