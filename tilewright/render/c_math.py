@@ -233,18 +233,25 @@ static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 """),
 }  # fmt: skip
 
-# NaN where either operand is. Arm has the instruction, which compilers do not find; x86's gives the second operand
-# where one is NaN, and compilers find it in the loop.
+# NaN where either operand is. Compilers find no instruction in any spelling of this: Arm's does it all, x86's gives the
+# second operand where one is NaN.
 _TEXT |= {
     name: (("select",), f"""
 static inline $V tw_{name}_$V($V a, $V b) {{
-    $V y;
 #if defined(__aarch64__) && ($W == 4 || $W == 2)
+    $V y;
     __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
     return y;
-#else
-    for (int i = 0; i < $W; ++i) y[i] = a[i] {sign} b[i] ? a[i] : b[i];
+#elif defined(__AVX512F__) && $W == 16
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=v"(y) : "v"(a), "v"(b));
     return tw_select_$V(a != a, a, y);
+#elif defined(__AVX__) && ($W == 8 || $W == 4)
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=x"(y) : "x"(a), "x"(b));
+    return tw_select_$V(a != a, a, y);
+#else
+    return tw_select_$V((a {sign} b) | (a != a), a, b);
 #endif
 }}
 """)
