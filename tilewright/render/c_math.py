@@ -43,12 +43,6 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
-    "max": (("select",), """
-static inline $V tw_max_$V($V a, $V b) { return tw_select_$V((a > b) | (a != a), a, b); }
-"""),
-    "min": (("select",), """
-static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a), a, b); }
-"""),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {
     $V y = ($V)(((x > 0.0f) & 0x3f800000) | ((x < 0.0f) & (int)0xbf800000));
@@ -243,6 +237,31 @@ static inline $V tw_pow_$V($V x, $V y) {
     "rsqrt": (("sqrt",), """
 static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 """),
+}  # fmt: skip
+
+# NaN where either operand is. Compilers find no instruction in any spelling of this: Arm's does it all, x86's gives the
+# second operand where one is NaN.
+_TEXT |= {
+    name: (("select",), f"""
+static inline $V tw_{name}_$V($V a, $V b) {{
+#if defined(__aarch64__) && ($W == 4 || $W == 2)
+    $V y;
+    __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#elif defined(__AVX512F__) && $W == 16
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=v"(y) : "v"(a), "v"(b));
+    return tw_select_$V(a != a, a, y);
+#elif defined(__AVX__) && ($W == 8 || $W == 4)
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=x"(y) : "x"(a), "x"(b));
+    return tw_select_$V(a != a, a, y);
+#else
+    return tw_select_$V((a {sign} b) | (a != a), a, b);
+#endif
+}}
+""")
+    for name, sign in (("max", ">"), ("min", "<"))
 }  # fmt: skip
 
 # Compilers make one instruction of these loops.
