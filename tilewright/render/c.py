@@ -32,7 +32,7 @@ from tilewright.ir.loops import (
     statements,
 )
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_convert, c_math
+from tilewright.render import c_bytes, c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -68,6 +68,7 @@ class CKernel:
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
         self.used_conversions: set[c_convert.Conversion] = set()
+        self.used_packings: set[c_bytes.Packing] = set()
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
@@ -106,11 +107,14 @@ class CKernel:
             out.append(f"typedef {kind} {name}u __attribute__(({size}, aligned({dtype.bytes}), may_alias));\n")
 
         conversions = sorted(self.used_conversions, key=c_convert.name)
-        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions))
+        packings = sorted(self.used_packings, key=c_bytes.name)
+        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions), *map(c_bytes.vectors, packings))
         for dtype, lanes in sorted(vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
         out.extend(map(c_convert.text, conversions))
+        out.extend([c_bytes.PRELUDE] if packings else [])
+        out.extend(map(c_bytes.text, packings))
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
@@ -137,8 +141,77 @@ class CKernel:
     # --- statements
 
     def block(self, body: tuple[Stmt, ...]) -> None:
+        position = 0
+        while position < len(body):
+            together = self.byte_stores(body[position : position + 4])
+            if len(together) > 1:
+                self.store_bytes(together)
+            else:
+                self.statement(body[position])
+            position += max(1, len(together))
+
+    def byte_stores(self, body: tuple[Stmt, ...]) -> list[For]:
+        """The first of the statements, as many as store rounded bytes side by side and fill a register together."""
+        found: list[For] = []
+        start: Linear | None = None
         for stmt in body:
-            self.statement(stmt)
+            if not isinstance(stmt, For) or stmt.kind is not ForKind.VECTOR or len(stmt.body) != 1:
+                break
+            store, lanes = stmt.body[0], int(stmt.axis.extent)  # type: ignore[arg-type]
+            if not isinstance(store, Store) or c_bytes.rounded(store.value) is None:
+                break
+            if any(n.source is store.buffer for n in loads(store.value)) or c_bytes.parts(lanes, 2) == 1:
+                break
+            offset = flat(store.buffer, store.indices)
+            if lane_stride(offset, stmt.axis) != 1 or store.buffer.memory is Memory.REGISTER:
+                break
+            still = Linear({t: c for t, c in offset.terms.items() if t is not var(stmt.axis)}, offset.constant)
+            start = start or still
+            here = Linear(still.terms, still.constant - lanes * len(found))
+            if here != start or (found and store.buffer is not found[0].body[0].buffer):  # type: ignore[union-attr]
+                break
+            found.append(stmt)
+        return found[: c_bytes.parts(4, len(found))] if found else []
+
+    def store_bytes(self, together: list[For]) -> None:
+        """One store of what several vectors hold."""
+        texts: list[str] = []
+        added = 0
+        lanes = 0
+        for stmt in together:
+            store = stmt.body[0]
+            assert isinstance(store, Store)
+            self.lane = stmt.axis
+            lanes = self.width
+            found = c_bytes.rounded(store.value)
+            value = None if found is None else self.vector(found.value)
+            if found is None or value is None:
+                self.lane = None
+                for each in together:
+                    self.statement(each)
+                return
+            added = found.added
+            texts.append(self.splat(found.value, value, lanes))
+        first = together[0].body[0]
+        assert isinstance(first, Store)
+        self.lane = together[0].axis
+        place = self.lane_offsets(flat(first.buffer, first.indices), 1, 1)[0]
+        self.lane = None
+        dtype = first.buffer.dtype
+        kind = vector_name(dtype, lanes * len(together))
+        self.used_vectors.add((dtype, lanes * len(together)))
+        packed = self.packed((dtype, lanes, len(together)), texts, added)
+        self.emit(f"*({kind}u *)({first.buffer.name} + {place}) = {packed};")
+        self.held = {}
+
+    def packed(self, packing: c_bytes.Packing, texts: list[str], added: int) -> str:
+        self.used_packings.add(packing)
+        text = f"{c_bytes.name(packing)}({', '.join(texts)})"
+        dtype, lanes, count = packing
+        # bytes wrap around, so that either reading of them may be added
+        more = (added + 128) % 256 - 128 if dtype is dtypes.int8 else added % 256
+        kind = vector_name(dtype, lanes * count)
+        return f"({text} + ({kind}){{{', '.join([str(more)] * (lanes * count))}}})" if more else text
 
     def statement(self, stmt: Stmt) -> None:
         if not isinstance(stmt, Store) and not (isinstance(stmt, For) and stmt.kind is ForKind.VECTOR):
@@ -504,6 +577,10 @@ class CKernel:
             return f"tw_select_{vector_name(node.dtype, lanes)}({', '.join(texts)})"
         if name == "cast":
             self.used_vectors.add((node.dtype, lanes))
+            bytes_of = c_bytes.rounded(node)
+            if bytes_of is not None and done.get(bytes_of.value) is not None:
+                value = self.splat(bytes_of.value, done[bytes_of.value], lanes)
+                return self.packed((node.dtype, lanes, 1), [value], bytes_of.added)
             if c_convert.needs_function(operand, node.dtype):
                 self.used_conversions.add((operand, node.dtype, lanes))
                 return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"

@@ -14,6 +14,21 @@ from __future__ import annotations
 
 from string import Template
 
+
+def _extreme(name: str, otherwise: str) -> str:
+    return f"""
+static inline $V tw_{name}_$V($V a, $V b) {{
+#if $W == 4 && defined(__aarch64__)
+    $V y;
+    __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#else
+    return tw_select_$V(~(a {otherwise} b), a, b);
+#endif
+}}
+"""
+
+
 _TEXT: dict[str, tuple[tuple[str, ...], str]] = {
     "wide": ((), """
 typedef double $D __attribute__((vector_size($W * 8)));
@@ -25,12 +40,9 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
-    "max": (("select",), """
-static inline $V tw_max_$V($V a, $V b) { return tw_select_$V((a > b) | (a != a), a, b); }
-"""),
-    "min": (("select",), """
-static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a), a, b); }
-"""),
+    # NaN wins, as it does in NEON's own instructions; elsewhere one comparison that is true of it too, and a select
+    "max": (("select",), _extreme("max", "<=")),
+    "min": (("select",), _extreme("min", ">=")),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {
     $V y = ($V)(((x > 0.0f) & 0x3f800000) | ((x < 0.0f) & (int)0xbf800000));

@@ -1,0 +1,180 @@
+"""Windows that slide over every channel by itself, run by dot products: each lane sums up to four taps of its channel.
+
+c[plain, row, channel] = sum over two window axes of a[.., row·step + outer, .. inner .., channel] * b[channel, inner,
+outer], 8-bit a and b, channels side by side in a. Taps along `inner` are interleaved once for each position of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
+from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, is_op
+from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.tensor import Layout, StorageAxis, Tensor
+from tilewright.schedule.contraction import narrow_product
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.propagate import Box, Size, extent_of
+from tilewright.schedule.vectorise import NestContext, stride
+from tilewright.target import Target
+
+CHANNELS = 16  # a register of bytes, interleaved together
+_SPARE = 6  # registers for operands beside the accumulators
+_MOST_ROWS = 4
+_FILL = 24  # instructions that read, interleave and keep four taps of CHANNELS at one position
+_OVERHEAD = 1.2
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    a: Load
+    b: Load
+    conditions: tuple[Expr, ...]  # where an element counts
+    channel: Axis
+    row: Axis  # the output axis along which neighbours share interleaved taps
+    step: int  # positions of a between neighbours of the row
+    outer: Axis  # the window axis along the row
+    inner: Axis  # and the other one
+
+    def groups(self, dot: Dot) -> int:
+        return -(-extent_of(self.inner.extent) // dot.group)
+
+    def layout(self, dot: Dot) -> Layout:
+        """b as (.., outer, group of taps, channel, tap)."""
+        place = {i.axis: d for d, i in enumerate(self.b.indices) if isinstance(i, Var)}
+        n, k, r = place[self.channel], place[self.inner], place[self.outer]
+        rest = [d for d in range(len(self.b.indices)) if d not in (n, k, r)]
+        return Layout((
+            *(StorageAxis(d) for d in rest), StorageAxis(r), StorageAxis(k, dot.group), StorageAxis(n),
+            StorageAxis(k, 1, dot.group),
+        ))  # fmt: skip
+
+
+def window_of(nest: Nest) -> Window | None:
+    """The nest as such a window; None where it is not one."""
+    found = narrow_product(nest)
+    if found is None or len(nest.reduce_axes) != 2:
+        return None
+    conditions, left, right = found
+    for a, b in ((left, right), (right, left)):
+        if isinstance(a, Load) and isinstance(b, Load):
+            made = _as_window(nest, a, b, tuple(c for whole in conditions for c in _conjuncts(whole)))
+            if made is not None:
+                return made
+    return None
+
+
+def _conjuncts(condition: Expr) -> list[Expr]:
+    return [c for a in condition.args for c in _conjuncts(a)] if is_op(condition, "and") else [condition]
+
+
+def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Window | None:
+    plain = [i.axis for i in b.indices if isinstance(i, Var)]
+    if any(axes_of(i) and not isinstance(i, Var) for i in b.indices) or len(plain) != 3:
+        return None
+    channels = [x for x in plain if x in nest.axes]
+    if len(channels) != 1 or set(plain) != {*channels, *nest.reduce_axes}:
+        return None
+    (channel,) = channels
+    if sum(channel in axes_of(i) for i in a.indices) != 1 or channel in axes_of(*conditions):
+        return None
+    if not any(isinstance(i, Var) and i.axis is channel for i in a.indices) or extent_of(channel.extent) < CHANNELS:
+        return None
+    for row in reversed([x for x in nest.axes if x is not channel and extent_of(x.extent) > 1]):
+        made = _along(nest, a, b, conditions, channel, row)
+        if made is not None:
+            return made
+    return None
+
+
+def _along(
+    nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...], channel: Axis, row: Axis
+) -> Window | None:
+    """The window with its interleaved taps shared along one output axis."""
+    at = [i for i in a.indices if row in axes_of(i)]
+    if len(at) != 1:
+        return None
+    terms = linear(simplify(at[0])).terms
+    outer = next((r for r in nest.reduce_axes if set(axes_of(at[0])) == {row, r}), None)
+    if outer is None or sum(outer in axes_of(i) for i in a.indices) != 1:
+        return None
+    known = {t.axis: c for t, c in terms.items() if isinstance(t, Var)}
+    if set(known) != {row, outer} or len(terms) != 2 or known[outer] != 1 or known[row] < 1:
+        return None
+    (inner,) = (r for r in nest.reduce_axes if r is not outer)
+    if not all(_follows(c, row, outer, known[row]) for c in conditions):
+        return None
+    return Window(a, b, conditions, channel, row, known[row], outer, inner)
+
+
+def _follows(condition: Expr, row: Axis, outer: Axis, step: int) -> bool:
+    """Whether a condition asks for the position row·step + outer and nothing else of the two."""
+    if row not in axes_of(condition) and outer not in axes_of(condition):
+        return True
+    if not (is_op(condition, "le") or is_op(condition, "lt")):
+        return False
+    gap = linear(simplify(condition.args[1])).plus(linear(simplify(condition.args[0])).scaled(-1))
+    known = {t.axis: c for t, c in gap.terms.items() if isinstance(t, Var)}
+    return set(known) == {row, outer} == set(axes_of(condition)) and known[row] == step * known[outer]
+
+
+def plan_window(nest: Nest, context: NestContext, phase: str, level: str) -> NestPlan | None:
+    """The plan of a window on the target's dot product; None where there is none for it."""
+    found = window_of(nest)
+    if found is None or nest.monoid is None or nest.initial:
+        return None
+    dot = next((d for d in _available(context.target) if d.instruction(found.a.dtype.name, found.b.dtype.name)), None)
+    if dot is None or nest.monoid.identity[0].dtype.name != dot.accumulator:
+        return None
+    if stride(found.a, found.channel, context) != 1 or found.b.source not in context.constants:
+        return None
+    own = context.layout(found.b.source)
+    if not own.is_natural and own != found.layout(dot):
+        return None
+    names = nest.axis_names()
+    vectors = CHANNELS // dot.lanes
+    rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
+    plain = [a for a in nest.axes if a not in (found.channel, found.row)]
+    order = (*plain, found.channel, found.row, found.outer, found.inner)
+    return NestPlan(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+        vector=names[found.channel], lanes=dot.lanes,
+        register=((names[found.row], min(rows, extent_of(found.row.extent))), (names[found.channel], CHANNELS)),
+        order=tuple(names[a] for a in order), instruction=dot.name,
+    )  # fmt: skip
+
+
+def _available(target: Target) -> list[Dot]:
+    fit = [d for d in WINDOW_DOTS.values() if d.architecture == target.architecture]
+    return [
+        d for d in fit
+        if target.kind == "cpu" and d.lanes * 4 == target.vector_bytes and all(f in target.features for f in d.features)
+    ]  # fmt: skip
+
+
+def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size:
+    """Interleaving every position of every row, then the dot products; all of a block of channels where part is used."""
+    found = window_of(nest)
+    assert found is not None
+    dot = WINDOW_DOTS[plan.instruction or ""]
+    cycle = 2 * target.lanes(4) / target.fma_rate
+    outputs: Size = 1
+    positions: Size = 1
+    for axis, extent in zip(nest.axes, box, strict=True):
+        size = -(-extent.size // CHANNELS) * CHANNELS if axis is found.channel else extent.size
+        outputs = outputs * size
+        along = extent.size * found.step + extent_of(found.outer.extent) - found.step
+        positions = positions * (along if axis is found.row else size)
+    groups = found.groups(dot)
+    dots = outputs / dot.lanes * extent_of(found.outer.extent) * groups
+    return _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
+
+
+def window_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
+    """How the weights are packed for the plan."""
+    found = window_of(nest)
+    if found is None or not context.layout(found.b.source).is_natural:
+        return {}
+    return {found.b.source: found.layout(WINDOW_DOTS[plan.instruction or ""])}
+

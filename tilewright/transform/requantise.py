@@ -1,0 +1,159 @@
+"""Rounding to bytes as one multiply-add and a clamp: the step of the result goes into the factors before it.
+
+    clamp(round((a·s + b) / t) + z, low, high) + c   =   round(clamp(a·(s/t) + b/t, low - z, high - z)) + (z + c)
+where s and b are constants. A minimum or maximum before the rounding goes away where the clamp does the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    axes_of,
+    cast,
+    const,
+    is_op,
+    load,
+    loads,
+    maximum,
+    minimum,
+    op,
+    substitute,
+    var,
+)
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.transform.storage import all_computes, names_of, unique_name
+
+_BYTES = (dtypes.int8, dtypes.uint8)
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """clamp(round(x / step) + zero, low, high) + shift, where all but x are whole numbers or the step."""
+
+    x: Expr
+    step: float
+    zero: float
+    low: float
+    high: float
+    shift: float
+
+
+def merge_steps(program: Program) -> Program:
+    """The Program with the divisions by constant steps taken into constant factors, where there are some."""
+    absorber = _Absorber(program)
+    made: list[Compute] = []
+    for compute in program.computes:
+        made.extend(absorber.written(compute))
+    return program.with_computes(tuple(made))
+
+
+def _rounding(value: Expr) -> _Rounding | None:
+    if not is_op(value, "cast") or value.dtype not in _BYTES:
+        return None
+    shift, value = _added(value.args[0])
+    bounds = []
+    for name in ("min", "max"):
+        if not is_op(value, name) or not isinstance(value.args[1], Const):
+            return None
+        bounds.append(float(value.args[1].value))
+        value = value.args[0]
+    zero, value = _added(value)
+    if not is_op(value, "round") or value.dtype is not dtypes.float32 or not is_op(value.args[0], "div"):
+        return None
+    x, step = value.args[0].args
+    if not isinstance(step, Const) or not step.value > 0:
+        return None
+    return _Rounding(x, float(step.value), zero, bounds[1], bounds[0], shift)
+
+
+def _added(value: Expr) -> tuple[float, Expr]:
+    if is_op(value, "add") and isinstance(value.args[1], Const) and value.dtype is dtypes.float32:
+        return float(value.args[1].value), value.args[0]
+    return 0.0, value
+
+
+@dataclass
+class _Absorber:
+    program: Program
+    made: list[Compute] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        computes = list(all_computes(self.program))
+        self.taken = names_of(self.program)
+        self.readers = Counter(t for c in computes for t in reads(c))
+        self.maps = {c.output: c for c in self.program.computes if isinstance(c, Map)}
+        self.known: set[Tensor] = set(self.program.constants)
+        for compute in self.program.computes:
+            if isinstance(compute, Map | Reduce) and all(t in self.known for t in reads(compute)):
+                self.known.update(compute.outputs)
+
+    def written(self, compute: Compute) -> list[Compute]:
+        """The compute, after the constants it now reads."""
+        found = _rounding(compute.value) if isinstance(compute, Map) else None
+        if found is None or not isinstance(compute, Map):
+            return [compute]
+        self.made = []
+        scaled = self._divided(found.x, found.step, compute)
+        if scaled is None:
+            return [compute]
+        low, high = found.low - found.zero, found.high - found.zero
+        inner = _without_bounds(scaled, low, high)
+        clamped = minimum(maximum(inner, const(low, dtypes.float32)), const(high, dtypes.float32))
+        whole = op("round", clamped) + const(found.zero + found.shift, dtypes.float32)
+        return [*self.made, Map(compute.output, compute.axes, cast(whole, compute.value.dtype), compute.origin)]
+
+    def _divided(self, x: Expr, step: float, user: Map) -> Expr | None:
+        """x / step, where constants in every term of x take the step; None where they do not."""
+        if x.dtype is not dtypes.float32:
+            return None
+        if isinstance(x, Const):
+            return const(float(np.float32(x.value) / np.float32(step)), dtypes.float32)
+        if all(n.source in self.known for n in loads(x)) and loads(x):
+            return self._constant(x, step, user)
+        if isinstance(x, Load):
+            return self._inlined(x, step, user)
+        if is_op(x, "mul"):
+            for one, other in (x.args, x.args[::-1]):
+                if isinstance(other, Const) or (loads(other) and all(n.source in self.known for n in loads(other))):
+                    factor = self._divided(other, step, user)
+                    return None if factor is None else one * factor
+            return None
+        if any(is_op(x, name) for name in ("add", "sub", "max", "min")):
+            parts = [self._divided(a, step, user) for a in x.args]
+            return None if None in parts else x.rebuild(tuple(p for p in parts if p is not None))
+        return None
+
+    def _inlined(self, x: Load, step: float, user: Map) -> Expr | None:
+        """What a map that nobody else reads computes, in its reader's place."""
+        compute = self.maps.get(x.source)
+        if compute is None or self.readers[x.source] > 1 or x.source in self.program.outputs:
+            return None
+        return self._divided(substitute(compute.value, dict(zip(compute.axes, x.indices, strict=True))), step, user)
+
+    def _constant(self, x: Expr, step: float, user: Map) -> Expr:
+        axes = tuple(axes_of(x))
+        name = unique_name(f"{user.output.name}_step", self.taken)
+        tensor = Tensor(name, tuple(a.extent for a in axes), dtypes.float32)
+        self.made.append(Map(tensor, axes, simplify(x / const(step, dtypes.float32)), user.origin))
+        self.known.add(tensor)
+        return load(tensor, [var(a) for a in axes])
+
+
+def _without_bounds(value: Expr, low: float, high: float) -> Expr:
+    """The value less minima and maxima that lie outside a clamp that follows the rounding."""
+    while (is_op(value, "max") or is_op(value, "min")) and isinstance(value.args[1], Const):
+        bound = float(np.round(value.args[1].value))
+        if bound > low if is_op(value, "max") else bound < high:
+            break
+        value = value.args[0]
+    return value
