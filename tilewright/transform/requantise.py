@@ -1,4 +1,4 @@
-"""Rounding to bytes as one multiply-add and a clamp: the step of the result goes into the factors before it.
+"""Rounding to bytes as one multiply-add and a clamp: the step of the result goes into constant factors before it.
 
     clamp(round((a·s + b) / t) + z, low, high) + c   =   round(clamp(a·(s/t) + b/t, low - z, high - z)) + (z + c)
 where s and b are constants. A minimum or maximum before the rounding goes away where the clamp does the same.
@@ -49,7 +49,7 @@ class _Rounding:
 
 
 def merge_steps(program: Program) -> Program:
-    """The Program with the divisions by constant steps taken into constant factors, where there are some."""
+    """The Program with clamps before the rounding, and divisions by steps in constant factors, where there are some."""
     absorber = _Absorber(program)
     made: list[Compute] = []
     for compute in program.computes:
@@ -105,7 +105,7 @@ class _Absorber:
         self.made = []
         scaled = self._divided(found.x, found.step, compute)
         if scaled is None:
-            return [compute]
+            self.made, scaled = [], found.x / const(found.step, dtypes.float32)
         low, high = found.low - found.zero, found.high - found.zero
         inner = _without_bounds(scaled, low, high)
         clamped = minimum(maximum(inner, const(low, dtypes.float32)), const(high, dtypes.float32))
