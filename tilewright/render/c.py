@@ -597,6 +597,8 @@ class CKernel:
             return f"(-{texts[0]})"
         if name == "isnan":
             return f"({texts[0]} != {texts[0]})"
+        if name == "round" and operand is dtypes.float32 and c_bytes.is_small(node.args[0]):
+            return c_bytes.rounding(texts[0])
         if name in c_math.FUNCTIONS and operand is dtypes.float32:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"

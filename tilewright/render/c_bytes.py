@@ -40,10 +40,11 @@ def rounded(node: Expr) -> Rounded | None:
     if not is_op(value, "round") or not added.is_integer() or abs(added) > 255:
         return None
     clamped = value.args[0]
-    return Rounded(clamped, int(added)) if _is_small(clamped) else None
+    return Rounded(clamped, int(added)) if is_small(clamped) else None
 
 
-def _is_small(value: Expr) -> bool:
+def is_small(value: Expr) -> bool:
+    """Whether a value was brought between two small bounds."""
     names = {"min", "max"}
     while names and any(is_op(value, n) for n in names) and isinstance(value.args[1], Const):
         if not abs(float(value.args[1].value)) < _REACH:
@@ -51,6 +52,11 @@ def _is_small(value: Expr) -> bool:
         names.discard(value.op.name)  # type: ignore[attr-defined]
         value = value.args[0]
     return not names
+
+
+def rounding(text: str) -> str:
+    """A small number rounded."""
+    return f"(({text} + {_MAGIC}f) - {_MAGIC}f)"
 
 
 def parts(lanes: int, count: int) -> int:

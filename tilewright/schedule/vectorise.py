@@ -357,7 +357,8 @@ def _chains(nest: Nest, vector: Axis) -> int:
     """Vectors side by side: reductions need some to hide the latency of adding, light maps to walk whole lines."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
-    return 4 if data_cost(*nest.values) < 12 else 1
+    fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
+    return 4 if fills or data_cost(*nest.values) < 12 else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:

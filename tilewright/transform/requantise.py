@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.expr import (
+    Axis,
     Const,
     Expr,
     Load,
+    add,
     axes_of,
     cast,
     const,
@@ -110,43 +113,94 @@ class _Absorber:
         inner = _without_bounds(scaled, low, high)
         clamped = minimum(maximum(inner, const(low, dtypes.float32)), const(high, dtypes.float32))
         whole = op("round", clamped) + const(found.zero + found.shift, dtypes.float32)
-        return [*self.made, Map(compute.output, compute.axes, cast(whole, compute.value.dtype), compute.origin)]
+        made = Map(compute.output, compute.axes, cast(whole, compute.value.dtype), compute.origin)
+        self.maps[made.output] = made
+        return [*self.made, made]
 
     def _divided(self, x: Expr, step: float, user: Map) -> Expr | None:
         """x / step, where constants in every term of x take the step; None where they do not."""
+        terms = self._terms(x, step, user)
+        if terms is None:
+            return None
+        moving, constant = terms
+        if constant:
+            moving = [*moving, self._constant(reduce(add, constant), step, user)]
+        return reduce(add, moving)
+
+    def _terms(self, x: Expr, step: float, user: Map) -> tuple[list[Expr], list[Expr]] | None:
+        """Terms whose sum is x / step, and constant ones that are still to be divided."""
         if x.dtype is not dtypes.float32:
             return None
-        if isinstance(x, Const):
-            return const(float(np.float32(x.value) / np.float32(step)), dtypes.float32)
-        if all(n.source in self.known for n in loads(x)) and loads(x):
-            return self._constant(x, step, user)
+        if self._is_constant(x):
+            return [], [x]
         if isinstance(x, Load):
-            return self._inlined(x, step, user)
+            inside = self._inlined(x)
+            return None if inside is None else self._terms(inside, step, user)
         if is_op(x, "mul"):
-            for one, other in (x.args, x.args[::-1]):
-                if isinstance(other, Const) or (loads(other) and all(n.source in self.known for n in loads(other))):
-                    factor = self._divided(other, step, user)
-                    return None if factor is None else one * factor
+            for one, factor in (x.args, x.args[::-1]):
+                if self._is_constant(factor):
+                    whole, offset = self._byte(one, user)
+                    more = [factor * const(offset, dtypes.float32)] if offset else []
+                    return [whole * self._constant(factor, step, user)], more
             return None
-        if any(is_op(x, name) for name in ("add", "sub", "max", "min")):
-            parts = [self._divided(a, step, user) for a in x.args]
-            return None if None in parts else x.rebuild(tuple(p for p in parts if p is not None))
+        if is_op(x, "add"):
+            left, right = (self._terms(a, step, user) for a in x.args)
+            return None if left is None or right is None else (left[0] + right[0], left[1] + right[1])
+        if any(is_op(x, name) for name in ("sub", "max", "min")):
+            first, second = (self._divided(a, step, user) for a in x.args)
+            return None if first is None or second is None else ([x.rebuild((first, second))], [])
         return None
 
-    def _inlined(self, x: Load, step: float, user: Map) -> Expr | None:
+    def _is_constant(self, x: Expr) -> bool:
+        return isinstance(x, Const) or (bool(loads(x)) and all(n.source in self.known for n in loads(x)))
+
+    def _byte(self, value: Expr, user: Map) -> tuple[Expr, float]:
+        """A byte less its zero point as a number and what to add to it; one rounded on the way is never made a byte."""
+        whole, offset = value.args[0] if is_op(value, "cast") else value, 0.0
+        while (is_op(whole, "sub") or is_op(whole, "add")) and isinstance(whole.args[1], Const):
+            offset += float(whole.args[1].value) * (1 if is_op(whole, "add") else -1)
+            whole = whole.args[0]
+        if not is_op(whole, "cast") or not isinstance(whole.args[0], Load) or whole.args[0].dtype not in _BYTES:
+            return value, 0.0
+        read = whole.args[0]
+        compute = self.maps.get(read.source)
+        rounded = None if compute is None else _rounded(compute.value)
+        is_own = self.readers[read.source] == 1 and read.source not in self.program.outputs
+        if compute is None or rounded is None or not is_own or read.source.shape != user.output.shape:
+            return cast(whole, dtypes.float32), offset
+        number, more = rounded
+        return substitute(number, dict(zip(compute.axes, read.indices, strict=True))), offset + more
+
+    def _inlined(self, x: Load) -> Expr | None:
         """What a map that nobody else reads computes, in its reader's place."""
         compute = self.maps.get(x.source)
         if compute is None or self.readers[x.source] > 1 or x.source in self.program.outputs:
             return None
-        return self._divided(substitute(compute.value, dict(zip(compute.axes, x.indices, strict=True))), step, user)
+        return substitute(compute.value, dict(zip(compute.axes, x.indices, strict=True)))
 
     def _constant(self, x: Expr, step: float, user: Map) -> Expr:
+        """x / step, computed once."""
+        if isinstance(x, Const):
+            return const(float(np.float32(x.value) / np.float32(step)), dtypes.float32)
         axes = tuple(axes_of(x))
+        places: list[Expr] = [var(a) for a in axes]
+        if not axes:
+            axes, places = (Axis("one", 1),), [const(0)]
         name = unique_name(f"{user.output.name}_step", self.taken)
         tensor = Tensor(name, tuple(a.extent for a in axes), dtypes.float32)
-        self.made.append(Map(tensor, axes, simplify(x / const(step, dtypes.float32)), user.origin))
+        own = {a: Axis(a.name, a.extent) for a in axes}
+        value = simplify(substitute(x / const(step, dtypes.float32), {a: var(b) for a, b in own.items()}))
+        self.made.append(Map(tensor, tuple(own.values()), value, user.origin))
         self.known.add(tensor)
-        return load(tensor, [var(a) for a in axes])
+        return load(tensor, places)
+
+
+def _rounded(value: Expr) -> tuple[Expr, float] | None:
+    """round(x) and what is added to it, of a value as it is written here."""
+    if not is_op(value, "cast") or value.dtype not in _BYTES:
+        return None
+    added, number = _added(value.args[0])
+    return (number, added) if is_op(number, "round") else None
 
 
 def _without_bounds(value: Expr, low: float, high: float) -> Expr:
