@@ -602,6 +602,9 @@ class CKernel:
         if name in c_math.FUNCTIONS and operand is dtypes.float32:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
+        if name in ("min", "max") and operand.is_int and operand.bits <= 32:
+            self.used_math.setdefault((operand.name, lanes), set()).add(f"whole_{name}")
+            return f"tw_whole_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
         return self.by_lanes(node) if node.dtype.kind != "b" else None
 
     def vector_load(self, node: Load, lanes: int) -> str | None:

@@ -43,6 +43,12 @@ static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
     # NaN wins, as it does in NEON's own instructions; elsewhere one comparison that is true of it too, and a select
     "max": (("select",), _extreme("max", "<=")),
     "min": (("select",), _extreme("min", ">=")),
+    "whole_max": (("select",), """
+static inline $V tw_whole_max_$V($V a, $V b) { return tw_select_$V(a > b, a, b); }
+"""),
+    "whole_min": (("select",), """
+static inline $V tw_whole_min_$V($V a, $V b) { return tw_select_$V(a < b, a, b); }
+"""),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {
     $V y = ($V)(((x > 0.0f) & 0x3f800000) | ((x < 0.0f) & (int)0xbf800000));

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
+from math import prod
 
 import numpy as np
 
 from tilewright.ir import dtypes
+from tilewright.ir.bounds import static
 from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.expr import (
     Axis,
@@ -40,7 +42,7 @@ _BYTES = (dtypes.int8, dtypes.uint8)
 
 
 @dataclass(frozen=True)
-class _Rounding:
+class Rounding:
     """clamp(round(x / step) + zero, low, high) + shift, where all but x are whole numbers or the step."""
 
     x: Expr
@@ -60,7 +62,8 @@ def merge_steps(program: Program) -> Program:
     return program.with_computes(tuple(made))
 
 
-def _rounding(value: Expr) -> _Rounding | None:
+def rounding(value: Expr) -> Rounding | None:
+    """A value as a rounding to bytes in steps; None where it is something else."""
     if not is_op(value, "cast") or value.dtype not in _BYTES:
         return None
     shift, value = _added(value.args[0])
@@ -76,7 +79,7 @@ def _rounding(value: Expr) -> _Rounding | None:
     x, step = value.args[0].args
     if not isinstance(step, Const) or not step.value > 0:
         return None
-    return _Rounding(x, float(step.value), zero, bounds[1], bounds[0], shift)
+    return Rounding(x, float(step.value), zero, bounds[1], bounds[0], shift)
 
 
 def _added(value: Expr) -> tuple[float, Expr]:
@@ -94,19 +97,27 @@ class _Absorber:
         computes = list(all_computes(self.program))
         self.taken = names_of(self.program)
         self.readers = Counter(t for c in computes for t in reads(c))
+        self.producers = self.program.producers()
         self.maps = {c.output: c for c in self.program.computes if isinstance(c, Map)}
         self.known: set[Tensor] = set(self.program.constants)
+        self.eligible: list[Tensor] = []
+        self.inside: Tensor | None = None  # rounded bytes whose reader computes them itself
+        self.places = {t: i for i, c in enumerate(self.program.computes) for t in c.outputs}
         for compute in self.program.computes:
             if isinstance(compute, Map | Reduce) and all(t in self.known for t in reads(compute)):
                 self.known.update(compute.outputs)
 
     def written(self, compute: Compute) -> list[Compute]:
         """The compute, after the constants it now reads."""
-        found = _rounding(compute.value) if isinstance(compute, Map) else None
+        found = rounding(compute.value) if isinstance(compute, Map) else None
         if found is None or not isinstance(compute, Map):
             return [compute]
-        self.made = []
+        self.made, self.eligible, self.inside = [], [], None
         scaled = self._divided(found.x, found.step, compute)
+        if self.eligible:
+            # of branches that meet here one ends with its sums in registers; others are kept, as bytes
+            self.made, self.inside = [], max(self.eligible, key=self._work)
+            scaled = self._divided(found.x, found.step, compute)
         if scaled is None:
             self.made, scaled = [], found.x / const(found.step, dtypes.float32)
         low, high = found.low - found.zero, found.high - found.zero
@@ -151,6 +162,18 @@ class _Absorber:
             return None if first is None or second is None else ([x.rebuild((first, second))], [])
         return None
 
+    def _work(self, tensor: Tensor) -> tuple[int, int]:
+        """Steps of the largest reduction behind a map, the first of them on a tie: its registers end in its readers."""
+        best, waiting = (0, 0), [tensor]
+        while waiting:
+            compute = self.producers.get(waiting.pop())
+            if isinstance(compute, Reduce):
+                steps = prod(static(a.extent) or 0 for a in (*compute.axes, *compute.reduce_axes))
+                best = max(best, (steps, -self.places[compute.outputs[0]]))
+            elif isinstance(compute, Map):
+                waiting.extend(t for t in reads(compute) if self.readers[t] == 1)
+        return best
+
     def _is_constant(self, x: Expr) -> bool:
         return isinstance(x, Const) or (bool(loads(x)) and all(n.source in self.known for n in loads(x)))
 
@@ -167,6 +190,9 @@ class _Absorber:
         rounded = None if compute is None else _rounded(compute.value)
         is_own = self.readers[read.source] == 1 and read.source not in self.program.outputs
         if compute is None or rounded is None or not is_own or read.source.shape != user.output.shape:
+            return cast(whole, dtypes.float32), offset
+        self.eligible.append(read.source)
+        if read.source is not self.inside:
             return cast(whole, dtypes.float32), offset
         number, more = rounded
         return substitute(number, dict(zip(compute.axes, read.indices, strict=True))), offset + more
