@@ -20,7 +20,7 @@ from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_operands import Env, do, known
 from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import Range, extent_of
-from tilewright.schedule.window import CHANNELS, Window, window_of
+from tilewright.schedule.window import CHANNELS, Window, splits_well, window_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +52,10 @@ class CpuWindow(CpuNest):
     def _is_ready(self, found: Window, dot: Dot) -> bool:
         channels = self.ranges[found.channel]
         size = min(int(channels.size), channels.extent)
-        last = channels.extent % size
         whole = all(static(self.ranges[r].count) == extent_of(r.extent) for r in self.nest.reduce_axes)
         place = self.access.read[found.b.source]
         is_packed = not place.lows and place.layout == found.layout(dot)
-        return whole and is_packed and size >= CHANNELS and (last == 0 or last >= CHANNELS) and not self.nest.initial
+        return whole and is_packed and bool(splits_well(size, channels.extent)) and not self.nest.initial
 
     def _plain_loops(self, axes: Sequence[Axis], env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         if not axes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, is_op
 from tilewright.ir.simplify import linear, simplify
@@ -24,6 +26,7 @@ _SPARE = 6  # registers for operands beside the accumulators
 _MOST_ROWS = 4
 _FILL = 24  # instructions that read, interleave and keep four taps of CHANNELS at one position
 _OVERHEAD = 1.2
+_WITHOUT = 5.0  # times as long where a tile has fewer channels than a block, and sums as any nest does
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +164,24 @@ def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size
     cycle = 2 * target.lanes(4) / target.fma_rate
     outputs: Size = 1
     positions: Size = 1
+    slow: Size = 1
     for axis, extent in zip(nest.axes, box, strict=True):
-        size = -(-extent.size // CHANNELS) * CHANNELS if axis is found.channel else extent.size
+        size = extent.size
+        if axis is found.channel:
+            size = -(-extent.size // CHANNELS) * CHANNELS
+            slow = np.where(splits_well(extent.size, extent.extent), 1.0, _WITHOUT)
         outputs = outputs * size
         along = extent.size * found.step + extent_of(found.outer.extent) - found.step
         positions = positions * (along if axis is found.row else size)
     groups = found.groups(dot)
     dots = outputs / dot.lanes * extent_of(found.outer.extent) * groups
-    return _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
+    return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
+
+
+def splits_well(size: Size, extent: int) -> Size:
+    """Whether every tile of so many channels holds a block of them."""
+    last = extent % size
+    return (size >= CHANNELS) & ((last == 0) | (last >= CHANNELS))
 
 
 def window_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
