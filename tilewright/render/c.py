@@ -599,6 +599,8 @@ class CKernel:
             return f"({texts[0]} != {texts[0]})"
         if name == "round" and operand is dtypes.float32 and c_bytes.is_small(node.args[0]):
             return c_bytes.rounding(texts[0])
+        if name in ("min", "max") and isinstance(node.args[1], Const) and node.args[1].value == node.args[1].value:
+            name = f"{name}_constant" if operand is dtypes.float32 else name
         if name in c_math.FUNCTIONS and operand is dtypes.float32:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"

@@ -15,14 +15,24 @@ from __future__ import annotations
 from string import Template
 
 
-def _extreme(name: str, otherwise: str) -> str:
+_X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
+
+
+def _extreme(name: str, otherwise: str, of_constant: bool) -> str:
+    """NaN wins. NEON's instructions say so too; those of x86 give their last operand where either is NaN, which is
+    right where only that one can be. Elsewhere one comparison that is true of NaN, and a select."""
+    x86 = f"""#elif {_X86_VECTORS}
+    $V y;
+    __asm__("v{name}ps %1, %2, %0" : "=v"(y) : "v"(a), "v"(b));
+    return y;
+"""
     return f"""
-static inline $V tw_{name}_$V($V a, $V b) {{
+static inline $V tw_{name}{"_constant" if of_constant else ""}_$V($V a, $V b) {{
 #if $W == 4 && defined(__aarch64__)
     $V y;
     __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
     return y;
-#else
+{x86 if of_constant else ""}#else
     return tw_select_$V(~(a {otherwise} b), a, b);
 #endif
 }}
@@ -40,9 +50,10 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
-    # NaN wins, as it does in NEON's own instructions; elsewhere one comparison that is true of it too, and a select
-    "max": (("select",), _extreme("max", "<=")),
-    "min": (("select",), _extreme("min", ">=")),
+    "max": (("select",), _extreme("max", "<=", False)),
+    "min": (("select",), _extreme("min", ">=", False)),
+    "max_constant": (("select",), _extreme("max", "<=", True)),
+    "min_constant": (("select",), _extreme("min", ">=", True)),
     "whole_max": (("select",), """
 static inline $V tw_whole_max_$V($V a, $V b) { return tw_select_$V(a > b, a, b); }
 """),
