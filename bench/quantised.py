@@ -150,8 +150,8 @@ def to_markdown(reports: Sequence[QuantisedReport], peak: Peak) -> str:
     names = [result.name for result in first.runtimes]
     lines = [
         *heading("Quantised networks on the CPU", first.machine, peak, versions(reports)),
-        "Latency in ms, median of rounds, of the model in 8 bits; last ours in float32. Speed-up is the best peer's time "
-        "over ours in 8 bits, gain our float32 over it.",
+        "Latency in ms, median of rounds, of the model in 8 bits; last ours in float32. Speed-up is the best peer's "
+        "time over ours in 8 bits, gain our float32 over it.",
         "",
     ]
     latencies, errors = [], []
@@ -167,7 +167,8 @@ def to_markdown(reports: Sequence[QuantisedReport], peak: Peak) -> str:
     lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}."]
     lines += ["", "Relative error to the float64 reference of the float model.", ""]
     lines += table(["model", *names, "ours in float32"], errors)
-    lines += failure_lines((r.name, e.name, e.error) for r in reports for c in (r.quantised, r.plain) for e in c.runtimes)
+    found = [(r.name, each) for r in reports for each in (*r.quantised.runtimes, *r.plain.runtimes)]
+    lines += failure_lines((name, each.name, each.error) for name, each in found)
     return "\n".join(lines) + "\n"
 
 

@@ -112,7 +112,9 @@ def test_bytes_are_rounded_by_adding() -> None:
     assert "tw_int8_of_rounded_4v4f32" in source and "nearbyint" not in source and "lanes[" not in source
 
 
-@pytest.mark.parametrize(("name", "processor"), [("vnni_int8_lanes", "sapphirerapids"), ("vnni_int8_256_lanes", "alderlake")])
+@pytest.mark.parametrize(
+    ("name", "processor"), [("vnni_int8_lanes", "sapphirerapids"), ("vnni_int8_256_lanes", "alderlake")]
+)
 def test_loops_for_x86_spill_nothing(name: str, processor: str, tmp_path: Path) -> None:
     dot = WINDOW_DOTS[name]
     made = lowered(window(dot, (1, 12, 32, 64), (3, 3), 1, (1, 1, 1, 1), is_bytes=False), target_of(dot))

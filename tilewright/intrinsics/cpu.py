@@ -14,8 +14,8 @@ import numpy as np
 
 from tilewright.intrinsics.cpu_text import (
     AMX_PORTABLE,
-    RUN_TEXT,
     INTERLEAVE_TEXT,
+    RUN_TEXT,
     amx_portable_dot,
     lane_dot_text,
     portable_dot,
@@ -175,7 +175,7 @@ def _vector_dot(
 
 def _lane_dot(name: str, a: str, mnemonic: str, lanes: int, register: str) -> Intrinsic:
     """Every lane sums a group of its own: of both operands."""
-    rules = (OperandRule(_REGISTER, lanes, written=True), OperandRule(_MEMORY, 4 * lanes), OperandRule(_MEMORY, 4 * lanes))
+    rules = (OperandRule(_REGISTER, lanes, written=True), *(OperandRule(_MEMORY, 4 * lanes),) * 2)
     text = f"{{element0}} = tw_{name}({{element0}}, {{place1}}, {{place2}});"
     prelude = {"c": lane_dot_text(name, mnemonic, lanes, register), "portable": portable_lane_dot(name, a, lanes)}
     meaning = partial(_lane_dot_meaning, lanes, 4)

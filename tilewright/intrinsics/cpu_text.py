@@ -79,7 +79,8 @@ def _interleave() -> str:
     for stem, a, b in (("p", "a", "b"), ("q", "c", "d")):
         lines += [f"const tw_pairs {stem}{i} = (tw_pairs){_zip('tw_bytes', a, b, 16, 8 * i)};" for i in range(2)]
     for i in range(4):
-        lines.append(f"*(tw_run *)((char *)to + {16 * i}) = (tw_run){_zip('tw_pairs', f'p{i // 2}', f'q{i // 2}', 8, 4 * (i % 2))};")
+        mixed = _zip("tw_pairs", f"p{i // 2}", f"q{i // 2}", 8, 4 * (i % 2))
+        lines.append(f"*(tw_run *)((char *)to + {16 * i}) = (tw_run){mixed};")
     body = "".join(f"    {line}\n" for line in lines)
     return f"""typedef uint8_t tw_bytes __attribute__((vector_size(16)));
 typedef uint16_t tw_pairs __attribute__((vector_size(16)));

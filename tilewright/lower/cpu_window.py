@@ -1,4 +1,4 @@
-"""Lowers a window that slides over every channel by itself: taps interleaved row by row, then dot products lane by lane.
+"""Lowers a window that slides over every channel by itself: taps interleaved row by row, then lane-wise dot products.
 
 For every row of outputs the window's taps across it are kept in scratch, four side by side for each channel and
 position, padding as zeros. A position then serves all the outputs whose window it is in.
@@ -6,7 +6,7 @@ position, padding as zeros. A position then serves all the outputs whose window 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -31,6 +31,7 @@ class _Taps:
     dot: Dot
     found: Window
     groups: int
+    size: int  # of one position
 
 
 class CpuWindow(CpuNest):
@@ -45,7 +46,7 @@ class CpuWindow(CpuNest):
         positions = found.step * (int(row.size) - 1) + extent_of(found.outer.extent)
         shape = (positions, found.groups(dot), min(int(channels.size), channels.extent), dot.group)
         buffer = Buffer(self.names.fresh("taps"), shape, found.a.dtype, Memory.SCRATCH)
-        taps = _Taps(buffer, dot, found, found.groups(dot))
+        taps = _Taps(buffer, dot, found, found.groups(dot), prod(shape[1:]))
         plain = [a for a in self.outer if a not in (found.row, found.channel)]
         return (Alloc(buffer, self._plain_loops(plain, {}, taps)),)
 
@@ -80,7 +81,7 @@ class CpuWindow(CpuNest):
         check = self._lowered(all_of(across), env)
         blocks = self._channel_blocks(found, lambda start: self._interleaved(start, env, var(position), taps))
         if not (isinstance(check, Const) and check.value):
-            size = prod(int(e) for e in taps.buffer.shape[1:])  # type: ignore[arg-type]
+            size = taps.size
             clear = do("clear_run", (Operand(taps.buffer, (var(position), *(const(0),) * 3)),), size)
             blocks = (If(check, blocks, (clear,)),)
         return (For(position, ForKind.SERIAL, blocks),)
@@ -115,13 +116,13 @@ class CpuWindow(CpuNest):
             body.append(Instruction("interleave_4", operands))
         return (Alloc(held, tuple(body)),)
 
-    def _channel_blocks(self, found: Window, inner) -> tuple[Stmt, ...]:  # type: ignore[no-untyped-def]
+    def _channel_blocks(self, found: Window, inner: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         """Blocks over the tile's channels; the last begins earlier where the channels are not whole blocks."""
         channels = self.ranges[found.channel]
         count = channels.count
         block = Axis("channel_block", known(simplify((count + (CHANNELS - 1)) // CHANNELS)))
         if static(block.extent) == 1:
-            return inner(const(0))  # type: ignore[no-any-return]
+            return inner(const(0))
         start: Expr = var(block) * CHANNELS
         size = min(int(channels.size), channels.extent)
         if size % CHANNELS or channels.extent % CHANNELS:

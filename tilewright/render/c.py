@@ -143,35 +143,12 @@ class CKernel:
     def block(self, body: tuple[Stmt, ...]) -> None:
         position = 0
         while position < len(body):
-            together = self.byte_stores(body[position : position + 4])
+            together = c_bytes.side_by_side(body[position : position + c_bytes.MOST])
             if len(together) > 1:
                 self.store_bytes(together)
             else:
                 self.statement(body[position])
             position += max(1, len(together))
-
-    def byte_stores(self, body: tuple[Stmt, ...]) -> list[For]:
-        """The first of the statements, as many as store rounded bytes side by side and fill a register together."""
-        found: list[For] = []
-        start: Linear | None = None
-        for stmt in body:
-            if not isinstance(stmt, For) or stmt.kind is not ForKind.VECTOR or len(stmt.body) != 1:
-                break
-            store, lanes = stmt.body[0], int(stmt.axis.extent)  # type: ignore[arg-type]
-            if not isinstance(store, Store) or c_bytes.rounded(store.value) is None:
-                break
-            if any(n.source is store.buffer for n in loads(store.value)) or c_bytes.parts(lanes, 2) == 1:
-                break
-            offset = flat(store.buffer, store.indices)
-            if lane_stride(offset, stmt.axis) != 1 or store.buffer.memory is Memory.REGISTER:
-                break
-            still = Linear({t: c for t, c in offset.terms.items() if t is not var(stmt.axis)}, offset.constant)
-            start = start or still
-            here = Linear(still.terms, still.constant - lanes * len(found))
-            if here != start or (found and store.buffer is not found[0].body[0].buffer):  # type: ignore[union-attr]
-                break
-            found.append(stmt)
-        return found[: c_bytes.parts(4, len(found))] if found else []
 
     def store_bytes(self, together: list[For]) -> None:
         """One store of what several vectors hold."""

@@ -6,15 +6,20 @@ pipes only. Four registers of four numbers become one of sixteen bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Const, Expr, is_op
+from tilewright.ir.expr import Const, Expr, is_op, loads, var
+from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.ir.simplify import Linear
+from tilewright.render.c_address import flat, lane_stride
 from tilewright.render.c_text import vector_name
 
 _REACH = 1 << 21  # rounding by adding is exact inside
 _MAGIC = 12582912.0
+MOST = 4  # vectors that are packed together
 _PART = 4  # lanes of what is packed: in wider registers a conversion fills a store by itself
 
 Packing = tuple[DType, int, int]  # to, lanes of a part, parts
@@ -35,8 +40,8 @@ def rounded(node: Expr) -> Rounded | None:
     value, added = node.args[0], 0.0
     if value.dtype is not dtypes.float32:
         return None
-    if is_op(value, "add") and isinstance(value.args[1], Const):
-        value, added = value.args[0], float(value.args[1].value)
+    if is_op(value, "add") and isinstance(more := value.args[1], Const):
+        value, added = value.args[0], float(more.value)
     if not is_op(value, "round") or not added.is_integer() or abs(added) > 255:
         return None
     clamped = value.args[0]
@@ -54,14 +59,31 @@ def is_small(value: Expr) -> bool:
     return not names
 
 
+def side_by_side(body: Sequence[Stmt]) -> list[For]:
+    """The first of the statements, as many as store rounded bytes side by side and fill a register together."""
+    found: list[For] = []
+    first: tuple[Buffer, Linear] | None = None
+    for stmt in body:
+        store = stmt.body[0] if isinstance(stmt, For) and stmt.kind is ForKind.VECTOR and len(stmt.body) == 1 else None
+        if not isinstance(store, Store) or not isinstance(stmt, For) or stmt.axis.extent != _PART:
+            break
+        if rounded(store.value) is None or any(n.source is store.buffer for n in loads(store.value)):
+            break
+        offset = flat(store.buffer, store.indices)
+        if lane_stride(offset, stmt.axis) != 1 or store.buffer.memory is Memory.REGISTER:
+            break
+        terms = {t: c for t, c in offset.terms.items() if t is not var(stmt.axis)}
+        start = Linear(terms, offset.constant - _PART * len(found))
+        first = first or (store.buffer, start)
+        if (store.buffer, start) != first:
+            break
+        found.append(stmt)
+    return found[: MOST if len(found) == MOST else 2] if len(found) > 1 else []
+
+
 def rounding(text: str) -> str:
     """A small number rounded."""
     return f"(({text} + {_MAGIC}f) - {_MAGIC}f)"
-
-
-def parts(lanes: int, count: int) -> int:
-    """How many of `count` neighbouring vectors are packed together."""
-    return 1 if lanes != _PART or count < 2 else 4 if count >= 4 else 2
 
 
 def name(packing: Packing) -> str:

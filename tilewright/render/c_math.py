@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from string import Template
 
-
 _X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
 
 

@@ -20,7 +20,7 @@ from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
 from tilewright.schedule.vectorise import NestContext, stride
-from tilewright.schedule.window import plan_window, window_layouts, window_seconds
+from tilewright.schedule.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.target import Target
 
 _MOST_ROWS = 12

@@ -8,25 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
+from tilewright.intrinsics.cpu import Dot
 from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, is_op
 from tilewright.ir.simplify import linear, simplify
-from tilewright.ir.tensor import Layout, StorageAxis, Tensor
+from tilewright.ir.tensor import Layout, StorageAxis
 from tilewright.schedule.contraction import narrow_product
 from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import Box, Size, extent_of
-from tilewright.schedule.vectorise import NestContext, stride
-from tilewright.target import Target
+from tilewright.schedule.propagate import Size, extent_of
 
 CHANNELS = 16  # a register of bytes, interleaved together
-_SPARE = 6  # registers for operands beside the accumulators
-_MOST_ROWS = 4
-_FILL = 24  # instructions that read, interleave and keep four taps of CHANNELS at one position
-_OVERHEAD = 1.2
-_WITHOUT = 5.0  # times as long where a tile has fewer channels than a block, and sums as any nest does
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,72 +112,7 @@ def _follows(condition: Expr, row: Axis, outer: Axis, step: int) -> bool:
     return set(known) == {row, outer} == set(axes_of(condition)) and known[row] == step * known[outer]
 
 
-def plan_window(nest: Nest, context: NestContext, phase: str, level: str) -> NestPlan | None:
-    """The plan of a window on the target's dot product; None where there is none for it."""
-    found = window_of(nest)
-    if found is None or nest.monoid is None or nest.initial:
-        return None
-    dot = next((d for d in _available(context.target) if d.instruction(found.a.dtype.name, found.b.dtype.name)), None)
-    if dot is None or nest.monoid.identity[0].dtype.name != dot.accumulator:
-        return None
-    if stride(found.a, found.channel, context) != 1 or found.b.source not in context.constants:
-        return None
-    own = context.layout(found.b.source)
-    if not own.is_natural and own != found.layout(dot):
-        return None
-    names = nest.axis_names()
-    vectors = CHANNELS // dot.lanes
-    rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
-    plain = [a for a in nest.axes if a not in (found.channel, found.row)]
-    order = (*plain, found.channel, found.row, found.outer, found.inner)
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
-        vector=names[found.channel], lanes=dot.lanes,
-        register=((names[found.row], min(rows, extent_of(found.row.extent))), (names[found.channel], CHANNELS)),
-        order=tuple(names[a] for a in order), instruction=dot.name,
-    )  # fmt: skip
-
-
-def _available(target: Target) -> list[Dot]:
-    fit = [d for d in WINDOW_DOTS.values() if d.architecture == target.architecture]
-    return [
-        d for d in fit
-        if target.kind == "cpu" and d.lanes * 4 == target.vector_bytes and all(f in target.features for f in d.features)
-    ]  # fmt: skip
-
-
-def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size:
-    """Interleaving every position of every row, then the dot products; all of a block of channels where part is used."""
-    found = window_of(nest)
-    assert found is not None
-    dot = WINDOW_DOTS[plan.instruction or ""]
-    cycle = 2 * target.lanes(4) / target.fma_rate
-    outputs: Size = 1
-    positions: Size = 1
-    slow: Size = 1
-    for axis, extent in zip(nest.axes, box, strict=True):
-        size = extent.size
-        if axis is found.channel:
-            size = -(-extent.size // CHANNELS) * CHANNELS
-            slow = np.where(splits_well(extent.size, extent.extent), 1.0, _WITHOUT)
-        outputs = outputs * size
-        along = extent.size * found.step + extent_of(found.outer.extent) - found.step
-        positions = positions * (along if axis is found.row else size)
-    groups = found.groups(dot)
-    dots = outputs / dot.lanes * extent_of(found.outer.extent) * groups
-    return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
-
-
 def splits_well(size: Size, extent: int) -> Size:
     """Whether every tile of so many channels holds a block of them."""
     last = extent % size
     return (size >= CHANNELS) & ((last == 0) | (last >= CHANNELS))
-
-
-def window_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
-    """How the weights are packed for the plan."""
-    found = window_of(nest)
-    if found is None or not context.layout(found.b.source).is_natural:
-        return {}
-    return {found.b.source: found.layout(WINDOW_DOTS[plan.instruction or ""])}
-
