@@ -18,6 +18,7 @@ from tilewright.intrinsics.cpu_text import (
     RUN_TEXT,
     amx_portable_dot,
     lane_dot_text,
+    madd_text,
     portable_dot,
     portable_lane_dot,
     sdot_text,
@@ -214,6 +215,15 @@ _ROWS = (
         {"c": x86_dot_text("vnni_int8_256", "%{vex%} vpdpbusd", "int32_t", 8, "x"),
          "portable": portable_dot("vnni_int8_256", "uint8_t", "int8_t", "int32_t", 8, 4, False)},
     ),
+    *(
+        _vector_dot(
+            f"madd_int8_{bits}", np.int32, bits // 32, 2,
+            f"{{element0}} = tw_madd_int8_{bits}({{element0}}, {{place1}}, {{place2}});",
+            {"c": madd_text(f"madd_int8_{bits}", bits // 32),
+             "portable": portable_dot(f"madd_int8_{bits}", "int16_t", "int8_t", "int32_t", bits // 32, 2, False)},
+        )
+        for bits in (256, 512)
+    ),
     _vector_dot(
         "vdp_bf16", np.float32, 16, 2, "{element0} = tw_vdp_bf16({element0}, {place1}, {place2});",
         {"c": x86_dot_text("vdp_bf16", "vdpbf16ps", "float", 16, "v"),
@@ -280,6 +290,10 @@ DOTS: Mapping[str, Dot] = {
             ((_SIGNED, "vnni_int8", "uint8", -128),)),
         Dot("vnni_int8_256", ("avx_vnni",), "x86_64", ((_MIXED, "vnni_int8_256"),), "int32", 4, 8, 4, 1, 4.0,
             ((_SIGNED, "vnni_int8_256", "uint8", -128),)),
+        # where there is nothing better: pairs in 16 bits, rows widened as they are copied
+        *(Dot(f"madd_int8_{bits}", features, "x86_64", (), "int32", 2, bits // 32, 2, 1, 1.5,
+              tuple((pair, f"madd_int8_{bits}", "int16", 0) for pair in (_SIGNED, _MIXED)))
+          for bits, features in ((256, ("avx2",)), (512, ("avx512f", "avx512bw")))),
         Dot("vdp_bf16", ("avx512_bf16",), "x86_64", ((_NARROW, "vdp_bf16"),), "float32", 2, 16, 2, 1, 2.0),
         Dot("amx_bf16", ("amx_tile", "amx_bf16"), "x86_64", ((_NARROW, "amx_bf16"),), "float32", 2, 16, 32,
             TILE_ROWS, 16.0),

@@ -46,6 +46,21 @@ typedef int32_t tw_a_{name} __attribute__((aligned(1), may_alias));
 """
 
 
+def madd_text(name: str, lanes: int) -> str:
+    """A pair of the row in every lane, in 16 bits, against pairs of columns that are widened as they are read."""
+    return f"""typedef int32_t tw_c_{name} __attribute__((vector_size({4 * lanes})));
+typedef int8_t tw_b_{name} __attribute__((vector_size({2 * lanes}), aligned(1), may_alias));
+typedef int32_t tw_a_{name} __attribute__((aligned(1), may_alias));
+{_INLINE} tw_c_{name} tw_{name}(tw_c_{name} c, const void *a, const void *b) {{
+    const tw_c_{name} row = *(const tw_a_{name} *)a - (tw_c_{name}){{}};
+    tw_c_{name} columns, products;
+    __asm__("vpmovsxbw %1, %0" : "=v"(columns) : "m"(*(const tw_b_{name} *)b));
+    __asm__("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(row), "v"(columns));
+    return c + products;
+}}
+"""
+
+
 def lane_dot_text(name: str, instruction: str, lanes: int, register: str) -> str:
     """Both operands as vectors of groups: each lane has its own."""
     return f"""typedef int32_t tw_c_{name} __attribute__((vector_size({4 * lanes})));
