@@ -190,27 +190,38 @@ class CpuInstruction(CpuNest):
         zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), monoid.identity[0]),)
         body: list[Stmt] = list(_unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
         lost = _Lost(self, setting, vectors) if setting.lost else None
-        loops, outer, k = self._loops(setting)
-        inner: list[Stmt] = []
-        groups = dot.row_groups
-        held: Buffer | None = None
-        if groups > 1:
-            held = Buffer(self.names.fresh("row"), (part.rows, setting.block), setting.row_type, Memory.REGISTER)
-            e = Axis("k_lane", setting.block)
-            source = rows.at(simplify(part.row + var(u)), outer, simplify(k + var(e)))
-            kept = Store(held, (var(u), var(e)), load(source.buffer, source.origin))
-            inner.extend(_unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
-        for group in range(groups):
-            here = simplify(k + group * dot.group)
-            a = rows.at(simplify(part.row + var(u)), outer, here) if held is None else Operand(held, (var(u), const(0)))
-            b = panels.at(part.place, part.column, var(v) * dot.lanes, outer, here)
-            scalars = (const(group),) if held is not None else ()
-            one = Instruction(setting.name, (Operand(acc, (var(u), var(v), const(0))), a, b), scalars)
-            inner.extend(_unrolled((u, v), (one,)))
-            if lost is not None:
-                inner.extend(lost.add(panels, part, outer, here, group))
-        step: tuple[Stmt, ...] = tuple(inner) if held is None else (Alloc(held, tuple(inner)),)
-        body.extend(_serial(loops, step))
+        loops, outer, _ = self._loops(setting)
+
+        def step(k: Expr, groups: int) -> tuple[Stmt, ...]:
+            inner: list[Stmt] = []
+            held: Buffer | None = None
+            if dot.row_groups > 1:
+                held = Buffer(self.names.fresh("row"), (part.rows, setting.block), setting.row_type, Memory.REGISTER)
+                e = Axis("k_lane", setting.block)
+                source = rows.at(simplify(part.row + var(u)), outer, simplify(k + var(e)))
+                kept = Store(held, (var(u), var(e)), load(source.buffer, source.origin))
+                inner.extend(_unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
+            for group in range(groups):
+                here = simplify(k + group * dot.group)
+                own = rows.at(simplify(part.row + var(u)), outer, here) if held is None else None
+                a = own or Operand(held, (var(u), const(0)))  # type: ignore[arg-type]
+                b = panels.at(part.place, part.column, var(v) * dot.lanes, outer, here)
+                scalars = (const(group),) if held is not None else ()
+                one = Instruction(setting.name, (Operand(acc, (var(u), var(v), const(0))), a, b), scalars)
+                inner.extend(_unrolled((u, v), (one,)))
+                if lost is not None:
+                    inner.extend(lost.add(panels, part, outer, here, group))
+            return tuple(inner) if held is None else (Alloc(held, tuple(inner)),)
+
+        # the last block ends with its last group that is not all padding
+        full, rest = divmod(-(-extent_of(setting.inner.extent) // dot.group), dot.row_groups)
+        along: tuple[Stmt, ...] = ()
+        if full:
+            last = Axis(setting.inner.name, full)
+            along = (For(last, ForKind.SERIAL, step(var(last) * setting.block, dot.row_groups)),)
+        if rest:
+            along = (*along, *step(const(full * setting.block), rest))
+        body.extend(_serial(loops[:-1], along))
         row = row_env(self, setting, simplify(part.row + var(u)))
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
