@@ -20,6 +20,7 @@ from tilewright.ir.expr import (
     eq,
     load,
     minimum,
+    substitute,
     var,
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
@@ -187,7 +188,13 @@ class CpuInstruction(CpuNest):
         vectors = part.vectors(dot.lanes)
         acc = self._states(monoid, (part.rows, vectors, dot.lanes), "acc")[0]
         u, v, lane = Axis("row_u", part.rows), Axis("column_u", vectors), Axis("column_lane", dot.lanes)
-        zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), monoid.identity[0]),)
+        row = row_env(self, setting, simplify(part.row + var(u)))
+        column = simplify(part.column + var(v) * dot.lanes + var(lane))
+        seed = self._seed(monoid) if part.lanes == dot.lanes and not setting.lost else None
+        first = monoid.identity[0]
+        if seed is not None:
+            first = simplify(self.access.lower(substitute(seed[1], {**env, **row, setting.found.column: column})))
+        zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), first),)
         body: list[Stmt] = list(_unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
         lost = _Lost(self, setting, vectors) if setting.lost else None
         loops, outer, _ = self._loops(setting)
@@ -222,16 +229,17 @@ class CpuInstruction(CpuNest):
         if rest:
             along = (*along, *step(const(full * setting.block), rest))
         body.extend(_serial(loops[:-1], along))
-        row = row_env(self, setting, simplify(part.row + var(u)))
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
-            at = {**env, **row, setting.found.column: simplify(part.column + var(v) * dot.lanes + var(lane))}
+            at = {**env, **row, setting.found.column: column}
             block, index = Block(at, (u, v), lane), (var(u), var(v), var(lane))
         else:
             single = Axis("column_u", part.columns)
             at = {**env, **row, setting.found.column: simplify(part.column + var(single))}
             block, index = Block(at, (u, single), None), (var(u), const(0), var(single))
         results = self._results(monoid, [acc], index)
+        if seed is not None:
+            results = {seed[0]: load(acc, index)}
         if lost is not None:
             results = {t: value + lost.value(index[1:]) for t, value in results.items()}
         body.extend(self._stores(block, results))

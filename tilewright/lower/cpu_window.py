@@ -12,7 +12,7 @@ from math import prod
 
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Const, Expr, all_of, axes_of, const, minimum, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, all_of, axes_of, const, load, minimum, substitute, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Piece, pieces
@@ -157,7 +157,14 @@ class CpuWindow(CpuNest):
         u, v, lane = Axis("row_u", size), Axis("channel_u", vectors), Axis("channel_lane", dot.lanes)
         index = (var(u), var(v), var(lane))
         low = self.ranges[found.channel].low
-        zero: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(acc, index, monoid.identity[0]),)),)
+        at = {**env, found.row: simplify(self.ranges[found.row].low + first + var(u)),
+              found.channel: simplify(low + start + var(v) * dot.lanes + var(lane))}  # fmt: skip
+        seed = self._seed(monoid)
+        begin = monoid.identity[0] if seed is None else self._lowered(seed[1], at)
+        results = self._results(monoid, [acc], index)
+        if seed is not None:
+            results = {seed[0]: load(acc, index)}
+        zero: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(acc, index, begin),)),)
         body: list[Stmt] = list(_unrolled((u, v), zero))
         weights = self.access.read[found.b.source]
         name = dot.instruction(found.a.dtype.name, found.b.dtype.name) or ""
@@ -166,15 +173,13 @@ class CpuWindow(CpuNest):
                 channel = simplify(start + var(v) * dot.lanes)
                 position = simplify((first + var(u)) * found.step + tap)
                 a = Operand(taps.buffer, (position, const(number), channel, const(0)))
-                at = {found.outer: const(tap), found.inner: const(number * dot.group),
-                      found.channel: simplify(low + channel)}  # fmt: skip
-                logical = tuple(simplify(substitute(i, at)) for i in found.b.indices)
+                place = {found.outer: const(tap), found.inner: const(number * dot.group),
+                         found.channel: simplify(low + channel)}  # fmt: skip
+                logical = tuple(simplify(substitute(i, place)) for i in found.b.indices)
                 b = Operand(weights.buffer, weights.indices(logical))
                 one = Instruction(name, (Operand(acc, (var(u), var(v), const(0))), a, b))
                 body.extend(_unrolled((u, v), (one,)))
-        at = {**env, found.row: simplify(self.ranges[found.row].low + first + var(u)),
-              found.channel: simplify(low + start + var(v) * dot.lanes + var(lane))}  # fmt: skip
-        body.extend(self._stores(Block(at, (u, v), lane), self._results(monoid, [acc], index)))
+        body.extend(self._stores(Block(at, (u, v), lane), results))
         return (Alloc(acc, tuple(body)),)
 
 

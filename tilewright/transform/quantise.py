@@ -172,7 +172,7 @@ class _Writer:
             compute, at = self._correction(f"{name}_sum", factor, value, conditions)
             made.append(compute)
             term: Expr = load(compute.outputs[0], at)
-            total = total - (term if isinstance(factor, Const) else factor * term)
+            total = total + term if isinstance(factor, Const) else total - factor * term
         made.append(Map(reduce.outputs[0], reduce.axes, self._scaled(total, left, right, made), reduce.origin))
         return made
 
@@ -224,13 +224,13 @@ class _Writer:
     def _correction(
         self, hint: str, factor: Expr, value: Expr, conditions: tuple[Expr, ...]
     ) -> tuple[Compute, list[Expr]]:
-        """The sum of one operand, times a constant zero point, and where the result at an output is in it.
+        """The sum of one operand, taken off as often as a constant zero point says, and its place at an output.
 
         Along an axis on which only conditions depend, all outputs that lie wholly inside have equal sums: they share
         a place, and the result stays small.
         """
         reduce = self.product.compute
-        term = mul(value, factor) if isinstance(factor, Const) else value
+        term = mul(value, simplify(const(0, dtypes.int32) - factor)) if isinstance(factor, Const) else value
         element = select(all_of(conditions), term, const(0, dtypes.int32)) if conditions else term
         used = axes_of(element)
         axes = [a for a in reduce.axes if a in used]
