@@ -74,12 +74,12 @@ def rounding(value: Expr) -> Rounding | None:
         bounds.append(float(value.args[1].value))
         value = value.args[0]
     zero, value = _added(value)
-    if not is_op(value, "round") or value.dtype is not dtypes.float32 or not is_op(value.args[0], "div"):
+    if not is_op(value, "round") or value.dtype is not dtypes.float32:
         return None
-    x, step = value.args[0].args
-    if not isinstance(step, Const) or not step.value > 0:
-        return None
-    return Rounding(x, float(step.value), zero, bounds[1], bounds[0], shift)
+    x, step = value.args[0], 1.0
+    if is_op(x, "div") and isinstance(by := x.args[1], Const) and by.value > 0:
+        x, step = x.args[0], float(by.value)
+    return Rounding(x, step, zero, bounds[1], bounds[0], shift)
 
 
 def _added(value: Expr) -> tuple[float, Expr]:
@@ -119,7 +119,9 @@ class _Absorber:
             self.made, self.inside = [], max(self.eligible, key=self._work)
             scaled = self._divided(found.x, found.step, compute)
         if scaled is None:
-            self.made, scaled = [], found.x / const(found.step, dtypes.float32)
+            self.made, scaled = [], found.x
+            if found.step != 1.0:
+                scaled = found.x / const(found.step, dtypes.float32)
         low, high = found.low - found.zero, found.high - found.zero
         inner = _without_bounds(scaled, low, high)
         clamped = minimum(maximum(inner, const(low, dtypes.float32)), const(high, dtypes.float32))
