@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
@@ -168,13 +169,15 @@ class CpuWindow(CpuNest):
         body: list[Stmt] = list(_unrolled((u, v), zero))
         weights = self.access.read[found.b.source]
         name = dot.instruction(found.a.dtype.name, found.b.dtype.name) or ""
+        terms = list(product(*(range(extent_of(t.extent)) for t in found.terms)))
         for tap in range(extent_of(found.outer.extent)):
-            for number in range(taps.groups):
+            for number, term in product(range(taps.groups), terms):
                 channel = simplify(start + var(v) * dot.lanes)
                 position = simplify((first + var(u)) * found.step + tap)
                 a = Operand(taps.buffer, (position, const(number), channel, const(0)))
-                place = {found.outer: const(tap), found.inner: const(number * dot.group),
-                         found.channel: simplify(low + channel)}  # fmt: skip
+                place: Env = dict(zip(found.terms, map(const, term), strict=True))
+                place |= {found.outer: const(tap), found.inner: const(number * dot.group)}
+                place[found.channel] = simplify(low + channel)
                 logical = tuple(simplify(substitute(i, place)) for i in found.b.indices)
                 b = Operand(weights.buffer, weights.indices(logical))
                 one = Instruction(name, (Operand(acc, (var(u), var(v), const(0))), a, b))

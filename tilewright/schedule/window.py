@@ -6,7 +6,8 @@ outer], 8-bit a and b, channels side by side in a. Taps along `inner` are interl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tilewright.intrinsics.cpu import Dot
 from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, is_op
@@ -29,6 +30,7 @@ class Window:
     step: int  # positions of a between neighbours of the row
     outer: Axis  # the window axis along the row
     inner: Axis  # and the other one
+    terms: tuple[Axis, ...] = ()  # of the sum, along which b alone changes
 
     def groups(self, dot: Dot) -> int:
         return -(-extent_of(self.inner.extent) // dot.group)
@@ -47,7 +49,7 @@ class Window:
 def window_of(nest: Nest) -> Window | None:
     """The nest as such a window; None where it is not one."""
     found = narrow_product(nest)
-    if found is None or len(nest.reduce_axes) != 2:
+    if found is None:
         return None
     conditions, left, right = found
     for a, b in ((left, right), (right, left)):
@@ -64,7 +66,11 @@ def _conjuncts(condition: Expr) -> list[Expr]:
 
 def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Window | None:
     plain = [i.axis for i in b.indices if isinstance(i, Var)]
-    if any(axes_of(i) and not isinstance(i, Var) for i in b.indices) or len(plain) != 3:
+    across = [r for r in nest.reduce_axes if r in axes_of(a, *conditions)]
+    terms = tuple(r for r in nest.reduce_axes if r not in across)
+    if any(axes_of(i) and not isinstance(i, Var) for i in b.indices):
+        return None
+    if len(across) != 2 or len(plain) != 3 + len(terms):
         return None
     channels = [x for x in plain if x in nest.axes]
     if len(channels) != 1 or set(plain) != {*channels, *nest.reduce_axes}:
@@ -75,27 +81,27 @@ def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Wi
     if not any(isinstance(i, Var) and i.axis is channel for i in a.indices) or extent_of(channel.extent) < CHANNELS:
         return None
     for row in reversed([x for x in nest.axes if x is not channel and extent_of(x.extent) > 1]):
-        made = _along(nest, a, b, conditions, channel, row)
+        made = _along(across, a, b, conditions, channel, row)
         if made is not None:
-            return made
+            return replace(made, terms=terms)
     return None
 
 
 def _along(
-    nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...], channel: Axis, row: Axis
+    across: Sequence[Axis], a: Load, b: Load, conditions: tuple[Expr, ...], channel: Axis, row: Axis
 ) -> Window | None:
     """The window with its interleaved taps shared along one output axis."""
     at = [i for i in a.indices if row in axes_of(i)]
     if len(at) != 1:
         return None
     terms = linear(simplify(at[0])).terms
-    outer = next((r for r in nest.reduce_axes if set(axes_of(at[0])) == {row, r}), None)
+    outer = next((r for r in across if set(axes_of(at[0])) == {row, r}), None)
     if outer is None or sum(outer in axes_of(i) for i in a.indices) != 1:
         return None
     known = {t.axis: c for t, c in terms.items() if isinstance(t, Var)}
     if set(known) != {row, outer} or len(terms) != 2 or known[outer] != 1 or known[row] < 1:
         return None
-    (inner,) = (r for r in nest.reduce_axes if r is not outer)
+    (inner,) = (r for r in across if r is not outer)
     if not all(_follows(c, row, outer, known[row]) for c in conditions):
         return None
     return Window(a, b, conditions, channel, row, known[row], outer, inner)

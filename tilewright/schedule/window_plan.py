@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
@@ -37,7 +39,7 @@ def plan_window(nest: Nest, context: NestContext, phase: str, level: str) -> Nes
     vectors = CHANNELS // dot.lanes
     rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
     plain = [a for a in nest.axes if a not in (found.channel, found.row)]
-    order = (*plain, found.channel, found.row, found.outer, found.inner)
+    order = (*plain, found.channel, found.row, *found.terms, found.outer, found.inner)
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=names[found.channel], lanes=dot.lanes,
@@ -72,7 +74,8 @@ def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size
         along = extent.size * found.step + extent_of(found.outer.extent) - found.step
         positions = positions * (along if axis is found.row else size)
     groups = found.groups(dot)
-    dots = outputs / dot.lanes * extent_of(found.outer.extent) * groups
+    steps = prod(extent_of(a.extent) for a in (found.outer, *found.terms)) * groups
+    dots = outputs / dot.lanes * steps
     return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
 
 
