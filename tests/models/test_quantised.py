@@ -257,6 +257,20 @@ def test_machine_code_is_exact(name: str, kind: str, per_channel: bool, quantise
         assert between and all(d in (dtypes.int8, dtypes.uint8) for d in between)
 
 
+def test_weights_beyond_a_byte_need_no_sum_over_every_window(quantised) -> None:
+    """Where each channel has a window of its own, weights less their zero point are sums of two bytes."""
+    lowest = ops.lower(load(quantised("windows", "u8u8", False), {}))
+    x = example("windows", seed=8)
+    results = []
+    for has_lanes in (False, True):
+        program = fold_constants(use_integers(lowest, IntegerForm(dtypes.int8, has_lanes)))
+        sums = [t for c in program.computes for t in c.outputs if t.name.endswith("_left_sum")]
+        by_channel = [t for t in sums if {17, 40}.intersection(t.shape)]
+        assert bool(by_channel) is not has_lanes
+        results.append(interpreted(program, x))
+    assert np.array_equal(*results)
+
+
 def test_dynamic_quantisation_multiplies_bytes(tmp_path: Path, kernel_cache: Path) -> None:
     """Scales and zero points that are only known at run time."""
     import onnx
