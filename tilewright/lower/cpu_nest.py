@@ -242,6 +242,17 @@ class CpuNest:
         here = [var(a) for a in self.nest.axes]
         return {load(t, here): replace_nodes(f, now) for t, f in zip(self.nest.accumulated, monoid.final, strict=True)}
 
+    def _seed(self, monoid: Monoid) -> tuple[Expr, Expr] | None:
+        """sum + x where the epilogue has no other use of the sum, and x: whole numbers may start from it."""
+        if monoid.operator != "add" or not monoid.left[0].dtype.is_int or len(self.nest.accumulated) != 1:
+            return None
+        total = load(self.nest.accumulated[0], [var(a) for a in self.nest.axes])
+        users = [n for n in walk(*self.nest.values) if total in n.args]
+        if len(users) != 1 or not is_op(users[0], "add") or users[0].args[0] is not total or self.nest.initial:
+            return None
+        more = users[0].args[1]
+        return None if total in walk(more) else (users[0], more)
+
     def _initial(self, monoid: Monoid, env: dict[Axis, Expr]) -> tuple[Expr, ...]:
         if not self.nest.initial:
             return monoid.identity

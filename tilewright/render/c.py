@@ -32,7 +32,7 @@ from tilewright.ir.loops import (
     statements,
 )
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_convert, c_math, c_transpose
+from tilewright.render import c_bytes, c_convert, c_math, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_pairs import register_call
 from tilewright.render.c_scope import Scope, Scopes
@@ -70,6 +70,7 @@ class CKernel:
         self.used_vectors: set[tuple[DType, int]] = set()
         self.used_conversions: set[c_convert.Conversion] = set()
         self.used_squares: set[tuple[DType, int]] = set()
+        self.used_packings: set[c_bytes.Packing] = set()
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
@@ -108,7 +109,8 @@ class CKernel:
             out.append(f"typedef {kind} {name}u __attribute__(({size}, aligned({dtype.bytes}), may_alias));\n")
 
         conversions = sorted(self.used_conversions, key=c_convert.name)
-        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions))
+        packings = sorted(self.used_packings, key=c_bytes.name)
+        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions), *map(c_bytes.vectors, packings))
         for dtype, lanes in sorted(vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
@@ -117,6 +119,8 @@ class CKernel:
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
             out.append(c_transpose.functions(vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
+        out.extend([c_bytes.PRELUDE] if packings else [])
+        out.extend(map(c_bytes.text, packings))
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
@@ -143,15 +147,17 @@ class CKernel:
     # --- statements
 
     def block(self, body: tuple[Stmt, ...]) -> None:
-        following: tuple[Stmt | None, ...] = (*body[1:], None)
-        written = False
-        for stmt, after in zip(body, following, strict=True):
-            if written:
-                written = False
+        position = 0
+        while position < len(body):
+            if position + 1 < len(body) and self.pair(body[position], body[position + 1]):
+                position += 2
                 continue
-            written = after is not None and self.pair(stmt, after)
-            if not written:
-                self.statement(stmt)
+            together = c_bytes.side_by_side(body[position : position + c_bytes.MOST])
+            if len(together) > 1:
+                self.store_bytes(together)
+            else:
+                self.statement(body[position])
+            position += max(1, len(together))
 
     def pair(self, first: Stmt, second: Stmt) -> bool:
         """Two calls of one function that stand together are written as one; whether these were."""
@@ -163,6 +169,46 @@ class CKernel:
         arguments = ", ".join([c.argument for c in calls if c] + [f"&{c.result}" for c in calls if c])
         self.emit(f"tw_{name}_pair_{vector_name(dtypes.float32, lanes)}({arguments});")
         return True
+
+    def store_bytes(self, together: list[For]) -> None:
+        """One store of what several vectors hold."""
+        texts: list[str] = []
+        added = 0
+        lanes = 0
+        for stmt in together:
+            store = stmt.body[0]
+            assert isinstance(store, Store)
+            self.lane = stmt.axis
+            lanes = self.width
+            found = c_bytes.rounded(store.value)
+            value = None if found is None else self.vector(found.value)
+            if found is None or value is None:
+                self.lane = None
+                for each in together:
+                    self.statement(each)
+                return
+            added = found.added
+            texts.append(self.splat(found.value, value, lanes))
+        first = together[0].body[0]
+        assert isinstance(first, Store)
+        self.lane = together[0].axis
+        place = self.lane_offsets(flat(first.buffer, first.indices), 1, 1)[0]
+        self.lane = None
+        dtype = first.buffer.dtype
+        kind = vector_name(dtype, lanes * len(together))
+        self.used_vectors.add((dtype, lanes * len(together)))
+        packed = self.packed((dtype, lanes, len(together)), texts, added)
+        self.emit(f"*({kind}u *)({first.buffer.name} + {place}) = {packed};")
+        self.held = {}
+
+    def packed(self, packing: c_bytes.Packing, texts: list[str], added: int) -> str:
+        self.used_packings.add(packing)
+        text = f"{c_bytes.name(packing)}({', '.join(texts)})"
+        dtype, lanes, count = packing
+        # bytes wrap around, so that either reading of them may be added
+        more = (added + 128) % 256 - 128 if dtype is dtypes.int8 else added % 256
+        kind = vector_name(dtype, lanes * count)
+        return f"({text} + ({kind}){{{', '.join([str(more)] * (lanes * count))}}})" if more else text
 
     def statement(self, stmt: Stmt) -> None:
         if not isinstance(stmt, Store) and not (isinstance(stmt, For) and stmt.kind is ForKind.VECTOR):
@@ -541,6 +587,10 @@ class CKernel:
             return f"tw_select_{vector_name(node.dtype, lanes)}({', '.join(texts)})"
         if name == "cast":
             self.used_vectors.add((node.dtype, lanes))
+            bytes_of = c_bytes.rounded(node)
+            if bytes_of is not None and done.get(bytes_of.value) is not None:
+                value = self.splat(bytes_of.value, done[bytes_of.value], lanes)
+                return self.packed((node.dtype, lanes, 1), [value], bytes_of.added)
             if c_convert.needs_function(operand, node.dtype):
                 self.used_conversions.add((operand, node.dtype, lanes))
                 return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"
@@ -557,9 +607,16 @@ class CKernel:
             return f"(-{texts[0]})"
         if name == "isnan":
             return f"({texts[0]} != {texts[0]})"
+        if name == "round" and operand is dtypes.float32 and c_bytes.is_small(node.args[0]):
+            return c_bytes.rounding(texts[0])
+        if name in ("min", "max") and isinstance(node.args[1], Const) and node.args[1].value == node.args[1].value:
+            name = f"{name}_constant" if operand is dtypes.float32 else name
         if name in c_math.FUNCTIONS and operand is dtypes.float32:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
+        if name in ("min", "max") and operand.is_int and operand.bits <= 32:
+            self.used_math.setdefault((operand.name, lanes), set()).add(f"whole_{name}")
+            return f"tw_whole_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
         return self.by_lanes(node) if node.dtype.kind != "b" else None
 
     def ramp(self, node: Op, lanes: int) -> str:

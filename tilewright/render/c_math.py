@@ -32,6 +32,29 @@ _EXP_INSIDE = """\
     $I h = n >> 1;
     $V e = p * ($V)(h << 23) * ($V)((n - h) << 23);"""
 
+_X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
+
+
+def _extreme_with_constant(name: str, otherwise: str) -> str:
+    """NaN wins, and only the first operand can be one. NEON's instructions give NaN where either is; those of x86 give
+    their last operand then. Elsewhere one comparison that is true of NaN, and a select."""
+    return f"""
+static inline $V tw_{name}_constant_$V($V a, $V b) {{
+#if $W == 4 && defined(__aarch64__)
+    $V y;
+    __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#elif {_X86_VECTORS}
+    $V y;
+    __asm__("v{name}ps %1, %2, %0" : "=v"(y) : "v"(a), "v"(b));
+    return y;
+#else
+    return tw_select_$V(~(a {otherwise} b), a, b);
+#endif
+}}
+"""
+
+
 _TEXT: dict[str, tuple[tuple[str, ...], str]] = {
     "wide": ((), """
 typedef double $D __attribute__((vector_size($W * 8)));
@@ -42,6 +65,14 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
 """),
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
+"""),
+    "max_constant": (("select",), _extreme_with_constant("max", "<=")),
+    "min_constant": (("select",), _extreme_with_constant("min", ">=")),
+    "whole_max": (("select",), """
+static inline $V tw_whole_max_$V($V a, $V b) { return tw_select_$V(a > b, a, b); }
+"""),
+    "whole_min": (("select",), """
+static inline $V tw_whole_min_$V($V a, $V b) { return tw_select_$V(a < b, a, b); }
 """),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {

@@ -412,7 +412,8 @@ def _chains(nest: Nest, vector: Axis) -> int:
     functions that are chains of operations a second one to fill the pipes."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
-    if data_cost(*nest.values) < 12:
+    fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
+    if fills or data_cost(*nest.values) < 12:
         return 4
     return 2 if any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values)) else 1
 

@@ -21,10 +21,11 @@ from tilewright.ir.expr import (
     Const,
     Expr,
     Load,
-    Op,
     Var,
     all_of,
     axes_of,
+    cast,
+    const,
     is_op,
     le,
     load,
@@ -117,7 +118,7 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
         guarded: Expr = read
         conditions: tuple[Expr, ...] = ()
         for node in walk(*compute.elements):
-            if is_op(node, "select") and node.args[1] is read and _is_neutral(node.args[2], compute):
+            if is_op(node, "select") and _unwidened(node.args[1]) is read and _is_neutral(node.args[2], compute):
                 guarded, conditions = node, tuple(_conjuncts(node.args[0]))
         found.append(_Read(guarded, read, conditions))
     return found
@@ -126,6 +127,11 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
 def _is_neutral(node: Expr, compute: Reduce) -> bool:
     identity = compute.monoid.identity[0]
     return isinstance(node, Const) and isinstance(identity, Const) and node.value == identity.value
+
+
+def _unwidened(node: Expr) -> Expr:
+    """What is widened on the way into a sum of integers."""
+    return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
 
 
 def _conjuncts(condition: Expr) -> list[Expr]:
@@ -147,15 +153,14 @@ def _copy(
     value: Expr = load(source, [d.place for d in dimensions])
     guard = simplify(all_of(known))
     if not (isinstance(guard, Const) and guard.value):
-        assert isinstance(found.node, Op)
-        value = select(guard, value, found.node.args[2])
+        value = select(guard, value, const(0, source.dtype))
     name = f"{source.name}_staged"
     while name in taken:
         name += "_"
     taken.add(name)
     output = Tensor(name, tuple(d.axis.extent for d in dimensions), source.dtype)
     copy = Map(output, tuple(d.axis for d in dimensions), value, compute.origin)
-    moved = {found.node: load(output, [d.index for d in dimensions])}
+    moved = {found.node: cast(load(output, [d.index for d in dimensions]), found.node.dtype)}
     return copy, replace(compute, elements=(replace_nodes(compute.elements[0], moved),))
 
 
@@ -245,6 +250,8 @@ def _extent(axis: Axis) -> int:
 
 def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], program: Program, target: Target) -> bool:
     """Cycles with the copy against cycles without, on one core."""
+    if found.read.dtype.bytes == 1:
+        return _few_bytes(compute, found.read, program)
     steps = prod(_extent(a) for a in (*compute.axes, *compute.reduce_axes))
     lanes = target.lanes(found.read.dtype.bytes)
     ideal = steps / (lanes * _PIPES)
@@ -282,6 +289,19 @@ def _hanging_over(compute: Reduce, found: _Read) -> float:
     reach = sum(c * (_extent(a) - 1) for c, a in taps)
     starts = [step * o + form.constant for o in range(_extent(output))]
     return sum(s < 0 or s + reach >= size for s in starts) / max(1, len(starts))
+
+
+def _few_bytes(compute: Reduce, read: Load, program: Program) -> bool:
+    """Whether the sums of a dot product would be mostly empty, and fuller along a window and its few channels.
+
+    Instructions that sum bytes copy their rows anyway, padding as zeros, so that nothing else speaks for a copy.
+    """
+    weights = [n for n in loads(*compute.elements) if n is not read]
+    if len(weights) != 1 or weights[0].source not in program.constants:
+        return False
+    own = [i.axis for i in read.indices[:-1] if isinstance(i, Var) and i.axis in compute.reduce_axes]
+    shared = {a for a in axes_of(*weights[0].indices) if a in compute.reduce_axes}
+    return len(own) == 1 and 1 < _extent(own[0]) <= _FEW_CHANNELS and set(compute.reduce_axes) <= shared
 
 
 def _follows_a_reduction(compute: Reduce, read: Load, program: Program) -> bool:
