@@ -150,6 +150,7 @@ def models() -> Iterator[tuple[str, ModelProto, str | None, float]]:
     yield "dense-bfloat16", _dense(), "bfloat16", NARROWED
     yield "windows", _windows(), None, ROUNDED
     yield "windows-bfloat16", _windows(), "bfloat16", NARROWED
+    yield "rounded", _rounded(), None, EXACT
     yield "quantised", _quantised(), None, A_STEP
     yield "quantised-window", _quantised_window(), None, A_STEP
 
@@ -177,6 +178,22 @@ def _dense() -> ModelProto:
     ]  # fmt: skip
     fixed = {"w": _weights(96, 130), "b": _weights(130), "v": _weights(130, 47)}
     return _model(nodes, {"x": (61, 96)}, {"y": (61, 47)}, fixed)
+
+
+def _rounded() -> ModelProto:
+    """Numbers to bfloat16 and back: ties, denormals, the largest and infinity."""
+    nodes = [
+        helper.make_node("Mul", ["x", "z"], ["o"]), helper.make_node("Add", ["o", "s"], ["m"]),
+        helper.make_node("Cast", ["m"], ["n"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["n"], ["y"], to=TensorProto.FLOAT),
+    ]  # fmt: skip
+    rng = np.random.default_rng(14)
+    bits = rng.integers(0, 1 << 32, (40, 48), np.uint32) & 0xFFFFFF00 | 0x80
+    special = [0x80000000, 0x00008000, 0x00018000, 0x807FFFFF, 0x00000001, 0x3F808000, 0x3F818000, 0x7F7FFFFF]
+    bits[0, : len(special)] = special
+    some = bits.view(np.float32)
+    some[~np.isfinite(some)] = np.inf
+    return _model(nodes, {"x": (40, 48)}, {"y": (40, 48)}, {"s": some, "z": np.zeros((1, 1), np.float32)})
 
 
 def _windows() -> ModelProto:

@@ -365,3 +365,16 @@ def test_peak_loops_hold_nothing_else(dot: Dot, pair: Pair, tmp_path: Path) -> N
     mnemonic = re.findall(r'asm__ volatile\("(\w+)|asm__\("(\w+)', row.text["c"] + row.prelude["c"])[-1]
     loop = innermost(text, "".join(mnemonic))
     assert sum(x.startswith("".join(mnemonic)) for x in loop) >= len(loop) - 3
+
+
+def test_rounding_to_bfloat16_is_one_instruction_where_there_is_one(tmp_path: Path) -> None:
+    builder = Builder()
+    x = Tensor("x", (64, 256), dtypes.float32)
+    y = builder.map("y", x.shape, lambda *i: cast(load(x, i), dtypes.bfloat16))
+    target = target_of(DOTS["amx_bf16"])
+    made = lowered(Program((x,), (y,), tuple(builder.computes), {}), target)
+    text = assembly(backend_cpu.render(made.loops, target)["k0"], "sapphirerapids", tmp_path)
+    loop = innermost(text, "vcvtneps2bf16")
+    words = [x.split()[0] for x in loop if not x.endswith(":")]
+    usual = words[: words.index("kortestw")]  # what follows is for denormal numbers alone
+    assert {"vcvtneps2bf16", "vfpclassps"} <= set(usual) and not {"vpsrld", "vpaddd", "vpmovdw"} & set(usual)
