@@ -31,7 +31,7 @@ def boot_files(folder: Path, kernel: Path, isolinux: Path, listing: str, names: 
         ("dev", _DIRECTORY, b"", (0, 0)), ("proc", _DIRECTORY, b"", (0, 0)), ("cases", _DIRECTORY, b"", (0, 0)),
         ("dev/console", _DEVICE, b"", (5, 1)), ("list", _FILE, listing.encode(), (0, 0)),
     ]  # fmt: skip
-    entries += [(n, _FILE, (folder / n).read_bytes(), (0, 0)) for n in ("init", "untouched")]
+    entries += [(n, _FILE, (folder / n).read_bytes(), (0, 0)) for n in ("init", "untouched", "measure")]
     for name in names:
         entries.append((f"cases/{name}", _DIRECTORY, b"", (0, 0)))
         for path in sorted((folder / "cases" / name).iterdir()):

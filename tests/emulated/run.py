@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.emulated.cases import Case, every_case
+from tests.emulated.cases import Case, every_case, targets
 from tests.emulated.guest import boot_files, configuration, list_line
 from tilewright.runtime import Machine, default_flags, find_compiler, permissions
 from tilewright.runtime.cpu_model import table_source
+from tilewright.target import probe
 
 HERE = Path(__file__).resolve().parent
 NATIVE = Path(permissions.__file__).with_name("native")
@@ -72,6 +73,15 @@ def compile_case(case: Case, tools: Tools) -> Path:
     return folder
 
 
+def compile_probe(tools: Tools) -> None:
+    """The program that measures a machine, with every instruction it may try."""
+    target, processor = targets()["amx"]
+    flags = probe.probe_flags(target, frozenset(target.features))
+    (tools.folder / "probe.c").write_text(probe.probe_source())
+    arguments = ["-O3", f"-mcpu={processor}", "-fno-sanitize=all", "-w", "-static", *flags]
+    call(zig(*arguments, "probe.c", str(HERE / "measure.c"), "-lm", "-o", "measure"), tools.folder)
+
+
 def arguments_of(case: Case) -> list[str]:
     kinds = "".join(KINDS[str(a.dtype)] for a in case.wanted)
     return [case.name, "2", str(case.tolerance), "1" if case.needs_tiles else "0", kinds]
@@ -93,7 +103,8 @@ def run_bochs(given: argparse.Namespace, cases: Sequence[Case], tools: Tools) ->
     """In a Linux guest that runs all programs and then says so on its serial port."""
     call(zig("-O2", "-static", str(HERE / "init.c"), "-o", "init"), tools.folder)
     call(zig("-O2", "-static", "-mcpu=sapphirerapids", str(HERE / "untouched.c"), "-o", "untouched"), tools.folder)
-    lines = [*(list_line(case.name, arguments_of(case)) for case in cases), "/ /untouched\n"]
+    compile_probe(tools)
+    lines = [*(list_line(case.name, arguments_of(case)) for case in cases), "/ /untouched\n", "/ /measure\n"]
     image = boot_files(tools.folder, given.kernel, given.isolinux, "".join(lines), [c.name for c in cases])
     serial = tools.folder / "serial.txt"
     serial.unlink(missing_ok=True)
