@@ -7,5 +7,5 @@ int tw_probe(int units, int64_t near, int64_t middle, int64_t outer, int64_t far
 
 int main(void)
 {
-    return tw_probe(1, 16384, 65536, 0, 1 << 20, 1, 0.01, 0.001);
+    return tw_probe(1, 16384, 65536, 0, 1 << 20, 1, 0.0, 1e-5);
 }
