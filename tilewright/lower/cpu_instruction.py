@@ -32,6 +32,8 @@ from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
 
+_STAYS = 16 << 10  # bytes that stay in L1 beside a block of the other operand; every core with tiles has 48 KB
+
 
 @dataclass(frozen=True, eq=False)
 class _Part:
@@ -268,15 +270,17 @@ class CpuInstruction(CpuNest):
             again = [do("tile_load", (_whole(t), kept[t]), heights[i], dot.lanes, width) for i, _, t in every]
             body = [If(eq(var(sums.loop), 0), tuple(body), tuple(again))]
         loops, outer, k = self._loops(setting, sums)
+        rows_pass, columns_pass = _passing(rows, sums, setting)
+        take_a, take_b = ("tile_load_passing" if passes else "tile_load" for passes in (rows_pass, columns_pass))
 
         def load_a(i: int) -> Stmt:
             source = rows.at(simplify(part.row + i * dot.rows), outer, k)
-            return do("tile_load", (_whole(a[i]), source), heights[i], setting.block, rows.stride)
+            return do(take_a, (_whole(a[i]), source), heights[i], setting.block, rows.stride)
 
         def load_b(j: int) -> Stmt:
             source = panels.at(part.place, part.column, const(j * dot.lanes), outer, k)
             width = dot.lanes * dot.group
-            return do("tile_load", (_whole(b[j]), source), groups, width, width)
+            return do(take_b, (_whole(b[j]), source), groups, width, width)
 
         def multiply(i: int, j: int) -> Stmt:
             tiles = (_whole(c[i][j]), _whole(a[i]), _whole(b[j]))
@@ -351,6 +355,19 @@ class _Lost:
 
     def value(self, index: tuple[Expr, ...]) -> Expr:
         return load(self.sums, index) * const(self.setting.lost, self.sums.dtype)
+
+
+def _passing(rows: Rows, sums: _Sums, setting: Setting) -> tuple[bool, bool]:
+    """Whether the rows, and the columns, only pass through: blocks of rows turn inside those of columns."""
+    most = min(int(setting.height.size), setting.height.extent)
+    outer = prod(extent_of(a.extent) for a in setting.outer)
+    depth = outer * min(sums.steps, setting.steps) * setting.block
+    if most <= setting.size:  # one block of rows, which stays
+        return False, depth * setting.most_columns * setting.found.b.dtype.bytes > _STAYS
+    size = setting.found.a.dtype.bytes
+    # a row that begins inside a cache line shares the line with the next block of k, which comes soon
+    is_aligned = rows.stride * size % TILE_BYTES == 0
+    return is_aligned and depth * most * size > _STAYS, False
 
 
 def _configure(setting: Setting, rows: int, columns: int) -> Instruction:
