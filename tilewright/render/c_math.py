@@ -319,10 +319,9 @@ def _pair(text: str) -> str:
     assert start is not None
     local = {"x", *re.findall(r"^ +\$[VI] (\w+) =", text, re.MULTILINE)}
     lines = [f"static inline void {start[1]}_pair_$V($V x_0, $V x_1, $V *result_0, $V *result_1) {{"]
+    names = re.compile(rf"\b({'|'.join(sorted(local))})\b")
     for line in body:
-        for copy in "01":
-            own = re.sub(r"\b(\w+)\b", lambda m, c=copy: f"{m[1]}_{c}" if m[1] in local else m[1], line)
-            lines.append(own.replace("return ", f"*result_{copy} = "))
+        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in (0, 1)]
     return "\n".join(("", *lines, "}", ""))
 
 

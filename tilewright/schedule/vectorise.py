@@ -344,7 +344,7 @@ def _turned(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | Non
     """The axis that blocks of a map are turned from, on the way to the vector axis its result is stored along."""
     if vector is None or vector not in nest.axes:
         return None
-    store = linear(offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes)))
+    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
         return None
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
