@@ -158,6 +158,9 @@ def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
     flags += ["-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
     # Buffers of different types share scratch memory, one after the other.
     flags += ["-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"]
+    if compiler.kind == "gcc":
+        # It carries reads of overlapping windows from one turn to the next, where accumulators need the registers.
+        flags.append("-fno-predictive-commoning")
     if is_arm and compiler.kind == "gcc":
         # Scheduling before register allocation spreads loads out and spills accumulators of a full register tile.
         flags.append("-fno-schedule-insns")

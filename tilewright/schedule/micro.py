@@ -25,7 +25,6 @@ _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the 
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
 _SPILLED = 1.8
-_GATHERED = 1.5  # reads a lane that is no neighbour of the one before costs
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
@@ -134,7 +133,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
         if not operand.by_vector and facts.by_lane:
             count = count / facts.lanes
         if operand.gathered:
-            count = count * _GATHERED * facts.lanes
+            count = count * facts.target.gathered_reads * facts.lanes
         reads = reads + count
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory

@@ -13,10 +13,11 @@ from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
 from tilewright.schedule.steps import is_walked_to_and_fro, new_at_each_step
 from tilewright.schedule.tile import Choice
-from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
+from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
 
 SCHEDULES = ("connected", "register", "none")
@@ -63,7 +64,7 @@ def _plan_once(nest: Nest, context: NestContext, known: dict[Hashable, NestPlan]
     """The plan of a nest; nests that differ in names alone share the work."""
     key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
     if key not in known:
-        known[key] = plan_nest(nest, context)
+        known[key] = select_plan(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 
