@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.apart import transposed_views
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
@@ -41,7 +42,8 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     known: dict[Hashable, NestPlan] = {}
     for part in parts:
-        fused = fuse_registers(part.computes, part.kept, context.staged) if schedule != "none" else Fused()
+        apart = context.staged | transposed_views(part.computes, context)
+        fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order

@@ -49,9 +49,6 @@ _SLOW = 8.0  # a block that must check every position, against one that checks n
 _BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a vector could be multiplied
 _BROADCAST_CHECKED = 1.3  # the same with checks between them
 _STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
-_ROWS = 12  # of a register tile that share a gathered vector
-_FOLD, _FOLD_LANE = 4.0, 0.75  # cycles to add up the lanes of one sum
-_STORE_CYCLES = 0.25  # a transposed element stored, and the loop around it
 _PAGE = 4096
 _FEW_CHANNELS = 7
 _KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
@@ -245,11 +242,7 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     ideal = steps / (lanes * _PIPES)
     kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
     if not any(n.source in program.constants for n in loads(*compute.elements)):
-        if found.conditions:
-            return False
-        if _is_transposed(compute, found.read, program):
-            return _transpose_pays(compute, found, ideal, kernel, target)
-        if _follows_a_reduction(compute, found.read, program):
+        if found.conditions or _follows_a_reduction(compute, found.read, program):
             return False
         return _is_strided(compute, found.read, target) and _panel_pays(found, ideal, kernel)
     # depthwise on an activation of ours: channels are innermost, and all lanes check alike
@@ -303,37 +296,6 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
     usable = nearest.capacity // max(1, gcd(far[0], _PAGE) // nearest.transaction) // 4
     rows = _extent(compute.reduce_axes[0])
     return rows * nearest.transaction > usable and rows * far[0] > nearest.capacity // 2
-
-
-def _is_transposed(compute: Reduce, read: Load, program: Program) -> bool:
-    """Whether the operand that holds the columns runs along the sum where it lies, as in a product with a transpose."""
-    if len(compute.reduce_axes) != 1 or var(compute.axes[-1]) not in read.indices:
-        return False
-    if any(compute.axes[-1] in axes_of(*n.indices) for n in loads(*compute.elements) if n is not read):
-        return False
-    innermost = linear(simplify(_where_it_lies(read, program).indices[-1])).terms
-    return innermost.get(var(compute.reduce_axes[0])) == 1 and var(compute.axes[-1]) not in innermost
-
-
-def _where_it_lies(read: Load, program: Program) -> Load:
-    """The read behind maps that only move elements, which are composed into whoever reads them."""
-    producers = program.producers()
-    while isinstance(made := producers.get(read.source), Map) and isinstance(made.value, Load):
-        moved = substitute(made.value, dict(zip(made.axes, read.indices, strict=True)))
-        assert isinstance(moved, Load)
-        read = moved
-    return read
-
-
-def _transpose_pays(compute: Reduce, found: _Read, ideal: float, kernel: float, target: Target) -> bool:
-    """A copy with the columns innermost, against vectors gathered for every few rows, or lanes folded at the end."""
-    lanes = target.lanes(found.read.dtype.bytes)
-    lane_cycles = target.gathered_reads / _PIPES
-    rows = prod(_extent(a) for a in compute.axes if a not in axes_of(*found.read.indices))
-    gathering = 1.0 + _PIPES * lanes * lane_cycles / min(_ROWS, max(1, rows))
-    folding = 1.0 + _PIPES * lanes * (_FOLD_LANE * lanes + _FOLD) / _extent(compute.reduce_axes[0])
-    copied = prod(int(static(e) or 0) for e in found.read.source.shape)
-    return ideal + copied * (lane_cycles + _STORE_CYCLES) + kernel < _LEAST_GAIN * ideal * min(gathering, folding)
 
 
 def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:
