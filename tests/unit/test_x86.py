@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,15 @@ def test_forms_are_compared_with_what_they_bring_from_memory() -> None:
 def test_lanes_cost_more_where_they_are_inserted() -> None:
     arm = Target("cpu", "cpu", "aarch64", 1, 16, 32, 1e10, WIDE.levels, 1e-6)
     assert WIDE.gathered_reads > arm.gathered_reads
+
+
+def test_wide_sums_fold_by_halves() -> None:
+    """A row's sum in several chains of 16 lanes: whole vectors, then halves are added, and four lanes at the end."""
+    steps = [("ReduceSum", ["x", "axes"], "y", {"keepdims": 0})]
+    model = model_of(steps, {"x": (64, 384)}, {"y": (64,)}, {"axes": np.array([1], np.int64)})
+    made = build(load(model, {}), WIDE, Options(stop_after="source"))
+    (plan,) = nests(made).values()
+    (text,) = made.sources.values()
+    assert plan.lanes == 16 and dict(plan.register)["r0"] > 16
+    assert re.search(r"high\w* = \(\(v8f32\)\{acc\w*\[8\], .*acc\w*\[15\]\}\)", text)
+    assert len(re.findall(r"total = \(total \+ low\w*\[\d\]\)", text)) == 4

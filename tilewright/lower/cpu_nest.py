@@ -35,6 +35,7 @@ from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block, Names
 from tilewright.lower.sharing import shared_stores
@@ -432,21 +433,20 @@ class CpuNest:
         # the lanes of all chains fold into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
-        fold_lane = Axis(f"{axis.name}_fold", lanes)
-        fold_chain = Axis(f"{axis.name}_chain", chains)
-        position = (*block.index, *((var(fold_chain),) if chains > 1 else ()), var(fold_lane))
-        fold: tuple[Stmt, ...] = self._update(monoid, totals, block.index, [load(s, position) for s in states])
-        fold = (For(fold_lane, ForKind.UNROLL, fold),)
-        if chains > 1:
-            fold = (For(fold_chain, ForKind.UNROLL, fold),)
-        body.extend(block.around(*fold))
+        halves = halved(block, states, chains, lanes, lambda shape, stem: self._states(monoid, shape, stem),
+                        lambda parts, index, right: self._update(monoid, parts, index, right))  # fmt: skip
+        body.extend(halves.body)
+        fold_lane = Axis(f"{axis.name}_fold", halves.lanes)
+        position = (*block.index, *halves.chain, var(fold_lane))
+        fold = self._update(monoid, totals, block.index, [load(s, position) for s in halves.states])
+        body.extend(block.around(For(fold_lane, ForKind.UNROLL, fold)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
-        return _alloc([*states, *totals], body)
+        return _alloc([*states, *totals, *halves.buffers], body)
 
     def _lane_loops(
         self,

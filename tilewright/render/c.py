@@ -528,7 +528,14 @@ class CKernel:
     def vector_load(self, node: Load, lanes: int) -> str | None:
         assert self.lane is not None
         if node.source.memory is Memory.REGISTER:
-            return element_name(node.source, constants(node.indices[:-1]))
+            name = element_name(node.source, constants(node.indices[:-1]))
+            if node.indices[-1] is var(self.lane) and self.lane_buffers.get(node.source, lanes) == lanes:
+                return name
+            # a part of a longer vector, which compilers know by its places
+            start = linear(node.indices[-1]).constant
+            self.used_vectors.add((node.dtype, lanes))
+            parts = ", ".join(f"{name}[{start + i}]" for i in range(self.count))
+            return f"(({vector_name(node.dtype, lanes)}){{{parts}}})"
         if node.dtype.kind == "b":
             return None
         offset = flat(node.source, node.indices)

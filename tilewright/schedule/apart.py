@@ -14,13 +14,13 @@ from tilewright.ir.compute import Compute, Map, Reduce
 from tilewright.ir.expr import Load, axes_of, loads, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.micro import fold_cycles
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.vectorise import NestContext
 from tilewright.target import Target
 
 _PIPES = 2  # vector multiply-adds a cycle
 _ROWS = 12  # of a register tile that share a gathered vector
-_FOLD, _FOLD_LANE = 4.0, 0.75  # cycles to add up the lanes of one sum
 _STORE_CYCLES = 0.25  # a transposed element stored, and the loop around it
 _LEAST_GAIN = 0.9
 
@@ -69,6 +69,6 @@ def _pays(compute: Reduce, read: Load, target: Target) -> bool:
     ideal = steps / (lanes * _PIPES)
     rows = prod(extent_of(a.extent) for a in compute.axes if a not in axes_of(*read.indices))
     gathering = 1.0 + _PIPES * lanes * lane_cycles / min(_ROWS, max(1, rows))
-    folding = 1.0 + _PIPES * lanes * (_FOLD_LANE * lanes + _FOLD) / max(1, extent_of(compute.reduce_axes[0].extent))
+    folding = 1.0 + _PIPES * lanes * fold_cycles(lanes) / max(1, extent_of(compute.reduce_axes[0].extent))
     copied = prod(extent_of(e) for e in read.source.shape)
     return ideal + copied * (lane_cycles + _STORE_CYCLES) < _LEAST_GAIN * ideal * min(gathering, folding)

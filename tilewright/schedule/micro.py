@@ -185,12 +185,18 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
     steps = facts.reduction / (facts.lanes * chains)
     cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
-    folding = outputs * (0.75 * facts.lanes * chains + 4.0) if facts.vector is not None else 0.0
+    folding = outputs * fold_cycles(facts.lanes, chains) if facts.vector is not None else 0.0
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
     core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
     return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+
+
+def fold_cycles(lanes: int, chains: int = 1) -> float:
+    """To add up the lanes of one sum: chains first, then halves of the vector, the last four lanes one by one."""
+    halvings = max(0, lanes.bit_length() - 3)
+    return 0.5 * (chains - 1) + 1.5 * halvings + 0.75 * min(lanes, 4) + 4.0
 
 
 def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:
