@@ -11,7 +11,7 @@ from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.tile import choose_tile
 from tilewright.schedule.vectorise import NestContext, candidate_plans, is_contraction, plan_nest
 
-_MOST_FORMS = 6  # orders and passes that are compared, the best register tile of each
+_MOST_FORMS = 4  # orders and passes that are compared, the best register tile of each
 _NEAR = 40  # of the plans the construction ranks, those that may hold one
 _WORTH = 0.97  # of the first one's time: less is within the model's error
 
