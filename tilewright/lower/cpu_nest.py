@@ -37,9 +37,9 @@ from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block
 from tilewright.lower.rows import places, range_of
+from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
-from tilewright.schedule.turning import cut
 
 
 class CpuNest(NestParts):

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import footprint, transactions
@@ -23,7 +24,6 @@ from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.turning import is_cut
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, stride
 from tilewright.target import MemoryLevel
 
