@@ -18,6 +18,7 @@ from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.check import check_plan
+from tilewright.schedule.memo import Memo
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import Target
@@ -110,15 +111,16 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     stages = Stages(options, target)
     run = stages.run
     backend = _backend(target)
+    memo = Memo()
     try:
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
-        program = run("algorithm", choose_algorithms, program, _predictor(target, options))
+        program = run("algorithm", choose_algorithms, program, _predictor(target, options, memo))
         program = run("staging", stage_operands, program, target)
         program = run("layout", choose_layouts, program, target)
-        plan = run("plan", make_plan, program, target, options.schedule)
+        plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
         if tuner is not None:
             plan = run("tune", tuner, program, plan, target, options)
         loops = run("loops", lower_program, program, plan, target, backend.lower_kernel)
@@ -149,13 +151,13 @@ def machine_code(
     return loops, backend.load(sources, loops, program, plan, target, options, *place)
 
 
-def _predictor(target: Target, options: Options) -> Predict | None:
+def _predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
     """What tells the time of an algorithm; None where the model's own is kept (on GPUs no other is known to pay)."""
     if options.convolution == "direct" or target.kind != "cpu":
         return None
     # without joining: what that gains an algorithm is not known before its neighbours are
     schedule = "none" if options.schedule == "none" else "register"
-    return lambda program: predicted_seconds(program, target, schedule)
+    return lambda program: predicted_seconds(program, target, schedule, memo)
 
 
 def _backend(target: Target) -> Any:

@@ -21,7 +21,7 @@ from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.transform import winograd
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.toom_cook import SIZES, matrices
+from tilewright.transform.toom_cook import MATRICES, SIZES
 from tilewright.transform.winograd import choose_algorithms, fastest, find_sliding
 
 # (image, weights, pads, attributes): odd sizes, one-sided pads, batches, channels that fill no vector
@@ -72,7 +72,7 @@ def forced(program: Program, m: int, monkeypatch: pytest.MonkeyPatch) -> Program
 @pytest.mark.parametrize("m", SIZES)
 def test_matrices_compute_the_correlation(m: int) -> None:
     """Exactly, in fractions: y[u] = sum of d[u + s] g[s]."""
-    made = matrices(m)
+    made = MATRICES[m]
     d = [7 * i * i - 3 * i + 2 for i in range(m + 2)]
     g = [5, -2, 11]
     products = [
@@ -85,7 +85,7 @@ def test_matrices_compute_the_correlation(m: int) -> None:
 
 @pytest.mark.parametrize("m", SIZES)
 def test_transforms_hold_no_rounded_coefficient(m: int) -> None:
-    made = matrices(m)
+    made = MATRICES[m]
     for row in (*made.input, *made.output):
         assert all(float(np.float32(float(c))) == c for c in row)
 

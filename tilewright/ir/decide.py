@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from tilewright.ir.expr import Axis, Const, Expr, ExprLike, Var, as_expr, is_op, substitute
+from collections.abc import Mapping, Sequence
+
+from tilewright.ir.expr import Axis, Const, Expr, ExprLike, Var, as_expr, is_op
 from tilewright.ir.simplify import simplify
 
 
-def decide(root: Expr, axis: Axis, value: ExprLike) -> Expr:
-    """simplify(substitute(root, {axis: value})), quick where selects choose by the axis."""
+def decide(roots: Sequence[Expr], axis: Axis, value: ExprLike) -> list[Expr]:
+    """simplify(substitute(root, {axis: value})) of each root, quick where selects choose by the axis.
+
+    What the roots have in common is looked at once.
+    """
     done: dict[Expr, Expr] = {}
-    chosen: dict[Expr, Expr | None] = {}
-    stack = [root]
+    stack = list(reversed(roots))
     while stack:
         node = stack[-1]
         if node in done:
             stack.pop()
         elif axis not in node.axes:
-            done[node] = node
+            done[node] = simplify(node)
         elif isinstance(node, Var):
-            done[node] = as_expr(value)
+            done[node] = simplify(as_expr(value))
         else:
-            if node not in chosen:
-                chosen[node] = _taken(node, axis, value)
-            taken = chosen[node]
-            wanted = node.args if taken is None else (taken,)
+            wanted = _wanted(node, done)
             waiting = [a for a in wanted if a not in done]
             if waiting:
                 stack.extend(waiting)
-            elif taken is None:
-                done[node] = node.rebuild(tuple(done[a] for a in node.args))
+            elif wanted is node.args:
+                done[node] = simplify(node.rebuild(tuple([done[a] for a in wanted])))
             else:
-                done[node] = done[taken]
-    return simplify(done[root])
+                done[node] = done[wanted[0]]
+    return [done[root] for root in roots]
 
 
-def _taken(node: Expr, axis: Axis, value: ExprLike) -> Expr | None:
-    """The arm of a select whose condition the value decides."""
-    if not is_op(node, "select") or axis not in node.args[0].axes:
-        return None
-    condition = simplify(substitute(node.args[0], {axis: value}))
-    return node.args[1 if condition.value else 2] if isinstance(condition, Const) else None
+def _wanted(node: Expr, done: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
+    """What a node's value depends on: its operands, but of a select first the condition, then the arm it takes."""
+    if not is_op(node, "select"):
+        return node.args
+    condition = done.get(node.args[0])
+    if condition is None:
+        return node.args[:1]
+    if not isinstance(condition, Const):
+        return node.args
+    return (node.args[1] if condition.value else node.args[2],)

@@ -209,7 +209,7 @@ def _joined_axes(args: tuple[Expr, ...]) -> tuple[Axis, ...]:
     for arg in args:
         more = arg.axes
         if more and more is not axes:
-            axes = (*axes, *(a for a in more if a not in axes)) if axes else more
+            axes = (*axes, *[a for a in more if a not in axes]) if axes else more
     return axes
 
 
@@ -270,7 +270,7 @@ def state(name: str, dtype: DType) -> State:
 
 
 def load(source: Source, indices: Iterable[ExprLike]) -> Load:
-    idx = tuple(as_expr(i) for i in indices)
+    idx = tuple([i if isinstance(i, Expr) else const(i) for i in indices])
     if len(idx) != len(source.shape):
         raise ValueError(f"{source.name} has {len(source.shape)} axes, read with {len(idx)} indices")
     return _intern(Load, source.dtype, idx, "source", source)
@@ -300,9 +300,10 @@ def op(name: str, *values: ExprLike) -> Expr:
     value_operands = values[1:] if name == "select" else values
     typed = [v.dtype for v in value_operands if isinstance(v, Expr)]
     dtype = typed[0] if typed else dtypes.index
-    args = tuple(as_expr(v, dtype) for v in value_operands)
-    if any(a.dtype is not dtype for a in args):
-        raise TypeError(f"{name} of mixed types {[a.dtype.name for a in args]}: cast first")
+    args = tuple([v if isinstance(v, Expr) else const(v, dtype) for v in value_operands])
+    for arg in args:
+        if arg.dtype is not dtype:
+            raise TypeError(f"{name} of mixed types {[a.dtype.name for a in args]}: cast first")
     if dtype.kind not in row.kinds:
         raise TypeError(f"{name} is not defined on {dtype.name}")
     if name == "select":
@@ -368,41 +369,45 @@ def is_op(node: Expr, name: str) -> bool:
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node below the roots, operands before their users."""
     done: set[Expr] = set()
-    stack: list[Expr] = list(reversed(roots))
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
+    for root in roots:
+        if root in done:
             continue
-        waiting = [a for a in node.args if a not in done]
-        if waiting:
-            waiting.reverse()
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        done.add(node)
-        yield node
+        stack = [(root, iter(root.args))]
+        while stack:
+            node, operands = stack[-1]
+            for arg in operands:
+                if arg in done:
+                    continue
+                if arg.args:
+                    stack.append((arg, iter(arg.args)))
+                    break
+                done.add(arg)
+                yield arg
+            else:
+                stack.pop()
+                done.add(node)
+                yield node
 
 
 def loads(*roots: Expr) -> list[Load]:
     """Every distinct Load below the roots, in the order of a walk."""
     done: set[Expr] = set()
     found: list[Load] = []
-    stack: list[Expr] = [r for r in reversed(roots) if r.reads]
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
+    for root in roots:
+        if not root.reads or root in done:
             continue
-        waiting = [a for a in node.args if a.reads and a not in done]
-        if waiting:
-            waiting.reverse()
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        done.add(node)
-        if isinstance(node, Load):
-            found.append(node)
+        stack = [(root, iter(root.args))]
+        while stack:
+            node, operands = stack[-1]
+            for arg in operands:
+                if arg.reads and arg not in done:
+                    stack.append((arg, iter(arg.args)))
+                    break
+            else:
+                stack.pop()
+                done.add(node)
+                if isinstance(node, Load):
+                    found.append(node)
     return found
 
 
@@ -423,7 +428,7 @@ def rewrite(root: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
 def _with_args(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
     for arg in node.args:
         if done[arg] is not arg:
-            return node.rebuild(tuple(done[a] for a in node.args))
+            return node.rebuild(tuple([done[a] for a in node.args]))
     return node
 
 
@@ -447,13 +452,13 @@ def substitute(root: Expr, values: Mapping[Axis, ExprLike]) -> Expr:
             if waiting:
                 stack.extend(waiting)
                 continue
-            done[node] = node.rebuild(tuple(done[a] for a in node.args))
+            done[node] = node.rebuild(tuple([done[a] for a in node.args]))
         stack.pop()
     return done[root]
 
 
 def _mentions(node: Expr, values: Mapping[Axis, ExprLike]) -> bool:
-    return any(axis in values for axis in node.axes)
+    return not values.keys().isdisjoint(node.axes)
 
 
 def replace_nodes(root: Expr, values: Mapping[Expr, Expr]) -> Expr:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,11 @@ from tilewright.ir.expr import Const, Expr, Op, _make_op, const, is_op, select
 from tilewright.ir.scalar import OPS
 
 _ADD, _SUB, _MUL = OPS["add"], OPS["sub"], OPS["mul"]
+# what NumPy would give for indices, without its overhead
+_OF_INDICES: dict[str, Callable[[int, int], int]] = {
+    "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne, "floordiv": operator.floordiv,
+    "mod": operator.mod, "min": min, "max": max,
+}  # fmt: skip
 _ITSELF = object()  # kept on a node that is its own simplified form: a reference to itself would be a cycle
 
 
@@ -117,9 +124,10 @@ def _simple(node: Expr) -> Expr:
 
 
 def _with_simple_operands(node: Expr) -> Expr:
-    if all(a.simplified is _ITSELF for a in node.args):
-        return node
-    return node.rebuild(tuple(_simple(a) for a in node.args))
+    for arg in node.args:
+        if arg.simplified is not _ITSELF:
+            return node.rebuild(tuple([_simple(a) for a in node.args]))
+    return node
 
 
 def difference(a: Expr, b: Expr) -> int | None:
@@ -165,9 +173,11 @@ def _fold(node: Op) -> Expr | None:
         total = linear(node).constant
         if abs(total) < 1 << 62:  # beyond, NumPy's wrap-around decides
             return const(total)
-    values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
-    if node.op.name in ("floordiv", "mod") and values[1] == 0:
+    if node.op.name in ("floordiv", "mod") and node.args[1].value == 0:  # type: ignore[attr-defined]
         return None
+    if node.args[0].dtype is dtypes.index and node.op.name in _OF_INDICES:
+        return const(_OF_INDICES[node.op.name](*(a.value for a in node.args)), node.dtype)  # type: ignore[attr-defined]
+    values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         result = node.op.numpy(*values)
         return const(np.asarray(result).astype(node.dtype.numpy).item(), node.dtype)

@@ -186,10 +186,10 @@ class CpuNest:
         """Every position of a block of several axes, with what they have in common computed once."""
         stores = list(body)
         for axis in block.unrolled:
+            parts = [part for s in stores for part in (*s.indices, s.value)]
+            at_place = [iter(decide(parts, axis, place)) for place in range(extent_of(axis.extent))]
             stores = [
-                Store(s.buffer, tuple(decide(i, axis, place) for i in s.indices), decide(s.value, axis, place))
-                for s in stores
-                for place in range(extent_of(axis.extent))
+                Store(s.buffer, tuple(next(part) for _ in s.indices), next(part)) for s in stores for part in at_place
             ]
         return shared_stores(stores, block.lane, self.names.fresh)
 

@@ -117,7 +117,7 @@ def candidate_tiles(nests: Sequence[Nest], plan: NestPlan, uncut: frozenset[str]
     whole = [max(1, extent_of(a.extent)) for a in root.axes]
     return [
         tuple((f"o{i}", n) for i, (n, extent) in enumerate(zip(sizes, whole, strict=True)) if n < extent)
-        for sizes in costs._candidates(root, plan, nests, fixed)
+        for sizes in costs.candidates(root, plan, fixed)
     ]
 
 

@@ -43,7 +43,6 @@ class Connector:
     kept: frozenset[Tensor]
     readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
-    memo: dict[Hashable, Choice | None] = field(default_factory=dict)
     refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
@@ -71,18 +70,21 @@ class Connector:
         if not _all_used(nests):
             return None
         stored = self.stored(nests)
-        key = (signature(nests, lambda t: (t in stored, t in self.context.constants, self.context.layout(t))),
-               tuple(_shape_of(self.plans[n]) for n in nests))  # fmt: skip
-        if key not in self.memo:
+        context, known = self.context, self.context.memo.choices
+        key = (
+            signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t))),
+            tuple(_shape_of(self.plans[n]) for n in nests), self.streaming,
+        )  # fmt: skip
+        if key not in known:
             fixed = {}
             if len(nests) > 1 and not self._partitions(nests, stored, {}):
                 fixed_or_none = self._partition_axes(nests, stored)
                 if fixed_or_none is None:
-                    self.memo[key] = None
+                    known[key] = None
                     return None
                 fixed = fixed_or_none
-            self.memo[key] = self._choose(nests, stored, fixed)
-        choice = self.memo[key]
+            known[key] = self._choose(nests, stored, fixed)
+        choice = known[key]
         if choice is not None and choice.stream is not None:  # remembered under another group's names
             found = find_stream(nests)
             assert found is not None

@@ -40,21 +40,15 @@ class Built:
 def build_tiles(facts: Contraction) -> list[Built]:
     """Every form the machine has room for, the best first."""
     forms = _forms(facts)
-    cuts = _output_cuts(facts)
-    batch = list(product(forms, cuts))
-    columns = {a: np.array([cut[a] for _, cut in batch], dtype=np.int64) for a in facts.nest.axes}
-    form = Form(
-        np.array([f[0] for f, _ in batch]), np.array([f[1] for f, _ in batch]),
-        np.array([f[2] for f, _ in batch]), np.array([f[3] for f, _ in batch]),
-    )  # fmt: skip
-    seconds = predicted(facts, form, columns)
-    best: dict[tuple[int, int, bool, int], float] = {}
-    for (key, _), time in zip(batch, seconds.tolist(), strict=True):
-        best[key] = min(time, best.get(key, float("inf")))
+    cuts = np.meshgrid(*_output_cuts(facts), indexing="ij")
+    # every form with every cut of the output: one flat batch, the cuts of a form side by side
+    columns = {a: np.tile(sizes.ravel(), len(forms)) for a, sizes in zip(facts.nest.axes, cuts, strict=True)}
+    form = Form(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
+    seconds = predicted(facts, form, columns).reshape(len(forms), -1).min(axis=1)
     whole = _whole(facts)
     found = [
         Built(rows, vectors, inside, None if cut >= whole else cut, time)
-        for (rows, vectors, inside, cut), time in best.items()
+        for (rows, vectors, inside, cut), time in zip(forms, seconds.tolist(), strict=True)
     ]
     # passes must earn their complication; among equals the tile with the fewer reads, the squarer one
     return sorted(found, key=lambda b: (
@@ -121,7 +115,8 @@ def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _output_cuts(facts: Contraction) -> list[dict[Axis, int]]:
+def _output_cuts(facts: Contraction) -> list[list[int]]:
+    """Sizes of tiles worth a look along each output axis."""
     plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
     choices: list[list[int]] = []
     for axis in facts.nest.axes:
@@ -134,7 +129,7 @@ def _output_cuts(facts: Contraction) -> list[dict[Axis, int]]:
             room = facts.target.tile_level.capacity // (8 * facts.reduction)
             sizes.add(min(extent, max(1, room // (4 * facts.lanes)) * 4 * facts.lanes))
         choices.append(sorted(sizes))
-    return [dict(zip(facts.nest.axes, sizes, strict=True)) for sizes in product(*choices)]
+    return choices
 
 
 def dot_tiles(facts: Contraction, rows: Sequence[Axis]) -> list[tuple[float, dict[Axis, int]]]:

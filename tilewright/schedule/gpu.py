@@ -14,7 +14,6 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
-from tilewright.ir.simplify import linear
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, Size, extent_of
@@ -114,7 +113,7 @@ def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
     order = sorted(nest.axes, key=lambda a: place.get(nest.axes.index(a), 0))
     if not order:
         return []
-    store = linear(offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes)))
+    store = offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes))
     staged = _staged(nest)
 
     def merit(axis: Axis) -> float:

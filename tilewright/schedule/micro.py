@@ -13,11 +13,11 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Load, axes_of, const, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
 from tilewright.schedule.nest import Nest, moves, period
 from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import Range, Size, extent_of, index_range
+from tilewright.schedule.propagate import Size, extent_of, index_size
 from tilewright.target import Target
 
 _PIPES = 2  # vector FMA pipes, and vector loads a cycle
@@ -328,10 +328,9 @@ def _traffic(
 
 def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     """Distinct bytes an operand touches while the axes run over these sizes."""
-    box = {a: Range(const(0), size, extent_of(a.extent)) for a, size in sizes.items()}
     total: Size = operand.node.source.dtype.bytes
     for index, extent in zip(operand.node.indices, operand.node.source.shape, strict=True):
-        total = total * index_range(simplify(index), box, extent_of(extent)).size
+        total = total * index_size(simplify(index), sizes, extent_of(extent))
     return total
 
 

@@ -11,6 +11,7 @@ from tilewright.ir.compute import Compute, Map, Monoid, Reduce
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, load, loads, rewrite, substitute, var, walk
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.outline import Outline, outline
 from tilewright.schedule.written_out import positions, written_out
 
 
@@ -39,6 +40,10 @@ class Nest:
         return written_out(self.axes, *self.values) if self.monoid is None else {}
 
     @cached_property
+    def outline(self) -> Outline:
+        expressions = (self.elements, self.values, self.initial)
+        return outline(self.axes, self.reduce_axes, self.monoid, expressions, (self.accumulated, self.stores))
+
     def block_counts(self) -> tuple[int, int, int]:
         """Operations, reads and checks of one block of the axes written out, what is common counted once."""
         values = positions(self.written_out, *self.values)
@@ -105,14 +110,17 @@ def _moves(index: Expr, axis: Axis) -> bool:
 
 def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     """Replace reads of the given maps by what they compute, all the way down."""
+    composed: dict[Tensor, Expr] = {}  # a map is composed once, however often it is read
 
     def rule(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in maps:
-            inner = maps[node.source]
-            return inline(substitute(inner.value, dict(zip(inner.axes, node.indices, strict=True))), maps)
-        return None
+        if not isinstance(node, Load) or node.source not in maps:
+            return None
+        inner = maps[node.source]
+        if node.source not in composed:
+            composed[node.source] = inline(inner.value, maps)
+        return substitute(composed[node.source], dict(zip(inner.axes, node.indices, strict=True)))
 
-    return rewrite(root, rule)
+    return rewrite(root, rule) if any(n.source in maps for n in loads(root)) else root
 
 
 def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:
@@ -170,9 +178,9 @@ def _is_free_cast(node: Op) -> bool:
     return node.op.name == "cast" and not rounds
 
 
-def block_cost(nest: Nest, registers: int) -> float:
-    """Multiply-add slots of an element when a block of the axes written out is computed at once."""
-    operations, reads, checks = nest.block_counts
+def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> float:
+    """Multiply-add slots of an element when a block of the axes written out, of these counts, is computed at once."""
+    operations, reads, checks = counts
     # what waits for the second half of a transform and finds no register is written and read again
     spilled = max(0, reads - registers // 2)
     slots = operations + 0.5 * reads + 0.5 * checks + 2.0 * spilled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError, UnsupportedError
@@ -11,6 +11,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
+from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.signature import signature
@@ -31,20 +32,24 @@ class _Part:
     scan: Scan | None = None
 
 
-def make_plan(program: Program, target: Target, schedule: str = "connected", streaming: str = "auto") -> Plan:
-    """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level."""
+def make_plan(
+    program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None
+) -> Plan:
+    """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
+
+    `memo` is what planning found out about nests before, for the same target.
+    """
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                          frozenset(program.staged))  # fmt: skip
+                          frozenset(program.staged), memo or Memo())  # fmt: skip
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
-    known: dict[Hashable, NestPlan] = {}
     for part in parts:
         fused = fuse_registers(part.computes, part.kept, context.staged) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
-            plans[nest] = _plan_once(nest, context, known)
+            plans[nest] = _plan_once(nest, context)
             layouts.update(constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
@@ -59,17 +64,18 @@ def make_plan(program: Program, target: Target, schedule: str = "connected", str
     return Plan(target.name, schedule, tuple(names), shown)
 
 
-def _plan_once(nest: Nest, context: NestContext, known: dict[Hashable, NestPlan]) -> NestPlan:
+def _plan_once(nest: Nest, context: NestContext) -> NestPlan:
     """The plan of a nest; nests that differ in names alone share the work."""
+    known = context.memo.plans
     key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
     if key not in known:
         known[key] = plan_nest(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 
-def predicted_seconds(program: Program, target: Target, schedule: str) -> float:
+def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:
     """The time all kernels of a Program are predicted to take, one after the other."""
-    return sum(kernel.predicted_seconds for kernel in make_plan(program, target, schedule).kernels)
+    return sum(kernel.predicted_seconds for kernel in make_plan(program, target, schedule, memo=memo).kernels)
 
 
 def _parts(program: Program) -> list[_Part]:

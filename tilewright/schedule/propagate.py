@@ -5,7 +5,7 @@ Sizes may be NumPy arrays: a whole batch of candidate tiles is propagated at onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,17 @@ def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
     if low is None:
         return whole(extent)
     return _clipped(low, size, extent)
+
+
+def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
+    """The size of `index_range` where every axis begins at 0, which needs no origins."""
+    size: Size = 1
+    for term, coefficient in linear(index).terms.items():
+        if coefficient < 0 or not isinstance(term, Var) or term.axis not in sizes:
+            box = {a: Range(const(0), along, extent_of(a.extent)) for a, along in sizes.items()}
+            return index_range(index, box, extent).size
+        size = size + coefficient * (sizes[term.axis] - 1)
+    return np.minimum(size, extent) if isinstance(size, np.ndarray) else min(size, extent)
 
 
 def _clipped(low: Expr, size: Size, extent: int) -> Range:
@@ -182,12 +193,21 @@ def reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: se
         box = []
         for known, extent in zip(dims, tensor.shape, strict=True):
             size = extent_of(extent)
-            parts = [(index_range(simplify(i), env, size),) for i in known]
+            parts = [(index_range(i, env, size),) for i in _outermost(known)]
             for other in parts[1:]:
                 parts[0] = (merge(parts[0], other)[0],)
             box.append(parts[0][0])
         found[tensor] = tuple(box)
     return found
+
+
+def _outermost(indices: Iterable[Expr]) -> list[Expr]:
+    """Of indices that differ by a constant the lowest and the highest: what the others cover lies between."""
+    groups: dict[Hashable, dict[int, Expr]] = {}
+    for index in map(simplify, indices):
+        value = linear(index)
+        groups.setdefault(frozenset(value.terms.items()), {})[value.constant] = index
+    return [group[place] for group in groups.values() for place in dict.fromkeys((min(group), max(group)))]
 
 
 def propagate(

@@ -65,8 +65,8 @@ def choose_tile(
 
         return choose_gpu_tile(nests, plans, context, stored, fixed or {}, stream, block)
     root = nests[-1]
-    candidates = _candidates(root, plans[-1], nests, fixed or {})
-    sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    candidates = np.meshgrid(*_axis_sizes(root, plans[-1], fixed or {}), indexing="ij")
+    sizes = {axis: along.ravel() for axis, along in zip(root.axes, candidates, strict=True)}
     times = predict(nests, plans, context, stored, sizes, stream, block)
     # among equals the larger tile: fewer starts
     best = int(np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[0])
@@ -135,7 +135,13 @@ def _least_seconds(
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
-def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+def candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Output tiles worth a look, as sizes of the root's axes."""
+    return list(product(*(along.tolist() for along in _axis_sizes(root, plan, fixed))))
+
+
+def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Numbers]:
+    """Sizes worth a look along each axis of the root."""
     register = dict(plan.register)
     names = root.axis_names()
     choices: list[list[int]] = []
@@ -164,7 +170,7 @@ def _candidates(root: Nest, plan: NestPlan, nests: Sequence[Nest], fixed: Mappin
         if choices[longest][-1] not in thinned:
             thinned.append(choices[longest][-1])
         choices[longest] = thinned
-    return list(product(*choices))
+    return [np.array(along, dtype=np.int64) for along in choices]
 
 
 def _compute_seconds(
@@ -240,7 +246,10 @@ def _point_cost(nest: Nest, plan: NestPlan) -> float:
 
 def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     if nest.written_out:
-        return block_cost(nest, context.target.vector_registers)
+        known = context.memo.blocks
+        if nest.outline.key not in known:
+            known[nest.outline.key] = nest.block_counts()
+        return block_cost(nest, known[nest.outline.key], context.target.vector_registers)
     return data_cost(*nest.values) + 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
 
 

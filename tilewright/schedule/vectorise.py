@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
-from tilewright.ir.simplify import join_divisions, linear, simplify
+from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.construct import build_tiles, dot_tiles
+from tilewright.schedule.memo import Memo
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
@@ -32,18 +33,20 @@ class NestContext:
     layout: Callable[[Tensor], Layout]
     constants: frozenset[Tensor] | Mapping[Tensor, object]
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
+    memo: Memo = field(default_factory=Memo)
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
         return (tensor in self.constants or tensor in self.staged) and self.layout(tensor).is_natural
 
 
-def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Expr:
+def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Linear:
     """The flat position of a read in storage."""
-    offset: Expr = const(0)
+    offset = Linear({}, 0)
     for index, size in zip(layout.storage_indices(indices), layout.storage_shape(tensor.shape), strict=True):
-        offset = offset * size + index
-    return simplify(offset)
+        outer = offset.scaled(size) if isinstance(size, int) else linear(simplify(offset.expr() * size))
+        offset = outer.plus(linear(simplify(index)))
+    return offset
 
 
 def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
@@ -51,7 +54,7 @@ def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     layout = context.layout(node.source)
     if context.packable(node.source) and packed_axis(node, axis) is not None:
         return 1
-    total = join_divisions(linear(offset_of(node.source, layout, node.indices)))
+    total = join_divisions(offset_of(node.source, layout, node.indices))
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
@@ -179,7 +182,7 @@ def _contraction_plans(
 
 def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
     """Storing lane by lane, where the vector does not run along the result's storage: about a cycle an element."""
-    store = linear(offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes)))
+    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if vector in nest.axes and store.terms.get(var(vector), 0) == 1:
         return 0.0
     points = 1
@@ -313,7 +316,7 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     if reducing:
         cost += 2.5 * lanes * lanes / steps  # folding the lanes at the end, once an output
     else:
-        step = linear(store).terms.get(var(axis), 0)
+        step = store.terms.get(var(axis), 0)
         cost += (0.5 if step == 1 else 1.0 * lanes) / steps
         for node in loads(*nest.values) if nest.elements else ():
             if node.source not in nest.accumulated:

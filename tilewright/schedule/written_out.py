@@ -61,7 +61,8 @@ def positions(split: Mapping[Axis, int], *values: Expr) -> list[Expr]:
     # axis after axis: what a choice leaves out is gone before the next one is decided
     for axis, size in split.items():
         block = const(0) if size == axis.extent else var(axis) * size
-        result = [decide(v, axis, simplify(block + place)) for v in result for place in range(size)]
+        at_place = [decide(result, axis, simplify(block + place)) for place in range(size)]
+        result = [at[number] for number in range(len(result)) for at in at_place]
     return result
 
 

@@ -28,7 +28,7 @@ class Matrices:
     input: tuple[tuple[Fraction, ...], ...]
 
 
-def matrices(m: int) -> Matrices:
+def _matrices(m: int) -> Matrices:
     """Toom's and Cook's construction with the points of `m`, infinity being the last."""
     points = POINTS[m]
     one, zero = Fraction(1), Fraction(0)
@@ -54,12 +54,15 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
     return tuple(result)
 
 
+MATRICES = {m: _matrices(m) for m in SIZES}
+
+
 # --- the transforms as expressions
 
 
 def transformed_input(m: int, at: Expr, values: Sequence[Expr]) -> Expr:
     """Value `at` of the input transform: rows of opposite points share their even and their odd half."""
-    rows = matrices(m).input
+    rows = MATRICES[m].input
     cases: list[Expr] = []
     for row, point in zip(rows, (*POINTS[m], None), strict=True):
         if not point:  # zero and infinity stand alone
@@ -76,7 +79,7 @@ def transformed_output(m: int, at: Expr, values: Sequence[Expr]) -> Expr:
     """Value `at` of the output transform: opposite points are added for even outputs and subtracted for odd ones."""
     points = POINTS[m]
     cases: list[Expr] = []
-    for u, row in enumerate(matrices(m).output):
+    for u, row in enumerate(MATRICES[m].output):
         total: Expr | None = values[0] if u == 0 else None
         for k in range(1, len(points), 2):
             both = add(values[k], values[k + 1]) if u % 2 == 0 else sub(values[k], values[k + 1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -36,10 +37,11 @@ from tilewright.ir.expr import (
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.transform.toom_cook import SIZES, TAPS, matrices, transformed_input, transformed_output
+from tilewright.transform.toom_cook import MATRICES, SIZES, TAPS, transformed_input, transformed_output
 
 _LONG = 16  # tiles along the last window that are rows enough for a register tile
 _WORTH = 0.9  # a less accurate algorithm must save a tenth of the time at least
+_COLUMNS = 512  # of filters transformed at once: what stays in a cache, and is too little for BLAS to use threads
 _MOST_WINDOWS = 2  # over three axes F(2, 3) alone would have 64 transformed values, more than registers hold
 
 Predict = Callable[[Program], float]
@@ -243,11 +245,15 @@ class Winograd:
         """The filters over (points..., channels..., outputs), transformed in float64 and rounded once."""
         order = [w.tap for w in self.found.windows] + [*self.found.channels, self.found.outputs]
         given = [i.axis for i in self.found.weight.indices if isinstance(i, Var)]
-        array = np.asarray(weights, np.float64).transpose([given.index(a) for a in order])
-        matrix = np.array([[float(c) for c in row] for row in matrices(self.m).filter])
-        for axis in range(len(self.found.windows)):
-            array = np.moveaxis(np.tensordot(matrix, array, axes=([1], [axis])), 0, axis)
-        return np.ascontiguousarray(array.astype(np.float32))
+        taps = np.ascontiguousarray(weights.transpose([given.index(a) for a in order]))
+        taps = taps.reshape(TAPS ** len(self.found.windows), -1)
+        along_one = np.array([[float(c) for c in row] for row in MATRICES[self.m].filter])
+        matrix = reduce(np.kron, [along_one] * len(self.found.windows))
+        result = np.empty((len(matrix), taps.shape[1]), np.float32)
+        for start in range(0, taps.shape[1], _COLUMNS):
+            part = slice(start, start + _COLUMNS)
+            result[:, part] = matrix @ taps[:, part].astype(np.float64)
+        return result.reshape(*([self.points] * len(self.found.windows)), *self.inner, _extent(self.found.outputs))
 
     def _products(self, computes: list[Compute], values: Tensor) -> Tensor:
         rank = len(self.found.windows)

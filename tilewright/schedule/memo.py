@@ -1,0 +1,23 @@
+"""What planning has found out about nests, kept while one model is compiled: stages that meet the same nest, and
+layers that are alike, share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tilewright.schedule.plan import NestPlan
+
+if TYPE_CHECKING:
+    from tilewright.schedule.tile import Choice
+
+
+@dataclass
+class Memo:
+    """Decisions for one target, by signature: nests that differ in names alone have the same."""
+
+    plans: dict[Hashable, NestPlan] = field(default_factory=dict)
+    choices: dict[Hashable, Choice | None] = field(default_factory=dict)
+    blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out

@@ -1,0 +1,64 @@
+"""What a nest computes, whatever its tensors and axes are called: the part of a signature that is worth keeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, walk
+from tilewright.ir.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """`key` is equal for nests that compute the same; it numbers the `tensors` and the axes of others in order."""
+
+    key: Hashable
+    tensors: tuple[Tensor, ...]
+    outside: tuple[Axis, ...]  # axes of others that the nest uses: the step of a Scan
+
+
+def outline(
+    axes: Sequence[Axis], reduce_axes: Sequence[Axis], monoid: Hashable, expressions: Sequence[Sequence[Expr]],
+    tensors: Sequence[Sequence[Tensor]],
+) -> Outline:  # fmt: skip
+    own = {axis: number for number, axis in enumerate((*axes, *reduce_axes))}
+    numbers: dict[Axis, int] = dict(own)
+    places: dict[Tensor, int] = {}
+
+    def place(tensor: Tensor) -> int:
+        return places.setdefault(tensor, len(places))
+
+    key = (
+        tuple(a.extent for a in axes),
+        tuple(a.extent for a in reduce_axes),
+        monoid,
+        tuple(tuple(_rows(root, place, numbers) for root in group) for group in expressions),
+        tuple(tuple(place(t) for t in group) for group in tensors),
+    )
+    return Outline(key, tuple(places), tuple(a for a in numbers if a not in own))
+
+
+def _rows(root: Expr, place: Callable[[Tensor], int], axes: dict[Axis, int]) -> Hashable:
+    """An expression as a table, a row a node; operands are told by their rows."""
+    row_of: dict[Expr, int] = {}
+    rows: list[Hashable] = []
+    for node in walk(root):
+        row_of[node] = len(rows)
+        rows.append((*_head(node, place, axes), node.dtype.name, *[row_of[a] for a in node.args]))
+    return tuple(rows)
+
+
+def _head(node: Expr, place: Callable[[Tensor], int], axes: dict[Axis, int]) -> tuple[Hashable, ...]:
+    if isinstance(node, Op):
+        return ("op", node.op.name)
+    if isinstance(node, Const):
+        return ("const", repr(node.value))
+    if isinstance(node, Var):
+        return ("axis", axes.setdefault(node.axis, len(axes)))
+    if isinstance(node, Load):
+        return ("load", place(node.source))
+    if isinstance(node, Symbol):
+        return ("symbol", node.name, node.low, node.high)
+    assert isinstance(node, State)
+    return ("state", node.name)
