@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
