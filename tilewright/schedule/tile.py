@@ -31,6 +31,8 @@ _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does n
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
+_SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
+_STEP_STALL = 0.6  # of what bringing weights from the tile level delays a contraction, in a step
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
@@ -111,10 +113,12 @@ def predict(
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
     waves = -(-tiles // target.units)
-    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
+    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
+    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, shared, alone)
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
@@ -131,7 +135,7 @@ def _least_seconds(
     touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
     alone = 0.0
     for tensor in touched:
-        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes / _home(tensor, context).bandwidth
+        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
@@ -215,7 +219,18 @@ def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestCont
     if facts.vector is None or facts.vector in nest.reduce_axes:
         return dot_seconds(facts, dict(plan.register), tile)
     form = form_of(plan, facts)
-    return moving_seconds(facts, form, tile, core_seconds(facts, form, tile))
+    core = core_seconds(facts, form, tile)
+    moving = moving_seconds(facts, form, tile, core)
+    if context.served is None:
+        return moving
+    return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
+
+
+def _found_near(nest: Nest, context: NestContext) -> float:
+    """The part of a contraction's weights that the step before left in the nearest cache."""
+    served = context.served or {}
+    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in served}
+    return sum(served[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
 def _scratch_seconds(
@@ -288,12 +303,27 @@ def _traffic(
                 seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
+        if context.served is not None and tensor in context.served:
+            served = context.served[tensor]
+            far = far + moved * served.far * served.far_byte
+            if tensor not in counted:
+                near = near + moved * served.level / context.target.tile_level.bandwidth
+            continue
         home = _home(tensor, context)
         if home is not context.target.tile_level:
             far = far + moved / home.bandwidth
         elif tensor not in counted or tensor in inside:
             near = near + moved / home.bandwidth
     return total, far, near
+
+
+def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
+    """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
+    if context.served is None or tensor not in context.served:
+        return 1 / _home(tensor, context).bandwidth
+    served, target = context.served[tensor], context.target
+    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
+    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
 
 
 def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:

@@ -26,6 +26,21 @@ _SHORT = 7  # vectors of a short reduction that is written out
 
 
 @dataclass(frozen=True)
+class Served:
+    """Where the bytes of a tensor are when a step wants them: the parts in the nearest cache and in the tile level,
+    and how long a byte takes that is farther."""
+
+    near: float
+    level: float
+    far_byte: float  # seconds
+    read: float = 1.0  # the part of the tensor that one step reads
+
+    @property
+    def far(self) -> float:
+        return max(0.0, 1.0 - self.near - self.level)
+
+
+@dataclass(frozen=True)
 class NestContext:
     """What planning a nest needs to know around it."""
 
@@ -34,6 +49,7 @@ class NestContext:
     constants: frozenset[Tensor] | Mapping[Tensor, object]
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
     memo: Memo = field(default_factory=Memo)
+    served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""

@@ -364,6 +364,7 @@ class Wavefront:
         self.step = Axis("s", stack.steps + self.layers - 1)
         self.stacked: dict[Tensor, tuple[Tensor, ...]] = {}
         self.merged: dict[Tensor, Tensor] = {}  # of the template's tensors, those with an axis of layers
+        self.kept: set[Tensor] = set()  # what is made for one carry: layers that rest keep that
         self.carry = tuple(self._tensor(t, (self.layers, *t.shape)) for t in first.carry)
         self.computes = self._computes()
 
@@ -381,13 +382,12 @@ class Wavefront:
         for compute in self.stack.between:
             body.append(self._between(compute))
         self._inputs(body)
+        template_of = {own: t for t, owns in self.stack.tensors.items() for own in owns}
+        nexts = [template_of[t] for t in scans[0].following]
         for compute in self.stack.body:
             body.append(self._layered(compute, self.layers, 0))
-        template_of = {own: t for t, owns in self.stack.tensors.items() for own in owns}
-        following = tuple(
-            self._masked(body, self.merged[template_of[t]], self.carry[i]) for i, t in enumerate(scans[0].following)
-        )
-        kept = {template_of[t]: following[i] for i, t in enumerate(scans[0].following)}
+        following = tuple(self._masked(body, self.merged[t], carry) for t, carry in zip(nexts, self.carry, strict=True))
+        kept = dict(zip(nexts, following, strict=True))
         finals = tuple(
             self._tensor(c, c.shape, "_last") if any(s.finals[i] is not None for s in scans) else None
             for i, c in enumerate(self.carry)
@@ -475,14 +475,19 @@ class Wavefront:
 
     def _masked(self, body: list[Compute], made: Tensor, carry: Tensor) -> Tensor:
         """What is carried on: layers that have not begun, or have ended, keep what they hold."""
+        now = var(self.step)
+
+        def kept(i: tuple[Expr, ...], value: Expr) -> Expr:
+            return select(all_of((le(i[0], now), lt(now, i[0] + self.stack.steps))), value, load(carry, i))
+
+        place, maker = next((n, c) for n, c in enumerate(body) if made in c.outputs)
+        if isinstance(maker, Map) and made not in self.kept:
+            # what other computes of the body make of it does not count in layers that rest
+            self.kept.add(made)
+            body[place] = replace(maker, value=kept(tuple(var(a) for a in maker.axes), maker.value))
+            return made
         tensor = self._tensor(carry, carry.shape, "_next")
-
-        def kept(i: tuple[Expr, ...]) -> Expr:
-            now = var(self.step)
-            active = all_of((le(i[0], now), lt(now, i[0] + self.stack.steps)))
-            return select(active, load(made, i), load(carry, i))
-
-        body.append(_map(tensor, kept, self.origin))
+        body.append(_map(tensor, lambda i: kept(i, load(made, i)), self.origin))
         return tensor
 
     def _tensor(self, like: Tensor, shape: tuple[object, ...], suffix: str = "_layers") -> Tensor:
