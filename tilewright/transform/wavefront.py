@@ -18,6 +18,7 @@ from tilewright.ir.expr import Axis, Expr, Load, Var, all_of, le, load, loads, l
 from tilewright.ir.folding import without_dead
 from tilewright.ir.tensor import Tensor
 
+_WIDTHS = (3, 4, 6, 8)  # layers of a wavefront worth a look besides two and all, where one of these pays
 _WORTH = 0.9  # of the time layer by layer: less is within the error of the prediction
 
 Predict = Callable[[Program], float]
@@ -46,19 +47,30 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers of equal structure, the lowest first. The template's computes have no axis of time and read tensors of
-    their own; `tensors` says what these are in each layer."""
+    """Layers of equal structure, the lowest first. `body` and `between` are computes that stand for those of every
+    layer: they have no axis of time and read tensors of their own, for which there is one of each layer."""
 
     layers: tuple[Layer, ...]
     links: tuple[Link, ...]
     body: tuple[Map | Reduce, ...]
-    between: tuple[Map | Reduce, ...]
-    tensors: Mapping[Tensor, tuple[Tensor, ...]]  # of the body by layer; of what is between by layer from the second on
+    between: tuple[Map | Reduce, ...]  # from one layer to the next
+    in_body: Mapping[Tensor, tuple[Tensor, ...]]
+    in_between: Mapping[Tensor, tuple[Tensor, ...]]  # from the second layer on
     inputs: tuple[tuple[Tensor, Tensor | int], ...]  # of the body: what is between that gives it, or which carry below
 
     @property
     def steps(self) -> int:
         return _steps(self.layers[0].scan)
+
+    def parts(self, size: int) -> list[Stack]:
+        """Its layers in groups of `size`; one that is left over is in none."""
+        starts = range(0, len(self.layers) - 1, size) if size > 1 else ()
+        return [self._part(slice(start, start + size), slice(start, start + size - 1)) for start in starts]
+
+    def _part(self, own: slice, above: slice) -> Stack:
+        body = {t: owns[own] for t, owns in self.in_body.items()}
+        between = {t: owns[above] for t, owns in self.in_between.items()}
+        return replace(self, layers=self.layers[own], links=self.links[above], in_body=body, in_between=between)
 
 
 def find_stacks(program: Program) -> list[Stack]:
@@ -323,11 +335,11 @@ def _stack(layers: Sequence[Layer], links: Sequence[Link], program: Program) -> 
     sources = [_sources(way, *each) for each in zip(between, layers[1:], links, strict=True)]
     if any(n != nexts[0] for n in nexts) or any(s != sources[0] for s in sources):
         return None
-    tensors = dict(zip(own.tensors, zip(*(f.own for f in bodies), strict=True), strict=True))
-    tensors.update(zip(way.tensors, zip(*(f.own for f in between), strict=True), strict=True))
+    in_body = dict(zip(own.tensors, zip(*(f.own for f in bodies), strict=True), strict=True))
+    in_between = dict(zip(way.tensors, zip(*(f.own for f in between), strict=True), strict=True))
     read = [own.tensors[bodies[0].own.index(t)] for t in layers[0].inputs]
     inputs = tuple(zip(read, sources[0], strict=True))
-    return Stack(tuple(layers), tuple(links), bodies[0].computes, between[0].computes, tensors, inputs)
+    return Stack(tuple(layers), tuple(links), bodies[0].computes, between[0].computes, in_body, in_between, inputs)
 
 
 def _sources(template: _Template, form: _Form, layer: Layer, link: Link) -> list[Tensor | int]:
@@ -363,6 +375,7 @@ class Wavefront:
         self.origin = f"{first.origin} to {last.origin}"
         self.step = Axis("s", stack.steps + self.layers - 1)
         self.stacked: dict[Tensor, tuple[Tensor, ...]] = {}
+        self.owns = {**stack.in_body, **stack.in_between}
         self.merged: dict[Tensor, Tensor] = {}  # of the template's tensors, those with an axis of layers
         self.kept: set[Tensor] = set()  # what is made for one carry: layers that rest keep that
         self.carry = tuple(self._tensor(t, (self.layers, *t.shape)) for t in first.carry)
@@ -373,7 +386,7 @@ class Wavefront:
 
     def _computes(self) -> list[Compute]:
         scans = [layer.scan for layer in self.stack.layers]
-        for template, owns in self.stack.tensors.items():
+        for template, owns in self.stack.in_body.items():
             if owns[0] in scans[0].carry:
                 self.merged[template] = self.carry[scans[0].carry.index(owns[0])]
         before: list[Compute] = []
@@ -382,7 +395,7 @@ class Wavefront:
         for compute in self.stack.between:
             body.append(self._between(compute))
         self._inputs(body)
-        template_of = {own: t for t, owns in self.stack.tensors.items() for own in owns}
+        template_of = {own: t for t, owns in self.stack.in_body.items() for own in owns}
         nexts = [template_of[t] for t in scans[0].following]
         for compute in self.stack.body:
             body.append(self._layered(compute, self.layers, 0))
@@ -427,7 +440,7 @@ class Wavefront:
     def _between(self, compute: Map | Reduce) -> Compute:
         """What a layer makes of the one below it: the carry there holds what it gave one step before."""
         for node in loads(*expressions(compute)):
-            below = self.stack.tensors[node.source][0]
+            below = self.stack.in_between[node.source][0]
             carry = _carried(self.stack.layers[0].scan, below)
             if carry is not None:
                 self.merged[node.source] = self.carry[carry]
@@ -459,7 +472,7 @@ class Wavefront:
             if not isinstance(node, Load):
                 return None
             if node.source not in self.merged:
-                owns = self.stack.tensors[node.source]
+                owns = self.owns[node.source]
                 if all(t is owns[0] for t in owns):
                     return load(owns[0], node.indices)
                 self.merged[node.source] = self._tensor(node.source, (count, *node.source.shape))
@@ -533,32 +546,63 @@ def _zeros(tensor: Tensor) -> np.ndarray:
 
 
 def choose_orders(program: Program, predict: Predict) -> Program:
-    """The Program with every stack as a wavefront that is predicted to be clearly faster so."""
-    # a stack found in one Program is not one of the rewritten: its tensors are, so find again
-    refused = 0
+    """The Program with every stack as wavefronts, over as many layers at once as are predicted to be clearly faster
+    than layer by layer."""
+    decided: set[Scan] = set()
     while True:
-        stacks = find_stacks(program)
-        if len(stacks) <= refused:
+        # found anew each time: two stacks that wait for each other's results cannot both be one Scan
+        stack = next((s for s in find_stacks(program) if s.layers[0].scan not in decided), None)
+        if stack is None:
             return program
-        stack = stacks[refused]
-        alone = _alone(program, stack)
-        if predict(as_wavefront(alone, stack, fill=False)) < predict(alone) * _WORTH:
-            program = as_wavefront(program, stack)
-        else:
-            refused += 1
+        decided.update(layer.scan for layer in stack.layers)
+        for part in stack.parts(fastest_width(stack, program, predict)):
+            program = as_wavefront(program, part)
 
 
-def _alone(program: Program, stack: Stack) -> Program:
-    """A Program of the stack, with what lies between its layers and what others want of it."""
-    inside: dict[Compute, None] = {}
-    for link, layer in zip((None, *stack.links), stack.layers, strict=True):
-        inside.update(dict.fromkeys((*link.computes, layer.scan) if link is not None else (layer.scan,)))
-    made = {t for c in inside for t in c.outputs}
+def fastest_width(stack: Stack, program: Program, predict: Predict) -> int:
+    """How many layers to take at once; 1 is layer by layer. Layers are alike: what is predicted of some holds for all."""
+    count = len(stack.layers)
+    above = (*stack.links[0].computes, stack.layers[1].scan)
+    first, other = (predict(_alone(program, part)) for part in ((stack.layers[0].scan,), above))
+    known = {1: other}
+
+    def seconds(width: int) -> float:
+        """All layers, `width` at once, with the projections of those that begin a wavefront."""
+        sizes = [width] * (count // width) + ([count % width] if count % width else [])
+        for size in sizes:
+            if size not in known:
+                part = stack.parts(size)[0]
+                wave = predict(as_wavefront(_alone(program, _computes_of(part)), part, fill=False))
+                known[size] = wave + other - first
+        return sum(known[size] for size in sizes)
+
+    best, width = seconds(1) * _WORTH, 1
+    few_and_all = sorted({2, count})
+    for size in (*few_and_all, *(w for w in _WIDTHS if w < count)):
+        if size in _WIDTHS and width == 1:
+            break  # neither few nor all layers at once are faster: nor is any number between
+        if (found := seconds(size)) < best:
+            best, width = found, size
+    return width
+
+
+def _computes_of(stack: Stack) -> list[Compute]:
+    """The stack's Scans with what lies between them."""
+    computes: list[Compute] = [stack.layers[0].scan]
+    for link, layer in zip(stack.links, stack.layers[1:], strict=True):
+        computes += (*link.computes, layer.scan)
+    return computes
+
+
+def _alone(program: Program, computes: Sequence[Compute]) -> Program:
+    """A Program of these computes, giving what others want of them."""
+    inside = set(computes)
+    made = [t for c in computes for t in c.outputs]
     wanted = set(program.outputs)
     for compute in program.computes:
         if compute not in inside:
             wanted.update(reads(compute))
-    read = dict.fromkeys(t for c in inside for t in reads(c) if t not in made)
+    read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
     constants = {t: program.constants[t] for t in read if t in program.constants}
-    outputs = tuple(t for c in inside for t in c.outputs if t in wanted)
-    return Program(tuple(t for t in read if t not in constants), outputs, tuple(inside), constants)
+    inputs = tuple(t for t in read if t not in constants)
+    return Program(inputs, tuple(t for t in made if t in wanted), tuple(computes), constants)
