@@ -21,7 +21,7 @@ from tilewright.schedule.vectorise import NestContext, Served, is_contraction
 
 _SHARE_OF_L1 = 8  # what is asked for early may push out at most this part of the nearest cache
 _OVERFULL = 1.8  # times its capacity: of so much, walked one way, a cache finds nothing again
-_FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
+_NEAR_FULL, _FULL = 0.5, 0.75  # of the nearest cache and the tile level hold what is used again; the rest passes by
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def _served(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
     held = sum(own.values())
     turning = any(n.alternate for k in kernels for n in k.plans)
     nearest, outer = target.levels[1], target.outer
-    near = _found(held, nearest.capacity, turning)
-    level = max(0.0, _found(held, target.tile_level.capacity, turning) - near)
+    near = _found(held, nearest.capacity * _NEAR_FULL, turning)
+    level = max(0.0, _found(held, target.tile_level.capacity * _FULL, turning) - near)
     everything = sum(_bytes(t) for t in weights)
     far = outer if outer is not None and everything <= outer.capacity * outer.shared_by // 2 else target.main
     return dict.fromkeys(weights, Served(near, level, 1 / far.bandwidth))
@@ -85,9 +85,8 @@ def _new(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> dic
     return {n.source: Served(0.0, 1.0, 1 / level.bandwidth, part) for n in read}
 
 
-def _found(held: float, capacity: float, turning: bool) -> float:
+def _found(held: float, room: float, turning: bool) -> float:
     """The part of what is read again and again that a cache still has."""
-    room = _FULL * capacity
     if held <= room:
         return 1.0
     if turning:  # at the end of a step it begins with what it used last

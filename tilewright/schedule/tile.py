@@ -32,7 +32,7 @@ _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
-_STEP_STALL = 0.6  # of what bringing weights from the tile level delays a contraction, in a step
+_STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
@@ -115,7 +115,8 @@ def predict(
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
-    per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
+    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    per_tile = np.maximum(compute, far + near) + exposed + starting
     waves = -(-tiles // target.units)
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
     seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, shared, alone)
