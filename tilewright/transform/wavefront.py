@@ -19,7 +19,7 @@ from tilewright.ir.folding import without_dead
 from tilewright.ir.tensor import Tensor
 from tilewright.transform.stacks import Stack, carried, find_stacks, later_than
 
-_WIDTHS = (4,)  # layers of a wavefront worth a look besides two and all, where one of these pays
+_HOPELESS = 1.2  # times as long two layers at once may take for more to be worth a look
 _WORTH = 0.9  # of the time layer by layer: less is within the error of the prediction
 
 Predict = Callable[[Program], float]
@@ -242,14 +242,10 @@ def fastest_width(stack: Stack, program: Program, predict: Predict) -> int:
                 known[size] = wave + other - first
         return sum(known[size] for size in sizes)
 
-    best, width = seconds(1) * _WORTH, 1
-    few_and_all = sorted({2, count})
-    for size in (*few_and_all, *(w for w in _WIDTHS if w < count)):
-        if size in _WIDTHS and width == 1:
-            break  # neither few nor all layers at once are faster: nor is any number between
-        if (found := seconds(size)) < best:
-            best, width = found, size
-    return width
+    by_layer = seconds(1)
+    if seconds(2) > by_layer * _HOPELESS:
+        return 1
+    return min(sorted({1, 2, min(4, count), count}), key=lambda w: seconds(w) * (_WORTH if w == 1 else 1.0))
 
 
 def _computes_of(stack: Stack) -> list[Compute]:
