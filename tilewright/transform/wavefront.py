@@ -9,7 +9,7 @@ weights of all layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class Wavefront:
         self.program = program
         self.names = {t.name for t in _all_tensors(program)}
         self.layers = len(stack.layers)
-        first, last = stack.layers[0].scan, stack.layers[-1].scan
-        self.origin = f"{first.origin} to {last.origin}"
+        first = stack.layers[0].scan
+        self.origin = _layers_text(stack)
         self.step = Axis("s", stack.steps + self.layers - 1)
         self.stacked: dict[Tensor, tuple[Tensor, ...]] = {}
         self.owns = {**stack.in_body, **stack.in_between}
@@ -211,6 +211,18 @@ def _zeros(tensor: Tensor) -> np.ndarray:
 # --- the choice
 
 
+@dataclass(frozen=True)
+class Order:
+    """How many layers of a stack to take at once, 1 for layer by layer; predicted seconds by the numbers considered."""
+
+    width: int
+    seconds: Mapping[int, float]
+
+    def __str__(self) -> str:
+        others = ", ".join(f"{_ms(t)} {_width_text(w)}" for w, t in self.seconds.items() if w != self.width)
+        return f"{_width_text(self.width)}, predicted {_ms(self.seconds[self.width])}; {others}"
+
+
 def choose_orders(program: Program, predict: Predict) -> Program:
     """The Program with every stack as wavefronts, over as many layers at once as are predicted to be clearly faster
     than layer by layer."""
@@ -221,12 +233,14 @@ def choose_orders(program: Program, predict: Predict) -> Program:
         if stack is None:
             return program
         decided.update(layer.scan for layer in stack.layers)
-        for part in stack.parts(fastest_width(stack, program, predict)):
+        order = fastest_order(stack, program, predict)
+        for part in stack.parts(order.width):
             program = as_wavefront(program, part)
+        program = replace(program, remarks=(*program.remarks, f"{_layers_text(stack)}: {order}"))
 
 
-def fastest_width(stack: Stack, program: Program, predict: Predict) -> int:
-    """How many layers to take at once; 1 is layer by layer. What is predicted of some layers holds for all."""
+def fastest_order(stack: Stack, program: Program, predict: Predict) -> Order:
+    """The order predicted to be fastest. What is predicted of some layers holds for all."""
     count = len(stack.layers)
     above = (*stack.links[0].computes, stack.layers[1].scan)
     first, other = (predict(_alone(program, part)) for part in ((stack.layers[0].scan,), above))
@@ -242,10 +256,22 @@ def fastest_width(stack: Stack, program: Program, predict: Predict) -> int:
                 known[size] = wave + other - first
         return sum(known[size] for size in sizes)
 
-    by_layer = seconds(1)
-    if seconds(2) > by_layer * _HOPELESS:
-        return 1
-    return min(sorted({1, 2, min(4, count), count}), key=lambda w: seconds(w) * (_WORTH if w == 1 else 1.0))
+    times = {width: seconds(width) for width in (1, 2)}
+    if times[2] <= times[1] * _HOPELESS:
+        times.update({width: seconds(width) for width in sorted({min(4, count), count})})
+    return Order(min(times, key=lambda w: times[w] * (_WORTH if w == 1 else 1.0)), times)
+
+
+def _layers_text(stack: Stack) -> str:
+    return f"{stack.layers[0].scan.origin} to {stack.layers[-1].scan.origin}"
+
+
+def _width_text(width: int) -> str:
+    return "layer by layer" if width == 1 else f"{width} layers at once"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
 
 
 def _computes_of(stack: Stack) -> list[Compute]:
