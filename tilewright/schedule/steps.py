@@ -16,6 +16,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan, Sizes
 from tilewright.schedule.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.signature import signature
 from tilewright.schedule.tile import Choice, predict
 from tilewright.schedule.vectorise import NestContext, Served, is_contraction
 
@@ -34,19 +35,29 @@ class StepKernel:
     choice: Choice
 
 
-def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> list[float]:
-    """The time of each kernel in a step that follows another."""
+def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> tuple[float, ...]:
+    """The time of each kernel in a step that follows another; equal Scans share the work."""
     if context.target.kind != "cpu":
-        return [k.choice.seconds for k in kernels]
-    repeated = replace(context, served={**_new(kernels, scan, context), **_served(kernels, context)})
-    found = []
-    for kernel in kernels:
-        if kernel.choice.stream is not None:
-            found.append(kernel.choice.seconds)
-            continue
-        sizes = {a: np.array([n]) for a, n in _sizes(kernel).items()}
-        found.append(float(predict(kernel.nests, kernel.plans, repeated, kernel.stored, sizes).seconds[0]))
-    return found
+        return tuple(k.choice.seconds for k in kernels)
+    stored = {t for k in kernels for t in k.stored}
+    nests = [n for k in kernels for n in k.nests]
+    shapes = tuple(
+        (len(k.nests), k.choice, tuple(replace(p, tensor="", core="", epilogue=()) for p in k.plans)) for k in kernels
+    )
+    computed = signature(nests, lambda t: (t in stored, t in context.constants, context.layout(t)))
+    key = (computed, shapes, scan.axis.extent)
+    known = context.memo.steps
+    if key not in known:
+        repeated = replace(context, served={**_new(kernels, scan, context), **_served(kernels, context)})
+        known[key] = tuple(_seconds(k, repeated) for k in kernels)
+    return known[key]
+
+
+def _seconds(kernel: StepKernel, context: NestContext) -> float:
+    if kernel.choice.stream is not None:
+        return kernel.choice.seconds
+    sizes = {a: np.array([n]) for a, n in _sizes(kernel).items()}
+    return float(predict(kernel.nests, kernel.plans, context, kernel.stored, sizes).seconds[0])
 
 
 def _sizes(kernel: StepKernel) -> dict[Axis, int]:

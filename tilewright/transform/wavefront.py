@@ -227,16 +227,19 @@ def choose_orders(program: Program, predict: Predict) -> Program:
     """The Program with every stack as wavefronts, over as many layers at once as are predicted to be clearly faster
     than layer by layer."""
     decided: set[Scan] = set()
-    while True:
-        # found anew each time: two stacks that wait for each other's results cannot both be one Scan
-        stack = next((s for s in find_stacks(program) if s.layers[0].scan not in decided), None)
-        if stack is None:
-            return program
+    stacks = find_stacks(program)
+    while stacks:
+        stack = stacks.pop(0)
+        if stack.layers[0].scan in decided:
+            continue
         decided.update(layer.scan for layer in stack.layers)
         order = fastest_order(stack, program, predict)
         for part in stack.parts(order.width):
             program = as_wavefront(program, part)
         program = replace(program, remarks=(*program.remarks, f"{_layers_text(stack)}: {order}"))
+        if order.width > 1:  # two stacks that wait for each other's results cannot both be one Scan
+            stacks = find_stacks(program)
+    return program
 
 
 def fastest_order(stack: Stack, program: Program, predict: Predict) -> Order:
