@@ -434,31 +434,27 @@ def _with_args(node: Expr, done: Mapping[Expr, Expr]) -> Expr:
 
 def substitute(root: Expr, values: Mapping[Axis, ExprLike]) -> Expr:
     """Replace axes by expressions."""
-    if not _mentions(root, values):
+    replaced = values.keys()
+    if replaced.isdisjoint(root.axes):
         return root
-    done: dict[Expr, Expr] = {}
-    stack = [root]
+    if isinstance(root, Var):
+        return as_expr(values[root.axis])
+    done: dict[Expr, Expr] = {}  # of what mentions an axis; all else stays itself
+    stack = [(root, iter(root.args))]
     while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
-        if not _mentions(node, values):
-            done[node] = node
-        elif isinstance(node, Var):
-            done[node] = as_expr(values[node.axis])
-        else:
-            waiting = [a for a in node.args if a not in done]
-            if waiting:
-                stack.extend(waiting)
+        node, operands = stack[-1]
+        for arg in operands:
+            if arg in done or replaced.isdisjoint(arg.axes):
                 continue
-            done[node] = node.rebuild(tuple([done[a] for a in node.args]))
-        stack.pop()
+            if isinstance(arg, Var):
+                done[arg] = as_expr(values[arg.axis])
+                continue
+            stack.append((arg, iter(arg.args)))
+            break
+        else:
+            stack.pop()
+            done[node] = node.rebuild(tuple([done.get(a, a) for a in node.args]))
     return done[root]
-
-
-def _mentions(node: Expr, values: Mapping[Axis, ExprLike]) -> bool:
-    return not values.keys().isdisjoint(node.axes)
 
 
 def replace_nodes(root: Expr, values: Mapping[Expr, Expr]) -> Expr:

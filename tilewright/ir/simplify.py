@@ -102,6 +102,8 @@ def _sum_of_terms(node: Op) -> Linear | None:
 
 def simplify(root: Expr) -> Expr:
     """An expression of the same value, smaller where the rules know how. The result is kept on every node met."""
+    if root.simplified is not None:
+        return _simple(root)
     stack = [root]
     while stack:
         node = stack[-1]

@@ -81,29 +81,29 @@ def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffe
     uses: dict[Buffer, list[int]] = {}
     clock = 0
 
-    def visit(body: tuple[Stmt, ...], outer: int | None) -> None:
+    def visit(body: tuple[Stmt, ...], inside: bool) -> None:
         nonlocal clock
         for stmt in body:
             if isinstance(stmt, Alloc):
                 if stmt.buffer.memory is memory:
                     allocated.append(stmt.buffer)
-                visit(stmt.body, outer)
+                visit(stmt.body, inside)
                 continue
-            if isinstance(stmt, For) and outer is None and _only_wraps(stmt):
-                visit(stmt.body, None)
+            if isinstance(stmt, For) and not inside and _only_wraps(stmt):
+                visit(stmt.body, False)
                 continue
             # one tick a statement at the outermost sequence: inside a loop, everything lives through the whole loop
-            moment = clock if outer is None else outer
-            for buffer in _touched(stmt):
-                uses.setdefault(buffer, []).append(moment)
+            if not inside:
+                for buffer in _touched(stmt):
+                    uses.setdefault(buffer, []).append(clock)
             if isinstance(stmt, For):
-                visit(stmt.body, moment)
+                visit(stmt.body, True)
             elif isinstance(stmt, If):
-                visit((*stmt.then, *stmt.otherwise), moment)
-            if outer is None:
+                visit((*stmt.then, *stmt.otherwise), True)
+            if not inside:
                 clock += 1
 
-    visit(kernel.body, None)
+    visit(kernel.body, False)
     lifetimes = []
     for buffer in allocated:
         moments = uses.get(buffer, [0])

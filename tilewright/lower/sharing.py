@@ -6,7 +6,7 @@ keep to the order of the text, and cannot find common parts themselves where sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.ir.expr import (
     Axis,
@@ -18,7 +18,6 @@ from tilewright.ir.expr import (
     is_op,
     le,
     load,
-    replace_nodes,
     rewrite,
     var,
     walk,
@@ -88,11 +87,27 @@ def _in_order(stores: Sequence[Store], lane: Axis | None, fresh: Callable[[str],
     for unit in _eager(needs, len(kept)):
         held: dict[Expr, Expr] = {kept[n]: load(buffer, (const(n), *place)) for n in needs[unit]}
         if unit < len(kept):
-            body.append(Store(buffer, (const(unit), *place), replace_nodes(kept[unit], held)))
+            body.append(Store(buffer, (const(unit), *place), _read_from(held, kept[unit])))
         else:
             store = stores[unit - len(kept)]
-            body.append(Store(store.buffer, store.indices, replace_nodes(store.value, held)))
+            body.append(Store(store.buffer, store.indices, _read_from(held, store.value)))
     return (Alloc(buffer, _wrapped(body, lane)),)
+
+
+def _read_from(held: Mapping[Expr, Expr], root: Expr) -> Expr:
+    """The expression with what is held read from its register; what lies below that is not looked at."""
+    done: dict[Expr, Expr] = dict(held)
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        waiting = [a for a in node.args if a not in done] if node not in done and node.reads else []
+        if waiting:
+            stack.extend(waiting)
+            continue
+        if node not in done:
+            done[node] = node.rebuild(tuple([done[a] for a in node.args])) if node.reads else node
+        stack.pop()
+    return done[root]
 
 
 def _wrapped(body: Sequence[Stmt], lane: Axis | None) -> tuple[Stmt, ...]:

@@ -1,0 +1,115 @@
+"""The work of choosing plans: what layers and stages have in common is done once, so that compiling stays quick.
+
+Counts, never seconds: a machine may be busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import CPU, model_of
+from tilewright.compiler import build
+from tilewright.frontend.onnx import load
+from tilewright.ir import decide as deciding
+from tilewright.ir.compute import Map
+from tilewright.ir.expr import Expr, walk
+from tilewright.ir.tensor import Tensor
+from tilewright.options import Options
+from tilewright.schedule import connect, nest, planner
+from tilewright.schedule.nest import Nest, build_nest
+from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.signature import signature
+from tilewright.schedule.vectorise import NestContext
+from tilewright.schedule.written_out import positions
+from tilewright.transform.winograd import Winograd, find_sliding
+
+CHANNELS = 128
+
+
+class Work:
+    """Counts of a compilation up to its plan: nests planned, tiles chosen, blocks written out."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.planned: list[Hashable] = []
+        self.tiles = 0
+        self.blocks = 0
+        plan_nest, choose_tile, block_counts = planner.plan_nest, connect.choose_tile, Nest.block_counts
+
+        def planning(own: Nest, context: NestContext) -> NestPlan:
+            def about(tensor: Tensor) -> Hashable:
+                return (tensor in context.constants, tensor in context.staged, context.layout(tensor))
+
+            self.planned.append(signature([own], about))
+            return plan_nest(own, context)
+
+        def choosing(*arguments: object) -> object:
+            self.tiles += 1
+            return choose_tile(*arguments)  # type: ignore[arg-type]
+
+        def counting(own: Nest) -> tuple[int, int, int]:
+            self.blocks += 1
+            return block_counts(own)
+
+        patch.setattr(planner, "plan_nest", planning)
+        patch.setattr(connect, "choose_tile", choosing)
+        patch.setattr(nest.Nest, "block_counts", counting)
+
+
+def convolutions(count: int) -> ModelProto:
+    """Equal layers of windows of three, wide enough for Winograd's algorithm."""
+    nodes, constants = [], {}
+    before = "x"
+    for number in range(count):
+        after = f"y{number}"
+        nodes.append(("Conv", [before, f"w{number}"], f"c{number}", {"pads": [1, 1, 1, 1]}))
+        nodes.append(("Relu", [f"c{number}"], after, {}))
+        constants[f"w{number}"] = np.zeros((CHANNELS, CHANNELS, 3, 3), np.float32)
+        before = after
+    shape = (1, CHANNELS, 28, 28)
+    return model_of(nodes, {"x": shape}, {before: shape}, constants)
+
+
+def work(model: ModelProto, patch: pytest.MonkeyPatch) -> Work:
+    with patch.context() as inner:
+        done = Work(inner)
+        artifact = build(load(model), CPU, Options(stop_after="plan"))
+    assert artifact.plan is not None
+    return done
+
+
+def test_equal_layers_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (work(convolutions(count), monkeypatch) for count in (4, 9))
+    assert len(many.planned) == len(few.planned) > 0
+    assert many.tiles == few.tiles > 0
+    assert many.blocks == few.blocks > 0
+
+
+def test_stages_plan_no_nest_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = work(convolutions(3), monkeypatch)
+    assert len(set(done.planned)) == len(done.planned)
+
+
+def test_a_block_is_written_out_with_its_common_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build(load(convolutions(2)), CPU, Options(stop_after="fold")).program
+    assert program is not None
+    found = [s for s in (find_sliding(c, program.constants) for c in program.computes) if s is not None]
+    maps = [c for c in Winograd(found[-1], 4, set()).computes if isinstance(c, Map)]
+    rows, values = maps[:2]
+    whole = build_nest(values, (), {rows.output: rows})
+    simplify, looked_at = deciding.simplify, 0
+
+    def counting(node: Expr) -> Expr:
+        nonlocal looked_at
+        looked_at += 1
+        return simplify(node)
+
+    monkeypatch.setattr(deciding, "simplify", counting)
+    block = positions(whole.written_out, *whole.values)
+    assert len(block) == 36
+    # each of the values has hundreds of nodes, most of them those of its neighbours
+    assert sum(1 for value in block for _ in walk(value)) > 5 * sum(1 for _ in walk(*block))
+    assert looked_at < 1.4 * sum(1 for _ in walk(*block))
