@@ -10,8 +10,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.arithmetic import Contraction, Convolution, Recurrence, collect
+from bench.operator_cases import Operator, operator_families
 
-Problem = Contraction | Convolution
+Problem = Contraction | Convolution | Operator
 OPSET = 17
 SQUARES = (512, 768, 1024, 1536, 2048)
 VECTORS = ((1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096))
@@ -30,10 +31,26 @@ class Case:
     group: str
     origin: str
 
+    @property
+    def is_operator(self) -> bool:
+        return isinstance(self.problem, Operator)
+
+    def runs_on(self, runtime: str) -> bool:
+        """Operators are compared by runtimes that read ONNX files."""
+        return not self.is_operator or not runtime.startswith("torch")
+
+
+def operator_cases() -> list[Case]:
+    return [
+        Case(problem, f"operators: {family}", "")
+        for family, problems in operator_families().items()
+        for problem in problems
+    ]
+
 
 def zoo_cases(paths: Mapping[str, Path]) -> list[Case]:
     """Every distinct contraction and convolution in the files, by model name; one shared by models is listed once."""
-    origins: dict[Problem, dict[str, int]] = {}
+    origins: dict[Contraction | Convolution, dict[str, int]] = {}
     for name, path in paths.items():
         for problem in collect(path):
             if isinstance(problem, Recurrence):
@@ -46,7 +63,7 @@ def zoo_cases(paths: Mapping[str, Path]) -> list[Case]:
     ]
 
 
-def group_of(problem: Problem) -> str:
+def group_of(problem: Contraction | Convolution) -> str:
     if isinstance(problem, Contraction):
         return "zoo contraction" if problem.is_weight else "zoo product of activations"
     if problem.is_depthwise:
@@ -108,6 +125,9 @@ def _random_convolution(rng: np.random.Generator) -> Convolution:
 
 def write_model(problem: Problem, path: Path) -> None:
     """The problem as an ONNX file of one node, its weights seeded."""
+    if isinstance(problem, Operator):
+        problem.write(path)
+        return
     rng = np.random.default_rng(20)
     if isinstance(problem, Contraction):
         lead = (problem.batch,) if problem.batch > 1 else ()

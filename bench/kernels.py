@@ -1,4 +1,5 @@
-"""Single contractions and convolutions beside ONNX Runtime and torch: operations a second and shares of the peak.
+"""Single contractions and convolutions beside ONNX Runtime and torch: operations a second and shares of the peak;
+single operators of every kind beside ONNX Runtime.
 
 One worker process a runtime serves all cases in turn, stopped whenever it is not its turn.
 """
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.kernel_cases import Case, fixed_cases, random_cases, write_model, zoo_cases
+from bench.kernel_cases import Case, fixed_cases, operator_cases, random_cases, write_model, zoo_cases
+from bench.operator_report import operator_lines
 from bench.peak import Peak, describe_tools, measure_peak
 from bench.plot import grouped_bars
 from bench.support import (
@@ -146,7 +148,7 @@ def main() -> None:
     peak = measure_peak(arguments.threads)
     with export_folder(arguments) as (temporary, folder):
         cases = zoo_cases(exported(names, arguments.size, folder, tell))
-        cases += [*fixed_cases(), *random_cases(arguments.random, arguments.seed)]
+        cases += [*fixed_cases(), *random_cases(arguments.random, arguments.seed), *operator_cases()]
         chosen = choose(cases, arguments.group, arguments.limit)
         pool = Pool(runtimes, arguments.threads, temporary)
         reports: list[CaseReport] = []
@@ -188,7 +190,8 @@ def measure_case(case: Case, pool: Pool, rounds: int, seconds: float) -> CaseRep
         times: dict[str, list[float]] = {}
         errors = dict(pool.skipped)
         outputs: dict[str, str] = {}
-        for name in pool.peers:
+        names = [name for name in pool.peers if case.runs_on(name)]
+        for name in names:
             if name in errors:
                 continue
             try:
@@ -215,7 +218,7 @@ def measure_case(case: Case, pool: Pool, rounds: int, seconds: float) -> CaseRep
                 errors.get(name),
                 difference(name, outputs),
             )
-            for name in pool.peers
+            for name in names
         }
     return CaseReport(case, timings)
 
@@ -232,6 +235,7 @@ def difference(name: str, outputs: Mapping[str, str]) -> float | None:
 
 def summarise(reports: Sequence[CaseReport], peak: Peak) -> list[dict[str, Any]]:
     """By group: geometric means of the share of the peak and of the speed-up over each peer, and the worst case."""
+    reports = [report for report in reports if not report.case.is_operator]
     groups: dict[str, list[CaseReport]] = {}
     for report in reports:
         groups.setdefault(report.case.group, []).append(report)
@@ -263,8 +267,10 @@ def write_results(folder: Path, reports: Sequence[CaseReport], peak: Peak, versi
     write_files(folder, "kernels", document, to_markdown(reports, peak, versions), to_plot(reports, peak))
 
 
-def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str, str]) -> str:
-    names = list(reports[0].timings)
+def to_markdown(everything: Sequence[CaseReport], peak: Peak, versions: Mapping[str, str]) -> str:
+    reports = [report for report in everything if not report.case.is_operator]
+    operators = [report for report in everything if report.case.is_operator]
+    names = list(everything[0].timings)
     peers = [name for name in names if name != OURS]
     lines = [
         *heading("Single kernels on the CPU", describe_machine(), peak, versions),
@@ -287,7 +293,7 @@ def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str
     header = ["group", "cases", *(f"{name}, of peak" for name in names), "read"]
     header += [f"over {peer}" for peer in peers] + [f"worst over {peer}" for peer in peers]
     lines += table(header, summary)
-    wrong = [report for report in reports if (report.timings[OURS].difference or 0.0) > 1e-5]
+    wrong = [report for report in everything if (report.timings[OURS].difference or 0.0) > 1e-5]
     lines += ["", f"Answers further than 1e-5 from a peer's: {len(wrong)}.", "", "![share of peak](kernels.svg)", ""]
     lines += ["Each case in GFLOP/s; our share of the peak; our speed-up over the best peer.", ""]
     rows = []
@@ -304,9 +310,10 @@ def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str
             ]
         )
     lines += table(["problem", "group", *names, "of peak", "speed-up", "found in"], rows)
+    lines += operator_lines(operators, peak)
     lines += failure_lines(
         (report.case.problem.describe(), name, timing.error)
-        for report in reports
+        for report in everything
         for name, timing in report.timings.items()
     )
     return "\n".join(lines) + "\n"
@@ -314,7 +321,8 @@ def to_markdown(reports: Sequence[CaseReport], peak: Peak, versions: Mapping[str
 
 def to_plot(reports: Sequence[CaseReport], peak: Peak) -> str:
     rows = summarise(reports, peak)
-    series = {name: [_scaled(row["peak_share"][name], 100.0) for row in rows] for name in reports[0].timings}
+    names = list(rows[0]["peak_share"]) if rows else []
+    series = {name: [_scaled(row["peak_share"][name], 100.0) for row in rows] for name in names}
     title = f"Share of the measured float32 peak, geometric mean by group, {peak.threads} threads"
     return grouped_bars(title, [row["group"].removeprefix("zoo ") for row in rows], series, unit="%", marked=100.0)
 

@@ -24,8 +24,11 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="a quantiser and a secon
 quantization = pytest.importorskip("onnxruntime.quantization", reason="a quantiser")
 
 CPU = machine("cpu")
-SHAPES = {"block": (1, 16, 13, 11), "mlp": (9, 40), "attention": (2, 10, 32), "separable": (2, 8, 9, 9)}
-CONTRACTIONS = {"block": 4, "mlp": 3, "attention": 6, "separable": 3}
+SHAPES = {
+    "block": (1, 16, 13, 11), "mlp": (9, 40), "attention": (2, 10, 32), "separable": (2, 8, 9, 9),
+    "windows": (1, 3, 19, 22), "residual": (1, 3, 21, 18),
+}  # fmt: skip
+CONTRACTIONS = {"block": 4, "mlp": 3, "attention": 6, "separable": 3, "windows": 6, "residual": 5}
 KINDS = {"u8s8": ("QUInt8", "QInt8"), "s8s8": ("QInt8", "QInt8"), "u8u8": ("QUInt8", "QUInt8")}
 
 
@@ -99,8 +102,28 @@ def separable(w: Weights) -> list:
     return [*nodes, *conv(w, "b", "y", 8, 24, 1)]
 
 
+def windows(w: Weights) -> list:
+    """Few and odd channels, strides, windows of five, and padding that differs from side to side."""
+    nodes = conv(w, "x", "a", 17, 3, 3, strides=[2, 2], pads=[0, 1, 1, 0])
+    nodes += conv(w, "a", "d", 17, 1, 5, pads=[2, 2, 2, 2], group=17)
+    nodes += conv(w, "d", "e", 40, 17, 1)
+    nodes += conv(w, "e", "f", 40, 1, 3, strides=[2, 2], pads=[1, 0, 0, 1], group=40)
+    nodes += conv(w, "f", "g", 3, 40, 1)
+    return [*nodes, *conv(w, "g", "y", 3, 1, 3, pads=[1, 1, 1, 1], group=3)]
+
+
+def residual(w: Weights) -> list:
+    """A stem with a pool, and a bottleneck whose shortcut is a convolution too."""
+    nodes = conv(w, "x", "a", 24, 3, 7, strides=[2, 2], pads=[3, 3, 3, 3])
+    nodes += [helper.make_node("MaxPool", ["a"], ["m"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])]
+    nodes += conv(w, "m", "d", 8, 24, 1) + conv(w, "d", "e", 8, 8, 3, pads=[1, 1, 1, 1])
+    nodes += conv(w, "e", "f", 40, 8, 1)[:1] + conv(w, "m", "g", 40, 24, 1)[:1]
+    return [*nodes, helper.make_node("Add", ["f_c", "g_c"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+
+
 GRAPHS: dict[str, Callable[[Weights], list]] = {
-    "block": block, "mlp": mlp, "attention": attention, "separable": separable,
+    "block": block, "mlp": mlp, "attention": attention, "separable": separable, "windows": windows,
+    "residual": residual,
 }  # fmt: skip
 
 
@@ -218,7 +241,7 @@ def test_layers_pass_bytes(name: str, kind: str, quantised) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "per_channel"),
-    [("block", "u8s8", True), ("mlp", "s8s8", False)]
+    [("block", "u8s8", True), ("mlp", "s8s8", False), ("windows", "u8s8", True), ("residual", "s8s8", True)]
     + [pytest.param(n, k, p, marks=pytest.mark.slow) for n in GRAPHS for k in KINDS for p in (False, True)],
 )
 def test_machine_code_is_exact(name: str, kind: str, per_channel: bool, quantised, kernel_cache: Path) -> None:
@@ -230,8 +253,22 @@ def test_machine_code_is_exact(name: str, kind: str, per_channel: bool, quantise
     loops = compiled.artifact.loops
     assert loops is not None
     between = [t.dtype for t in loops.tensors if t.role == "temporary"]
-    if name == "block":
+    if name in ("block", "windows", "residual"):
         assert between and all(d in (dtypes.int8, dtypes.uint8) for d in between)
+
+
+def test_weights_beyond_a_byte_need_no_sum_over_every_window(quantised) -> None:
+    """Where each channel has a window of its own, weights less their zero point are sums of two bytes."""
+    lowest = ops.lower(load(quantised("windows", "u8u8", False), {}))
+    x = example("windows", seed=8)
+    results = []
+    for has_lanes in (False, True):
+        program = fold_constants(use_integers(lowest, IntegerForm(dtypes.int8, has_lanes)))
+        sums = [t for c in program.computes for t in c.outputs if t.name.endswith("_left_sum")]
+        by_channel = [t for t in sums if {17, 40}.intersection(t.shape)]
+        assert bool(by_channel) is not has_lanes
+        results.append(interpreted(program, x))
+    assert np.array_equal(*results)
 
 
 def test_dynamic_quantisation_multiplies_bytes(tmp_path: Path, kernel_cache: Path) -> None:

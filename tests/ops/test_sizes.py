@@ -59,6 +59,16 @@ TRANSPOSED = [
     ((1, 4, 5, 3), (4, 3, 3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 0]}),
     ((2, 6, 4), (6, 2, 3), {"group": 3, "dilations": [2]}),
     ((1, 2, 3, 3), (2, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    # phases with unequal taps, with none at all, behind dilations that share a factor with the stride or do not
+    ((1, 5, 7, 4), (5, 6, 5, 4), {"strides": [3, 2], "pads": [1, 1, 2, 1]}),
+    ((1, 3, 6, 5), (3, 4, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),
+    ((1, 3, 6, 5), (3, 4, 3, 4), {"strides": [4, 3], "dilations": [2, 2], "pads": [0, 3, 5, 0]}),
+    ((1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "dilations": [3, 4], "pads": [1, 2, 3, 4]}),
+    ((2, 6, 5, 4), (6, 3, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 2}),
+    ((1, 9, 5, 7), (9, 1, 3, 3), {"strides": [2, 3], "pads": [1, 0, 1, 0], "group": 9}),
+    ((1, 4, 3, 4, 5), (4, 5, 3, 2, 3), {"strides": [2, 2, 1], "pads": [0, 1, 1, 1, 0, 1]}),
+    ((1, 3, 5, 5), (3, 2, 3, 3), {"strides": [2, 2], "output_shape": [10, 9]}),
+    ((1, 7, 19), (7, 5, 8), {"strides": [4], "pads": [2, 2]}),
 ]
 
 

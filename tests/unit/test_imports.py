@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.
 PLAN_MODULES = tuple(
-    f"tilewright.schedule.{name}" for name in ("plan", "nest", "propagate", "streams", "signature", "contraction")
+    f"tilewright.schedule.{name}"
+    for name in ("plan", "nest", "propagate", "streams", "signature", "contraction", "window")
 )
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -14,9 +14,13 @@ import numpy as np
 
 from tilewright.intrinsics.cpu_text import (
     AMX_PORTABLE,
+    INTERLEAVE_TEXT,
     RUN_TEXT,
     amx_portable_dot,
+    lane_dot_text,
+    madd_text,
     portable_dot,
+    portable_lane_dot,
     sdot_text,
     x86_dot_text,
 )
@@ -94,6 +98,20 @@ def _dot_meaning(dtype: type, lanes: int, group: int, by_lane: bool, context: In
     context.write(0, context.read(0, (n,)) + total, (n,))
 
 
+def _lane_dot_meaning(lanes: int, group: int, context: InstructionContext) -> None:
+    n, k = _grid(context, lanes, group)
+    a = _wide(context.read_run(1, n * group + k), np.int32)
+    b = _wide(context.read_run(2, n * group + k), np.int32)
+    (n,) = _grid(context, lanes)
+    context.write(0, context.read(0, (n,)) + (a * b).sum(axis=1, dtype=np.int32), (n,))
+
+
+def _interleave_meaning(lanes: int, context: InstructionContext) -> None:
+    (n,) = _grid(context, lanes)
+    for place in range(4):
+        context.write_run(0, context.read(1 + place, (n,)), n * 4 + place)
+
+
 def _tile_dot_meaning(dtype: type, group: int, context: InstructionContext) -> None:
     rows, columns, groups = (int(s) for s in context.scalars)
     i, n, k, q = _grid(context, rows, columns, groups, group)
@@ -156,6 +174,15 @@ def _vector_dot(
     )
 
 
+def _lane_dot(name: str, a: str, mnemonic: str, lanes: int, register: str) -> Intrinsic:
+    """Every lane sums a group of its own: of both operands."""
+    rules = (OperandRule(_REGISTER, lanes, written=True), *(OperandRule(_MEMORY, 4 * lanes),) * 2)
+    text = f"{{element0}} = tw_{name}({{element0}}, {{place1}}, {{place2}});"
+    prelude = {"c": lane_dot_text(name, mnemonic, lanes, register), "portable": portable_lane_dot(name, a, lanes)}
+    meaning = partial(_lane_dot_meaning, lanes, 4)
+    return Intrinsic(name, "thread", rules, 0, {"c": text, "portable": text}, meaning, prelude=prelude)
+
+
 def _tile(name: str, rules: tuple[OperandRule, ...], scalars: int, c: str, portable: str, meaning: Meaning,
           more: str = "") -> Intrinsic:  # fmt: skip
     return Intrinsic(name, "thread", rules, scalars, {"c": c, "portable": portable}, meaning,
@@ -168,6 +195,14 @@ def _tile_dot(name: str, dtype: type, group: int, mnemonic: str, types: tuple[st
     portable = f"tw_{name}(&{{tile0}}, &{{tile1}}, &{{tile2}}, {{scalar0}}, {{scalar1}}, {{scalar2}});"
     return _tile(name, rules, 3, c, portable, partial(_tile_dot_meaning, dtype, group),
                  amx_portable_dot(name, group, *types))  # fmt: skip
+
+
+def _tile_load(name: str, mnemonic: str) -> Intrinsic:
+    rules = (OperandRule(_TILE, written=True), OperandRule(_MEMORY))
+    c = (f'__asm__ volatile("{mnemonic} (%0,%1,1), %%tmm{{tile0}}" :: "r"({{place1}}),'
+         ' "r"((int64_t)sizeof({type1}) * {scalar2}) : "memory");')  # fmt: skip
+    portable = "tw_tile_load(&{tile0}, {place1}, {scalar0}, sizeof({type1}) * {scalar1}, sizeof({type1}) * {scalar2});"
+    return _tile(name, rules, 3, c, portable, _tile_load_meaning)
 
 
 _CONFIGURE = "".join(f", {{scalar{i}}}" for i in range(2 * TILES))
@@ -188,11 +223,28 @@ _ROWS = (
         {"c": x86_dot_text("vnni_int8_256", "%{vex%} vpdpbusd", "int32_t", 8, "x"),
          "portable": portable_dot("vnni_int8_256", "uint8_t", "int8_t", "int32_t", 8, 4, False)},
     ),
+    *(
+        _vector_dot(
+            f"madd_int8_{bits}", np.int32, bits // 32, 2,
+            f"{{element0}} = tw_madd_int8_{bits}({{element0}}, {{place1}}, {{place2}});",
+            {"c": madd_text(f"madd_int8_{bits}", bits // 32),
+             "portable": portable_dot(f"madd_int8_{bits}", "int16_t", "int8_t", "int32_t", bits // 32, 2, False)},
+        )
+        for bits in (256, 512)
+    ),
     _vector_dot(
         "vdp_bf16", np.float32, 16, 2, "{element0} = tw_vdp_bf16({element0}, {place1}, {place2});",
         {"c": x86_dot_text("vdp_bf16", "vdpbf16ps", "float", 16, "v"),
          "portable": portable_dot("vdp_bf16", "uint16_t", "uint16_t", "float", 16, 2, False)},
     ),
+    _lane_dot("sdot_int8_lanes", "int8_t", "sdot %0.4s, %1.16b, %2.16b", 4, "w"),
+    _lane_dot("vnni_int8_lanes", "uint8_t", "vpdpbusd %2, %1, %0", 16, "v"),
+    _lane_dot("vnni_int8_256_lanes", "uint8_t", "%{vex%} vpdpbusd %2, %1, %0", 8, "x"),
+    # four registers of sixteen bytes, one byte of each in turn
+    Intrinsic("interleave_4", "thread", (OperandRule(_MEMORY, 64, written=True), *(OperandRule(_REGISTER, 16),) * 4), 0,
+              dict.fromkeys(("c", "portable"),
+                            "tw_interleave_4({place0}, {element1}, {element2}, {element3}, {element4});"),
+              partial(_interleave_meaning, 16), prelude=dict.fromkeys(("c", "portable"), INTERLEAVE_TEXT)),
     _tile_dot("amx_bf16", np.float32, 2, "tdpbf16ps", ("uint16_t", "uint16_t", "float")),
     _tile_dot("amx_int8_ss", np.int32, 4, "tdpbssd", ("int8_t", "int8_t", "int32_t")),
     _tile_dot("amx_int8_us", np.int32, 4, "tdpbusd", ("uint8_t", "int8_t", "int32_t")),
@@ -209,13 +261,9 @@ _ROWS = (
     _tile("tile_release", (), 0, '__asm__ volatile("tilerelease");', "", _nothing),
     _tile("tile_zero", (OperandRule(_TILE, written=True),), 2, '__asm__ volatile("tilezero %tmm{tile0}");',
           "tw_tile_zero(&{tile0});", _tile_zero_meaning),
-    _tile(
-        "tile_load", (OperandRule(_TILE, written=True), OperandRule(_MEMORY)), 3,
-        '__asm__ volatile("tileloadd (%0,%1,1), %%tmm{tile0}" :: "r"({place1}),'
-        ' "r"((int64_t)sizeof({type1}) * {scalar2}) : "memory");',
-        "tw_tile_load(&{tile0}, {place1}, {scalar0}, sizeof({type1}) * {scalar1}, sizeof({type1}) * {scalar2});",
-        _tile_load_meaning,
-    ),
+    _tile_load("tile_load", "tileloadd"),
+    # the same from L2, without a place in L1: for what is not read again before L1 would have lost it
+    _tile_load("tile_load_passing", "tileloaddt1"),
     _tile(
         "tile_store", (OperandRule(_MEMORY, written=True), OperandRule(_TILE)), 3,
         '__asm__ volatile("tilestored %%tmm{tile1}, (%0,%1,1)" :: "r"({place0}),'
@@ -246,10 +294,25 @@ DOTS: Mapping[str, Dot] = {
             ((_SIGNED, "vnni_int8", "uint8", -128),)),
         Dot("vnni_int8_256", ("avx_vnni",), "x86_64", ((_MIXED, "vnni_int8_256"),), "int32", 4, 8, 4, 1, 4.0,
             ((_SIGNED, "vnni_int8_256", "uint8", -128),)),
+        # where there is nothing better: pairs in 16 bits, rows widened as they are copied
+        *(Dot(f"madd_int8_{bits}", features, "x86_64", (), "int32", 2, bits // 32, 2, 1, 1.5,
+              tuple((pair, f"madd_int8_{bits}", "int16", 0) for pair in (_SIGNED, _MIXED)))
+          for bits, features in ((256, ("avx2",)), (512, ("avx512f", "avx512bw")))),
         Dot("vdp_bf16", ("avx512_bf16",), "x86_64", ((_NARROW, "vdp_bf16"),), "float32", 2, 16, 2, 1, 2.0),
         Dot("amx_bf16", ("amx_tile", "amx_bf16"), "x86_64", ((_NARROW, "amx_bf16"),), "float32", 2, 16, 32,
             TILE_ROWS, 16.0),
         Dot("amx_int8", ("amx_tile", "amx_int8"), "x86_64", ((_SIGNED, "amx_int8_ss"), (_MIXED, "amx_int8_us")),
             "int32", 4, 16, 64, TILE_ROWS, 32.0),
+    )
+}  # fmt: skip
+
+# Those whose lanes each take groups of their own from both operands, for windows that slide over every channel alone.
+WINDOW_DOTS: Mapping[str, Dot] = {
+    dot.name: dot
+    for dot in (
+        Dot("sdot_int8_lanes", ("asimddp",), "aarch64", ((_SIGNED, "sdot_int8_lanes"),), "int32", 4, 4, 4, 1, 4.0),
+        Dot("vnni_int8_lanes", ("avx512_vnni",), "x86_64", ((_MIXED, "vnni_int8_lanes"),), "int32", 4, 16, 4, 1, 4.0),
+        Dot("vnni_int8_256_lanes", ("avx_vnni",), "x86_64", ((_MIXED, "vnni_int8_256_lanes"),), "int32", 4, 8, 4, 1,
+            4.0),
     )
 }  # fmt: skip

@@ -46,6 +46,74 @@ typedef int32_t tw_a_{name} __attribute__((aligned(1), may_alias));
 """
 
 
+def madd_text(name: str, lanes: int) -> str:
+    """A pair of the row in every lane, in 16 bits, against pairs of columns that are widened as they are read."""
+    return f"""typedef int32_t tw_c_{name} __attribute__((vector_size({4 * lanes})));
+typedef int8_t tw_b_{name} __attribute__((vector_size({2 * lanes}), aligned(1), may_alias));
+typedef int32_t tw_a_{name} __attribute__((aligned(1), may_alias));
+{_INLINE} tw_c_{name} tw_{name}(tw_c_{name} c, const void *a, const void *b) {{
+    const tw_c_{name} row = *(const tw_a_{name} *)a - (tw_c_{name}){{}};
+    tw_c_{name} columns, products;
+    __asm__("vpmovsxbw %1, %0" : "=v"(columns) : "m"(*(const tw_b_{name} *)b));
+    __asm__("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(row), "v"(columns));
+    return c + products;
+}}
+"""
+
+
+def lane_dot_text(name: str, instruction: str, lanes: int, register: str) -> str:
+    """Both operands as vectors of groups: each lane has its own."""
+    return f"""typedef int32_t tw_c_{name} __attribute__((vector_size({4 * lanes})));
+typedef int32_t tw_b_{name} __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));
+{_INLINE} tw_c_{name} tw_{name}(tw_c_{name} c, const void *a, const void *b) {{
+    const tw_c_{name} left = *(const tw_b_{name} *)a, right = *(const tw_b_{name} *)b;
+    __asm__("{instruction}" : "+{register}"(c) : "{register}"(left), "{register}"(right));
+    return c;
+}}
+"""
+
+
+def portable_lane_dot(name: str, a: str, lanes: int) -> str:
+    return f"""typedef int32_t tw_c_{name} __attribute__((vector_size({4 * lanes})));
+static __attribute__((noinline)) tw_c_{name} tw_{name}(tw_c_{name} c, const void *left, const void *right) {{
+    const {a} *a = left;
+    const int8_t *b = right;
+    for (int n = 0; n < {lanes}; ++n) for (int k = 0; k < 4; ++k) c[n] += (int32_t)a[n * 4 + k] * (int32_t)b[n * 4 + k];
+    return c;
+}}
+"""
+
+
+def _zip(kind: str, a: str, b: str, lanes: int, first: int) -> str:
+    places = ", ".join(f"{first + i}, {first + i + lanes}" for i in range(lanes // 2))
+    return f"tw_mix({kind}, {a}, {b}, {places})"
+
+
+def _interleave() -> str:
+    lines = []
+    for stem, a, b in (("p", "a", "b"), ("q", "c", "d")):
+        lines += [f"const tw_pairs {stem}{i} = (tw_pairs){_zip('tw_bytes', a, b, 16, 8 * i)};" for i in range(2)]
+    for i in range(4):
+        mixed = _zip("tw_pairs", f"p{i // 2}", f"q{i // 2}", 8, 4 * (i % 2))
+        lines.append(f"*(tw_run *)((char *)to + {16 * i}) = (tw_run){mixed};")
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"""typedef uint8_t tw_bytes __attribute__((vector_size(16)));
+typedef uint16_t tw_pairs __attribute__((vector_size(16)));
+typedef uint8_t tw_run __attribute__((vector_size(16), aligned(1), may_alias));
+#if __has_builtin(__builtin_shufflevector)
+#define tw_mix(kind, a, b, ...) __builtin_shufflevector((kind)a, (kind)b, __VA_ARGS__)
+#else
+#define tw_mix(kind, a, b, ...) __builtin_shuffle((kind)a, (kind)b, (kind){{__VA_ARGS__}})
+#endif
+#define tw_interleave_4(to, a, b, c, d) tw_interleave((to), (tw_bytes)(a), (tw_bytes)(b), (tw_bytes)(c), (tw_bytes)(d))
+{_INLINE} void tw_interleave(void *to, tw_bytes a, tw_bytes b, tw_bytes c, tw_bytes d) {{
+{body}}}
+"""
+
+
+INTERLEAVE_TEXT = _interleave()
+
+
 def _widened(kind: str, text: str) -> str:
     return f"tw_widen_bf16({text})" if kind == "uint16_t" else f"(int32_t){text}"
 

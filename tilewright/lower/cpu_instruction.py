@@ -20,6 +20,7 @@ from tilewright.ir.expr import (
     eq,
     load,
     minimum,
+    substitute,
     var,
 )
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
@@ -30,6 +31,8 @@ from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, known,
 from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
+
+_STAYS = 16 << 10  # bytes that stay in L1 beside a block of the other operand; every core with tiles has 48 KB
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,40 +190,58 @@ class CpuInstruction(CpuNest):
         vectors = part.vectors(dot.lanes)
         acc = self._states(monoid, (part.rows, vectors, dot.lanes), "acc")[0]
         u, v, lane = Axis("row_u", part.rows), Axis("column_u", vectors), Axis("column_lane", dot.lanes)
-        zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), monoid.identity[0]),)
+        row = row_env(self, setting, simplify(part.row + var(u)))
+        column = simplify(part.column + var(v) * dot.lanes + var(lane))
+        seed = self._seed(monoid) if part.lanes == dot.lanes and not setting.lost else None
+        first = monoid.identity[0]
+        if seed is not None:
+            first = simplify(self.access.lower(substitute(seed[1], {**env, **row, setting.found.column: column})))
+        zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), first),)
         body: list[Stmt] = list(_unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
         lost = _Lost(self, setting, vectors) if setting.lost else None
-        loops, outer, k = self._loops(setting)
-        inner: list[Stmt] = []
-        groups = dot.row_groups
-        held: Buffer | None = None
-        if groups > 1:
-            held = Buffer(self.names.fresh("row"), (part.rows, setting.block), setting.row_type, Memory.REGISTER)
-            e = Axis("k_lane", setting.block)
-            source = rows.at(simplify(part.row + var(u)), outer, simplify(k + var(e)))
-            kept = Store(held, (var(u), var(e)), load(source.buffer, source.origin))
-            inner.extend(_unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
-        for group in range(groups):
-            here = simplify(k + group * dot.group)
-            a = rows.at(simplify(part.row + var(u)), outer, here) if held is None else Operand(held, (var(u), const(0)))
-            b = panels.at(part.place, part.column, var(v) * dot.lanes, outer, here)
-            scalars = (const(group),) if held is not None else ()
-            one = Instruction(setting.name, (Operand(acc, (var(u), var(v), const(0))), a, b), scalars)
-            inner.extend(_unrolled((u, v), (one,)))
-            if lost is not None:
-                inner.extend(lost.add(panels, part, outer, here, group))
-        step: tuple[Stmt, ...] = tuple(inner) if held is None else (Alloc(held, tuple(inner)),)
-        body.extend(_serial(loops, step))
-        row = row_env(self, setting, simplify(part.row + var(u)))
+        loops, outer, _ = self._loops(setting)
+
+        def step(k: Expr, groups: int) -> tuple[Stmt, ...]:
+            inner: list[Stmt] = []
+            held: Buffer | None = None
+            if dot.row_groups > 1:
+                held = Buffer(self.names.fresh("row"), (part.rows, setting.block), setting.row_type, Memory.REGISTER)
+                e = Axis("k_lane", setting.block)
+                source = rows.at(simplify(part.row + var(u)), outer, simplify(k + var(e)))
+                kept = Store(held, (var(u), var(e)), load(source.buffer, source.origin))
+                inner.extend(_unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
+            for group in range(groups):
+                here = simplify(k + group * dot.group)
+                own = rows.at(simplify(part.row + var(u)), outer, here) if held is None else None
+                a = own or Operand(held, (var(u), const(0)))  # type: ignore[arg-type]
+                b = panels.at(part.place, part.column, var(v) * dot.lanes, outer, here)
+                scalars = (const(group),) if held is not None else ()
+                one = Instruction(setting.name, (Operand(acc, (var(u), var(v), const(0))), a, b), scalars)
+                inner.extend(_unrolled((u, v), (one,)))
+                if lost is not None:
+                    inner.extend(lost.add(panels, part, outer, here, group))
+            return tuple(inner) if held is None else (Alloc(held, tuple(inner)),)
+
+        # the last block ends with its last group that is not all padding
+        full, rest = divmod(-(-extent_of(setting.inner.extent) // dot.group), dot.row_groups)
+        along: tuple[Stmt, ...] = ()
+        if full:
+            last = Axis(setting.inner.name, full)
+            along = (For(last, ForKind.SERIAL, step(var(last) * setting.block, dot.row_groups)),)
+        if rest:
+            along = (*along, *step(const(full * setting.block), rest))
+        body.extend(_serial(loops[:-1], along))
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
-            at = {**env, **row, setting.found.column: simplify(part.column + var(v) * dot.lanes + var(lane))}
+            at = {**env, **row, setting.found.column: column}
             block, index = Block(at, (u, v), lane), (var(u), var(v), var(lane))
         else:
             single = Axis("column_u", part.columns)
             at = {**env, **row, setting.found.column: simplify(part.column + var(single))}
             block, index = Block(at, (u, single), None), (var(u), const(0), var(single))
         results = self._results(monoid, [acc], index)
+        if seed is not None:
+            results = {seed[0]: load(acc, index)}
         if lost is not None:
             results = {t: value + lost.value(index[1:]) for t, value in results.items()}
         body.extend(self._stores(block, results))
@@ -249,15 +270,17 @@ class CpuInstruction(CpuNest):
             again = [do("tile_load", (_whole(t), kept[t]), heights[i], dot.lanes, width) for i, _, t in every]
             body = [If(eq(var(sums.loop), 0), tuple(body), tuple(again))]
         loops, outer, k = self._loops(setting, sums)
+        rows_pass, columns_pass = _passing(rows, sums, setting)
+        take_a, take_b = ("tile_load_passing" if passes else "tile_load" for passes in (rows_pass, columns_pass))
 
         def load_a(i: int) -> Stmt:
             source = rows.at(simplify(part.row + i * dot.rows), outer, k)
-            return do("tile_load", (_whole(a[i]), source), heights[i], setting.block, rows.stride)
+            return do(take_a, (_whole(a[i]), source), heights[i], setting.block, rows.stride)
 
         def load_b(j: int) -> Stmt:
             source = panels.at(part.place, part.column, const(j * dot.lanes), outer, k)
             width = dot.lanes * dot.group
-            return do("tile_load", (_whole(b[j]), source), groups, width, width)
+            return do(take_b, (_whole(b[j]), source), groups, width, width)
 
         def multiply(i: int, j: int) -> Stmt:
             tiles = (_whole(c[i][j]), _whole(a[i]), _whole(b[j]))
@@ -332,6 +355,19 @@ class _Lost:
 
     def value(self, index: tuple[Expr, ...]) -> Expr:
         return load(self.sums, index) * const(self.setting.lost, self.sums.dtype)
+
+
+def _passing(rows: Rows, sums: _Sums, setting: Setting) -> tuple[bool, bool]:
+    """Whether the rows, and the columns, only pass through: blocks of rows turn inside those of columns."""
+    most = min(int(setting.height.size), setting.height.extent)
+    outer = prod(extent_of(a.extent) for a in setting.outer)
+    depth = outer * min(sums.steps, setting.steps) * setting.block
+    if most <= setting.size:  # one block of rows, which stays
+        return False, depth * setting.most_columns * setting.found.b.dtype.bytes > _STAYS
+    size = setting.found.a.dtype.bytes
+    # a row that begins inside a cache line shares the line with the next block of k, which comes soon
+    is_aligned = rows.stride * size % TILE_BYTES == 0
+    return is_aligned and depth * most * size > _STAYS, False
 
 
 def _configure(setting: Setting, rows: int, columns: int) -> Instruction:

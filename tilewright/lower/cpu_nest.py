@@ -6,7 +6,7 @@ A block keeps its accumulators in registers from the first element to the epilog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.ir.bounds import static
@@ -37,10 +37,13 @@ from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block, Names
+from tilewright.lower.rows import places, range_of, run_of_axes
 from tilewright.lower.sharing import shared_stores
-from tilewright.schedule.nest import Nest, period
+from tilewright.lower.turning import turned_stores
+from tilewright.schedule.nest import Nest, heavy, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
+from tilewright.schedule.turning import cut
 
 
 class CpuNest:
@@ -61,6 +64,10 @@ class CpuNest:
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
         self.outer = [a for a in order if a in nest.axes]
+        self.turned = _turned_axis(nest, self.vector, self.register)
+        whole_rows = self.turned is None and self.vector is not None and self.outer[-1:] == [self.vector]
+        self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
+        self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
         self.passes: Axis | None = None
@@ -91,8 +98,13 @@ class CpuNest:
     ) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
+        fresh = self._invariant(env) if self.nest.monoid is None else []
+        if fresh:
+            return self._held_before(fresh, env, lambda: self._axis_loops(depth, env, blocked))
         axis = self.outer[depth]
         extent = self.ranges[axis]
+        if self.run and axis is self.run[0]:
+            return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
         if axis not in self.register:
             count = extent.count
             if static(count) == 1:
@@ -107,14 +119,37 @@ class CpuNest:
             part = Range(simplify(extent.low + var(loop) * group), group, group)
             inner = self._blocks(axis, part, depth, env, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
+        if axis is self.vector or self.nest.monoid is None:
+            checked = self.nest.elements or self.nest.values
+            parts = cut(extent, axis, checked, self.plan.lanes) if not self.nest.written_out else [extent]
+            return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
+
+    def _invariant(self, env: dict[Axis, Expr]) -> list[Expr]:
+        """Costly parts of a map's values that the loops still to come do not change, the largest of them."""
+        known = [n for n in heavy(*self.nest.values) if n not in self.held and all(a in env for a in axes_of(n))]
+        return [n for n in known if not any(n is not o and n in walk(o) for o in known)]
+
+    def _held_before(
+        self, parts: Sequence[Expr], env: dict[Axis, Expr], inner: Callable[[], tuple[Stmt, ...]]
+    ) -> tuple[Stmt, ...]:
+        """Computed once, before the loops inside."""
+        buffers = [Buffer(self.names.fresh("held"), (), n.dtype, Memory.REGISTER) for n in parts]
+        values = [simplify(self.access.lower(substitute(replace_nodes(n, self.held), env))) for n in parts]
+        before, self.held = self.held, {**self.held, **{n: load(b, ()) for n, b in zip(parts, buffers, strict=True)}}
+        body = inner()
+        self.held = before
+        return _alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
 
     def _blocks(
         self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
         result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
-        for piece in pieces(extent, self.register[axis], lanes):
+        cuts = pieces(extent, self.register[axis], lanes)
+        if axis is self.turned:
+            cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
+        for piece in cuts:
             trips = static(piece.trips)
             if trips == 0:
                 continue
@@ -137,37 +172,45 @@ class CpuNest:
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
         unrolled: list[Axis] = []
+        sources: dict[Axis, Axis] = {}
         lane: Axis | None = None
         for axis, piece, start in blocked:
             offset: Expr = const(0)
             steps = piece.size // piece.lanes
             if steps > 1:
                 unrolled.append(Axis(f"{axis.name}_u", steps))
+                sources[unrolled[-1]] = axis
                 offset = var(unrolled[-1]) * piece.lanes
             if piece.lanes > 1:
                 lane = Axis(f"{axis.name}_lane", piece.lanes)
                 offset = offset + var(lane)
             values[axis] = simplify(start + offset)
+        if self.run:
+            values.update(places(self.run, values[self.run[-1]]))
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
-            return self._stores(block, {})
+            rows = next((u for u, a in sources.items() if a is self.turned), None)
+            return self._stores(block, {}, rows)
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
         return self._reduce(block, self.nest.monoid)
 
     # --- epilogue
 
-    def _stores(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
-        written_out = self.nest.monoid is None and any(a is not self.vector for a in self.register)
+        written_out = bool(self.nest.written_out)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
-            final = self.access.lower(substitute(replace_nodes(value, results), block.env))
+            final = self.access.lower(substitute(replace_nodes(value, {**self.held, **results}), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
             value = simplify(final)
             body.extend(self.access.stores(tensor, logical, value) if written_out
                         else self._to_all_places(tensor, logical, value, block))  # fmt: skip
+        plain = [s for s in body if isinstance(s, Store)]
         if written_out:
-            return self._written_out(block, [s for s in body if isinstance(s, Store)])
+            return self._written_out(block, plain)
+        if rows is not None and len(plain) == len(body):
+            return turned_stores(plain, block, rows, self.plan.lanes, self.names.fresh)
         return block.around(*body)
 
     def _to_all_places(
@@ -198,6 +241,17 @@ class CpuNest:
         now: dict[Expr, Expr] = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
         here = [var(a) for a in self.nest.axes]
         return {load(t, here): replace_nodes(f, now) for t, f in zip(self.nest.accumulated, monoid.final, strict=True)}
+
+    def _seed(self, monoid: Monoid) -> tuple[Expr, Expr] | None:
+        """sum + x where the epilogue has no other use of the sum, and x: whole numbers may start from it."""
+        if monoid.operator != "add" or not monoid.left[0].dtype.is_int or len(self.nest.accumulated) != 1:
+            return None
+        total = load(self.nest.accumulated[0], [var(a) for a in self.nest.axes])
+        users = [n for n in walk(*self.nest.values) if total in n.args]
+        if len(users) != 1 or not is_op(users[0], "add") or users[0].args[0] is not total or self.nest.initial:
+            return None
+        more = users[0].args[1]
+        return None if total in walk(more) else (users[0], more)
 
     def _initial(self, monoid: Monoid, env: dict[Axis, Expr]) -> tuple[Expr, ...]:
         if not self.nest.initial:
@@ -429,17 +483,21 @@ class CpuNest:
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
         body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
                                      [loop], states, monoid))  # fmt: skip
-        # the lanes of all chains fold into one total, which starts from the initial value
+        # chains fold into the first, its lanes into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
-        fold_lane = Axis(f"{axis.name}_fold", lanes)
-        fold_chain = Axis(f"{axis.name}_chain", chains)
-        position = (*block.index, *((var(fold_chain),) if chains > 1 else ()), var(fold_lane))
-        fold: tuple[Stmt, ...] = self._update(monoid, totals, block.index, [load(s, position) for s in states])
-        fold = (For(fold_lane, ForKind.UNROLL, fold),)
-        if chains > 1:
-            fold = (For(fold_chain, ForKind.UNROLL, fold),)
-        body.extend(block.around(*fold))
+        fold = Axis(f"{axis.name}_fold", lanes)
+        left = chains
+        while left > 1:
+            half = (left + 1) // 2
+            for place in range(left - half):
+                index = (*block.index, const(place), var(fold))
+                other = [load(s, (*block.index, const(place + half), var(fold))) for s in states]
+                folded = For(fold, ForKind.VECTOR, self._update(monoid, states, index, other))
+                body.extend(replace(block, lane=None).around(folded))
+            left = half
+        first = (*block.index, *((const(0),) if chains > 1 else ()))
+        body.extend(block.around(*self._fold_lanes(monoid, totals, states, block.index, first, lanes)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
@@ -447,6 +505,24 @@ class CpuNest:
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
         return _alloc([*states, *totals], body)
+
+    def _fold_lanes(
+        self, monoid: Monoid, totals: Sequence[Buffer], states: Sequence[Buffer], index: tuple[Expr, ...],
+        first: tuple[Expr, ...], lanes: int,
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """A total takes all lanes of a vector: of a plain monoid by pairs, so that few wait for each other."""
+        if len(states) > 1:
+            lane = Axis("fold", lanes)
+            update = self._update(monoid, totals, index, [load(s, (*first, var(lane))) for s in states])
+            return (For(lane, ForKind.UNROLL, update),)
+        parts: list[Expr] = [load(states[0], (*first, const(i))) for i in range(lanes)]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [
+                replace_nodes(monoid.combine[0], {monoid.left[0]: a, monoid.right[0]: b})
+                for a, b in zip(parts[:half], parts[half:], strict=True)
+            ]
+        return self._update(monoid, totals, index, parts)
 
     def _lane_loops(
         self,
@@ -492,6 +568,12 @@ class _SingleUnroll:
         for loop in reversed(around):
             body = (For(loop, ForKind.SERIAL, body),)
         return body
+
+
+def _turned_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> Axis | None:
+    """The axis of a map's blocks that is read along where the vector axis is stored along."""
+    others = [a for a in register if a is not vector]
+    return others[0] if nest.monoid is None and not nest.written_out and others else None
 
 
 def _extent(count: Expr) -> int | Expr:

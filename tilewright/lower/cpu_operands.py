@@ -123,7 +123,7 @@ class Rows:
         extent = extent_of(self.setting.inner.extent)
         if found is None or not self.contiguous or self.setting.found.conditions or extent != self.setting.padded:
             return None
-        if self.setting.lost:
+        if self.setting.row_type is not self.setting.found.a.dtype:
             return None
         step = _step(found[0], self.row)
         if step is None and not self.setting.dot.is_tile:
@@ -153,7 +153,8 @@ class Rows:
         env = {**self.env, **row_env(self.nest, setting, var(row)), **outer}
         extent = extent_of(setting.inner.extent)
         conditions = setting.found.conditions
-        if self.contiguous and not setting.lost and not any(setting.inner in axes_of(c) for c in conditions):
+        is_kept = setting.row_type is setting.found.a.dtype
+        if self.contiguous and is_kept and not any(setting.inner in axes_of(c) for c in conditions):
             source = self._read(var(row), outer, const(0))
             assert isinstance(source, Load)
             to = Operand(self.buffer, (*places, const(0)))
@@ -181,7 +182,8 @@ class Rows:
             value = select(all_of(found.conditions), value, const(0, value.dtype))
         if self.setting.lost:
             # in 8 bits, where adding and taking away 128 are the same
-            value = cast(value + const(self.setting.lost, value.dtype), self.setting.row_type)
+            value = value + const(self.setting.lost, value.dtype)
+        value = cast(value, self.setting.row_type)
         result: list[Stmt] = []
         whole = extent // _COPY_LANES
         if whole:

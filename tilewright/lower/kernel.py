@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.intrinsics.cpu import WINDOW_DOTS
 from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, Expr, const, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt
@@ -14,6 +15,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_instruction import CpuInstruction
 from tilewright.lower.cpu_nest import CpuNest
+from tilewright.lower.cpu_window import CpuWindow
 from tilewright.lower.prefetch import prefetches
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest, build_nest
@@ -113,7 +115,8 @@ def lower_cpu_kernel(
 
 
 def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
-    kind = CpuInstruction if phases.plans[nest].instruction else CpuNest
+    instruction = phases.plans[nest].instruction
+    kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
     return kind(
         nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names, step
     ).statements()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tilewright.ir import dtypes
-from tilewright.ir.expr import Expr, all_of, cast, const, eq, le, load, lt, select
+from tilewright.ir.expr import Expr, all_of, cast, const, load, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.contraction import product, same_type, widened
 from tilewright.ops.registry import operator
+from tilewright.ops.transposed import transposed
 from tilewright.ops.windows import Window, windows
 
 
@@ -77,59 +78,13 @@ def per_output(b: Builder, hint: str, weight: Tensor, zero: Tensor | None) -> Te
 def conv_transpose(b: Builder, node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     same_type(b, x, weight)
     group = int(node.attributes.get("group", 1))
-    channels, per_group = dims(weight)[:2]
+    channels = dims(weight)[0]
     if channels != dims(x)[1] or channels % group:
         raise b.invalid(f"{dims(x)[1]} channels in {group} groups do not fit weights {list(dims(weight))}")
-    inner = channels // group
     shape = _transposed_windows(b, node, dims(x)[2:], dims(weight)[2:])
-
-    def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
-        # output o gets input p through tap k where p * stride + k * dilation - begin = o
-        reach = [o + w.begin - k * w.dilation for w, o, k in zip(shape, i[2:], r[1:], strict=True)]
-        places = [p if w.stride == 1 else p // w.stride for w, p in zip(shape, reach, strict=True)]
-        conditions: list[Expr] = []
-        for w, p, at in zip(shape, reach, places, strict=True):
-            conditions += [le(0, p), lt(at, w.size)]
-            if w.stride > 1:
-                conditions.append(eq(p % w.stride, 0))
-        source = r[0] if group == 1 else (i[1] // per_group) * inner + r[0]
-        target = i[1] if group == 1 else i[1] % per_group
-        value = select(all_of(conditions), load(x, (i[0], source, *places)), const(0, x.dtype))
-        return product(value, load(weight, (source, target, *r[1:])))
-
     narrow = dtypes.accumulator(x.dtype) is not x.dtype
-    out = (dims(x)[0], per_group * group, *(w.out for w in shape))
-    hint = "sum" if narrow or bias is not None else ""
-    if group == 1 and all(_is_disjoint(w) for w in shape):
-        return _finished(b, _disjoint_taps(b, hint, x, weight, shape), bias, x)
-    total = b.reduce(hint, out, (inner, *(w.kernel for w in shape)), element, "add")
+    total = transposed(b, "sum" if narrow or bias is not None else "", x, weight, shape, group)
     return _finished(b, total, bias, x)
-
-
-def _is_disjoint(window: Window) -> bool:
-    """Whether each output lies under exactly one tap, as in upsampling by the stride."""
-    spread = window.stride == window.kernel and window.dilation == 1
-    return spread and window.begin == 0 and window.out == window.size * window.stride
-
-
-def _disjoint_taps(b: Builder, hint: str, x: Tensor, weight: Tensor, shape: list[Window]) -> Tensor:
-    """A contraction for every tap, then each output picks its own: no work for taps that miss it."""
-    rank = len(shape)
-    taps = b.reduce(
-        "taps",
-        (dims(x)[0], dims(weight)[1], *(w.kernel for w in shape), *(w.size for w in shape)),
-        (dims(x)[1],),
-        lambda i, r: product(load(x, (i[0], r[0], *i[2 + rank :])), load(weight, (r[0], *i[1 : 2 + rank]))),
-        "add",
-    )
-    out = (dims(x)[0], dims(weight)[1], *(w.out for w in shape))
-
-    def element(*i: Expr) -> Expr:
-        within = [o % w.stride for w, o in zip(shape, i[2:], strict=True)]
-        places = [o // w.stride for w, o in zip(shape, i[2:], strict=True)]
-        return load(taps, (i[0], i[1], *within, *places))
-
-    return b.map(hint, out, element)
 
 
 def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[Window]:

@@ -152,17 +152,19 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     last = bool(node.attributes.get("select_last_index", 0))
     largest = node.op == "ArgMax"
     av, bv = state("a0", x.dtype), state("b0", x.dtype)
-    ai, bi = state("a1", dtypes.int64), state("b1", dtypes.int64)
+    # places as wide as the values mostly are, so that both fill the same lanes
+    ai, bi = state("a1", dtypes.int32), state("b1", dtypes.int32)
     better = lt(av, bv) if largest else lt(bv, av)
     tie = op("and", eq(av, bv), lt(ai, bi) if last else lt(bi, ai))
     takes = op("or", better, tie)
     # the neutral pair loses every tie, so that a row of infinities still gives a place in it
-    nowhere = const(-1 if last else np.iinfo(np.int64).max)
+    nowhere = const(-1 if last else np.iinfo(np.int32).max, dtypes.int32)
     start = (neutral("max" if largest else "min", x.dtype), nowhere)
-    monoid = Monoid((av, ai), (bv, bi), start, (select(takes, bv, av), select(takes, bi, ai)), (ai,))
+    combine = (select(takes, bv, av), select(takes, bi, ai))
+    monoid = Monoid((av, ai), (bv, bi), start, combine, (cast(ai, dtypes.int64),))
 
     def elements(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return load(x, spread(x, [axis], keep, i, r)), r[0]
+        return load(x, spread(x, [axis], keep, i, r)), cast(r[0], dtypes.int32)
 
     return b.reduce_tuple(("",), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
 

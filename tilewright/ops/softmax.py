@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import dtypes
-from tilewright.ir.expr import Expr, cast, eq, op
+from tilewright.ir.expr import Expr, cast, const, eq, op
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
@@ -35,7 +35,9 @@ def softmax_over(b: Builder, x: Tensor, axes: Sequence[int], logarithm: bool) ->
     total = reduce_over(b, "sum", powers, axes, False, "add", lambda v, *at: v)
     if logarithm:
         return b.map("", dims(x), lambda *i: cast(centred(i) - op("log", b.read(total, _outer(axes, i))), x.dtype))
-    return b.map("", dims(x), lambda *i: cast(b.read(powers, i) / b.read(total, _outer(axes, i)), x.dtype))
+    # times the reciprocal: one division a sum instead of one an element
+    one = const(1, wide)
+    return b.map("", dims(x), lambda *i: cast(b.read(powers, i) * (one / b.read(total, _outer(axes, i))), x.dtype))
 
 
 @operator("Softmax")

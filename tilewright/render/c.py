@@ -16,7 +16,7 @@ from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -32,7 +32,7 @@ from tilewright.ir.loops import (
     statements,
 )
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_convert, c_math
+from tilewright.render import c_bytes, c_convert, c_math, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_pairs import register_call
 from tilewright.render.c_scope import Scope, Scopes
@@ -69,6 +69,8 @@ class CKernel:
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
         self.used_conversions: set[c_convert.Conversion] = set()
+        self.used_squares: set[tuple[DType, int]] = set()
+        self.used_packings: set[c_bytes.Packing] = set()
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
@@ -107,11 +109,18 @@ class CKernel:
             out.append(f"typedef {kind} {name}u __attribute__(({size}, aligned({dtype.bytes}), may_alias));\n")
 
         conversions = sorted(self.used_conversions, key=c_convert.name)
-        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions))
+        packings = sorted(self.used_packings, key=c_bytes.name)
+        vectors = self.used_vectors.union(*map(c_convert.vectors, conversions), *map(c_bytes.vectors, packings))
         for dtype, lanes in sorted(vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
         out.extend(map(c_convert.text, conversions))
+        for dtype, lanes in sorted(self.used_squares, key=lambda p: (p[0].name, p[1])):
+            declare(dtype, lanes)
+            declare(mask_dtype(dtype), lanes)
+            out.append(c_transpose.functions(vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
+        out.extend([c_bytes.PRELUDE] if packings else [])
+        out.extend(map(c_bytes.text, packings))
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)
@@ -138,15 +147,17 @@ class CKernel:
     # --- statements
 
     def block(self, body: tuple[Stmt, ...]) -> None:
-        following: tuple[Stmt | None, ...] = (*body[1:], None)
-        written = False
-        for stmt, after in zip(body, following, strict=True):
-            if written:
-                written = False
+        position = 0
+        while position < len(body):
+            if position + 1 < len(body) and self.pair(body[position], body[position + 1]):
+                position += 2
                 continue
-            written = after is not None and self.pair(stmt, after)
-            if not written:
-                self.statement(stmt)
+            together = c_bytes.side_by_side(body[position : position + c_bytes.MOST])
+            if len(together) > 1:
+                self.store_bytes(together)
+            else:
+                self.statement(body[position])
+            position += max(1, len(together))
 
     def pair(self, first: Stmt, second: Stmt) -> bool:
         """Two calls of one function that stand together are written as one; whether these were."""
@@ -158,6 +169,46 @@ class CKernel:
         arguments = ", ".join([c.argument for c in calls if c] + [f"&{c.result}" for c in calls if c])
         self.emit(f"tw_{name}_pair_{vector_name(dtypes.float32, lanes)}({arguments});")
         return True
+
+    def store_bytes(self, together: list[For]) -> None:
+        """One store of what several vectors hold."""
+        texts: list[str] = []
+        added = 0
+        lanes = 0
+        for stmt in together:
+            store = stmt.body[0]
+            assert isinstance(store, Store)
+            self.lane = stmt.axis
+            lanes = self.width
+            found = c_bytes.rounded(store.value)
+            value = None if found is None else self.vector(found.value)
+            if found is None or value is None:
+                self.lane = None
+                for each in together:
+                    self.statement(each)
+                return
+            added = found.added
+            texts.append(self.splat(found.value, value, lanes))
+        first = together[0].body[0]
+        assert isinstance(first, Store)
+        self.lane = together[0].axis
+        place = self.lane_offsets(flat(first.buffer, first.indices), 1, 1)[0]
+        self.lane = None
+        dtype = first.buffer.dtype
+        kind = vector_name(dtype, lanes * len(together))
+        self.used_vectors.add((dtype, lanes * len(together)))
+        packed = self.packed((dtype, lanes, len(together)), texts, added)
+        self.emit(f"*({kind}u *)({first.buffer.name} + {place}) = {packed};")
+        self.held = {}
+
+    def packed(self, packing: c_bytes.Packing, texts: list[str], added: int) -> str:
+        self.used_packings.add(packing)
+        text = f"{c_bytes.name(packing)}({', '.join(texts)})"
+        dtype, lanes, count = packing
+        # bytes wrap around, so that either reading of them may be added
+        more = (added + 128) % 256 - 128 if dtype is dtypes.int8 else added % 256
+        kind = vector_name(dtype, lanes * count)
+        return f"({text} + ({kind}){{{', '.join([str(more)] * (lanes * count))}}})" if more else text
 
     def statement(self, stmt: Stmt) -> None:
         if not isinstance(stmt, Store) and not (isinstance(stmt, For) and stmt.kind is ForKind.VECTOR):
@@ -447,7 +498,18 @@ class CKernel:
         if node.dtype is dtypes.float64 or self.mask_width(condition) != node.dtype.bits:
             return True
         reads_memory = any(x.source.memory is not Memory.REGISTER for x in loads(then, otherwise))
-        return reads_memory and any(n.dtype is dtypes.index for n in walk(condition))
+        return reads_memory and self.compares_places(condition)
+
+    def compares_places(self, condition: Expr) -> bool:
+        """Whether a condition is about indices, not about what is read at them or numbers made of them."""
+        stack = [condition]
+        while stack:
+            node = stack.pop()
+            if node.dtype is dtypes.index:
+                return True
+            if not isinstance(node, Load) and not (isinstance(node, Op) and node.op.name == "cast"):
+                stack.extend(node.args)
+        return False
 
     def always_evaluated(self, value: Expr) -> set[Expr]:
         """Nodes that no condition keeps from being evaluated."""
@@ -509,6 +571,8 @@ class CKernel:
         if self.lanes_only(node):
             plain_index = node.dtype is dtypes.index and name not in ("select", "cast")
             return None if node.dtype.kind == "b" or plain_index else self.by_lanes(node)
+        if name == "cast" and operand is dtypes.index and node.dtype is dtypes.int32:
+            return self.ramp(node, lanes)
         args = [done[a] for a in node.args]
         if any(a is None for a in args):
             return self.by_lanes(node) if node.dtype.kind != "b" else None
@@ -523,6 +587,10 @@ class CKernel:
             return f"tw_select_{vector_name(node.dtype, lanes)}({', '.join(texts)})"
         if name == "cast":
             self.used_vectors.add((node.dtype, lanes))
+            bytes_of = c_bytes.rounded(node)
+            if bytes_of is not None and done.get(bytes_of.value) is not None:
+                value = self.splat(bytes_of.value, done[bytes_of.value], lanes)
+                return self.packed((node.dtype, lanes, 1), [value], bytes_of.added)
             if c_convert.needs_function(operand, node.dtype):
                 self.used_conversions.add((operand, node.dtype, lanes))
                 return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"
@@ -539,14 +607,36 @@ class CKernel:
             return f"(-{texts[0]})"
         if name == "isnan":
             return f"({texts[0]} != {texts[0]})"
+        if name == "round" and operand is dtypes.float32 and c_bytes.is_small(node.args[0]):
+            return c_bytes.rounding(texts[0])
+        if name in ("min", "max") and isinstance(node.args[1], Const) and node.args[1].value == node.args[1].value:
+            name = f"{name}_constant" if operand is dtypes.float32 else name
         if name in c_math.FUNCTIONS and operand is dtypes.float32:
             self.used_math.setdefault((operand.name, lanes), set()).add(name)
             return f"tw_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
+        if name in ("min", "max") and operand.is_int and operand.bits <= 32:
+            self.used_math.setdefault((operand.name, lanes), set()).add(f"whole_{name}")
+            return f"tw_whole_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
         return self.by_lanes(node) if node.dtype.kind != "b" else None
+
+    def ramp(self, node: Op, lanes: int) -> str:
+        """An index as a number on every lane: the first lane's, and steps from there."""
+        assert self.lane is not None
+        total = linear(simplify(node.args[0]))
+        stride = lane_stride(total, self.lane)
+        if stride is None:
+            return self.by_lanes(node)
+        self.used_vectors.add((node.dtype, lanes))
+        still = Linear({t: c for t, c in total.terms.items() if t is not var(self.lane)}, total.constant)
+        kind = vector_name(node.dtype, lanes)
+        steps = ", ".join(str(stride * i) for i in range(lanes))
+        return f"(((int32_t)({self.scopes.offset(still)}) - ({kind}){{}}) + ({kind}){{{steps}}})"
 
     def vector_load(self, node: Load, lanes: int) -> str | None:
         assert self.lane is not None
         if node.source.memory is Memory.REGISTER:
+            if not self.depends(node.indices[-1]):
+                return self.column(node, lanes)
             return element_name(node.source, constants(node.indices[:-1]))
         if node.dtype.kind == "b":
             return None
@@ -556,8 +646,23 @@ class CKernel:
         kind = vector_name(node.dtype, lanes)
         if stride == 1 and (self.count == lanes or self.is_readable_past(node.source, offset, lanes)):
             return f"(*(const {kind}u *)({node.source.name} + {self.lane_offsets(offset, 1, 1)[0]}))"
+        if stride == 2 and self.count == lanes and self.is_readable_past(node.source, offset, 2 * lanes):
+            self.used_squares.add((node.dtype, lanes))
+            first, *_, second = self.lane_offsets(offset, 2, lanes // 2 + 1)
+            halves = (f"*(const {kind}u *)({node.source.name} + {at})" for at in (first, second))
+            return f"tw_even_{kind}({', '.join(halves)})"
         reads = [f"{node.source.name}[{at}]{self.bits(node)}" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
+
+    def column(self, node: Load, lanes: int) -> str:
+        """A column of a square of vectors: lane i is from row i."""
+        if node.indices[-2] is not var(self.lane) or node.source.shape[-2:] != (lanes, lanes):  # type: ignore[arg-type]
+            raise InternalError(f"{self.kernel.name}: {node} is no column of a square")
+        *lead, number = constants((*node.indices[:-2], node.indices[-1]))
+        kind = vector_name(node.dtype, lanes)
+        self.used_squares.add((node.dtype, lanes))
+        rows = [element_name(node.source, (*lead, row)) for row in range(lanes)]
+        return c_transpose.column(rows, number, kind)
 
     def is_readable_past(self, buffer: Buffer, offset: Linear, lanes: int) -> bool:
         """Whether a whole vector from the first lane's offset stays inside the buffer; the surplus is never used."""

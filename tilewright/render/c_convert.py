@@ -14,6 +14,7 @@ Conversion = tuple[DType, DType, int]  # from, to, lanes
 
 _SMALL = (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16, dtypes.bfloat16)
 _PLAIN = (dtypes.float32, dtypes.int32, dtypes.uint32)
+_AVX512_LANES = 16  # 32-bit elements of a register
 
 
 def needs_function(source: DType, target: DType) -> bool:
@@ -95,13 +96,7 @@ def _step(source: DType, target: DType, lanes: int, value: str, made: str, kind:
         joined = f"{kind} {made} = ({kind})__builtin_shufflevector({zeros}, {value}, {places});"
         return _if_shuffles([joined], [shifted])
     if target is dtypes.bfloat16:
-        whole = vector_name(dtypes.uint32, lanes)
-        return [
-            f"{whole} bits = ({whole}){value}, nan = ({whole})({value} != {value});",
-            f"{whole} even = bits + 0x7fff + ((bits >> 16) & 1);",
-            "even = (even & ~nan) | ((bits | 0x400000) & nan);",
-            f"{kind} {made} = __builtin_convertvector(even >> 16, {kind});",
-        ]
+        return _to_bfloat16(lanes, value, made, kind)
     if not _is_quarter(source, target, lanes):
         return [plain]
     sign = "u" if source.kind == "u" else ""
@@ -118,6 +113,26 @@ def _step(source: DType, target: DType, lanes: int, value: str, made: str, kind:
         f"{kind} {made} = ({kind})__builtin_shufflevector(w, w, 0, 1, 2, 3);",
     ]
     return _if_shuffles(inside, [plain])
+
+
+def _to_bfloat16(lanes: int, value: str, made: str, kind: str) -> list[str]:
+    whole = vector_name(dtypes.uint32, lanes)
+    plain = [
+        f"{whole} bits = ({whole}){value}, nan = ({whole})({value} != {value});",
+        f"{whole} even = bits + 0x7fff + ((bits >> 16) & 1);",
+        "even = (even & ~nan) | ((bits | 0x400000) & nan);",
+        f"{made} = __builtin_convertvector(even >> 16, {kind});",
+    ]
+    if lanes != _AVX512_LANES:
+        return [f"{kind} {made};", *plain]
+    # One instruction does it, but for denormal numbers (class 0x20), which it takes as zeros.
+    quick = [
+        "uint16_t small;",
+        f'__asm__("vcvtneps2bf16 %1, %0" : "=v"({made}) : "v"({value}));',
+        f'__asm__("vfpclassps $0x20, %1, %0" : "=Yk"(small) : "v"({value}));',
+        "if (!__builtin_expect(small, 0)) return " + made + ";",
+    ]
+    return [f"{kind} {made};", "#ifdef __AVX512BF16__", *quick, "#endif", *plain]
 
 
 def _if_shuffles(lines: list[str], otherwise: list[str]) -> list[str]:

@@ -32,6 +32,29 @@ _EXP_INSIDE = """\
     $I h = n >> 1;
     $V e = p * ($V)(h << 23) * ($V)((n - h) << 23);"""
 
+_X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
+
+
+def _extreme_with_constant(name: str, otherwise: str) -> str:
+    """NaN wins, and only the first operand can be one. NEON's instructions give NaN where either is; those of x86 give
+    their last operand then. Elsewhere one comparison that is true of NaN, and a select."""
+    return f"""
+static inline $V tw_{name}_constant_$V($V a, $V b) {{
+#if $W == 4 && defined(__aarch64__)
+    $V y;
+    __asm__("f{name} %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#elif {_X86_VECTORS}
+    $V y;
+    __asm__("v{name}ps %1, %2, %0" : "=v"(y) : "v"(a), "v"(b));
+    return y;
+#else
+    return tw_select_$V(~(a {otherwise} b), a, b);
+#endif
+}}
+"""
+
+
 _TEXT: dict[str, tuple[tuple[str, ...], str]] = {
     "wide": ((), """
 typedef double $D __attribute__((vector_size($W * 8)));
@@ -43,11 +66,13 @@ static inline $V tw_select_$V($I mask, $V a, $V b) { return ($V)((mask & ($I)a) 
     "abs": ((), """
 static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
-    "max": (("select",), """
-static inline $V tw_max_$V($V a, $V b) { return tw_select_$V((a > b) | (a != a), a, b); }
+    "max_constant": (("select",), _extreme_with_constant("max", "<=")),
+    "min_constant": (("select",), _extreme_with_constant("min", ">=")),
+    "whole_max": (("select",), """
+static inline $V tw_whole_max_$V($V a, $V b) { return tw_select_$V(a > b, a, b); }
 """),
-    "min": (("select",), """
-static inline $V tw_min_$V($V a, $V b) { return tw_select_$V((a < b) | (a != a), a, b); }
+    "whole_min": (("select",), """
+static inline $V tw_whole_min_$V($V a, $V b) { return tw_select_$V(a < b, a, b); }
 """),
     "sign": (("select",), """
 static inline $V tw_sign_$V($V x) {
@@ -245,6 +270,31 @@ static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 """),
 }  # fmt: skip
 
+# NaN where either operand is. Compilers find no instruction in any spelling of this: Arm's does it all, x86's gives the
+# second operand where one is NaN.
+_TEXT |= {
+    name: (("select",), f"""
+static inline $V tw_{name}_$V($V a, $V b) {{
+#if defined(__aarch64__) && ($W == 4 || $W == 2)
+    $V y;
+    __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#elif defined(__AVX512F__) && $W == 16
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=v"(y) : "v"(a), "v"(b));
+    return tw_select_$V(a != a, a, y);
+#elif defined(__AVX__) && ($W == 8 || $W == 4)
+    $V y;
+    __asm__("v{name}ps %2, %1, %0" : "=x"(y) : "x"(a), "x"(b));
+    return tw_select_$V(a != a, a, y);
+#else
+    return tw_select_$V((a {sign} b) | (a != a), a, b);
+#endif
+}}
+""")
+    for name, sign in (("max", ">"), ("min", "<"))
+}  # fmt: skip
+
 # Compilers make one instruction of these loops.
 _BY_LANES = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc"}
 _TEXT |= {
@@ -269,10 +319,9 @@ def _pair(text: str) -> str:
     assert start is not None
     local = {"x", *re.findall(r"^ +\$[VI] (\w+) =", text, re.MULTILINE)}
     lines = [f"static inline void {start[1]}_pair_$V($V x_0, $V x_1, $V *result_0, $V *result_1) {{"]
+    names = re.compile(rf"\b({'|'.join(sorted(local))})\b")
     for line in body:
-        for copy in "01":
-            own = re.sub(r"\b(\w+)\b", lambda m, c=copy: f"{m[1]}_{c}" if m[1] in local else m[1], line)
-            lines.append(own.replace("return ", f"*result_{copy} = "))
+        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in (0, 1)]
     return "\n".join(("", *lines, "}", ""))
 
 

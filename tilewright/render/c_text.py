@@ -42,6 +42,20 @@ _PRELUDE = """#define INFINITY (__builtin_inff())
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
 """
 
+# Arm has instructions that give NaN where either operand is; compilers do not find them.
+_EXTREMES = "".join(
+    f"""static inline float tw_f{name}(float a, float b) {{
+#if defined(__aarch64__)
+    __asm__("f{name} %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
+    return a;
+#else
+    return tw_{name}(a, b);
+#endif
+}}
+"""
+    for name in ("max", "min")
+)
+
 _BFLOAT16 = """typedef struct { uint16_t bits; } tw_bf16;
 static inline float tw_from_bf16(tw_bf16 x) {
     union { uint32_t u; float f; } v = { (uint32_t)x.bits << 16 };
@@ -57,7 +71,8 @@ static inline tw_bf16 tw_to_bf16(float x) {
 
 def prelude(body: str) -> str:
     """What must stand before `body`: types, constants and the helpers it names."""
-    return _INTEGERS + _PRELUDE + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
+    extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
+    return _INTEGERS + _PRELUDE + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:
@@ -70,6 +85,8 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
         return f"(-{args[0]})"
     if name == "not":
         return f"(!{args[0]})"
+    if name in ("min", "max") and dtype is dtypes.float32:
+        return f"tw_f{name}({', '.join(args)})"
     if name in ("floordiv", "mod", "min", "max", "sign"):
         return f"tw_{name}({', '.join(args)})"
     if name == "abs":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from tilewright.errors import InternalError
-from tilewright.intrinsics.cpu import DOTS, TILES
+from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
 from tilewright.ir.compute import Compute, Map, Program, Reduce, all_computes
 from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 
@@ -92,9 +92,10 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
 
 
 def _check_instruction(nest: NestPlan, core: Map | Reduce) -> None:
-    dot = DOTS.get(nest.instruction or "")
+    known = {**DOTS, **WINDOW_DOTS}
+    dot = known.get(nest.instruction or "")
     if dot is None:
-        raise ValueError(f"nest '{nest.tensor}': no instruction '{nest.instruction}'; there are {', '.join(DOTS)}")
+        raise ValueError(f"nest '{nest.tensor}': no instruction '{nest.instruction}'; there are {', '.join(known)}")
     if not isinstance(core, Reduce) or nest.vector is None or nest.vector[0] != "o" or nest.order[-1][0] != "r":
         raise ValueError(f"nest '{nest.tensor}': {dot.name} runs a sum of products with its vector along an output")
     if nest.lanes != dot.lanes:

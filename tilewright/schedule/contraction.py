@@ -35,18 +35,27 @@ class Contraction:
 
 def contractions(nest: Nest) -> list[Contraction]:
     """Both ways to see the nest as rows times columns, where it is a sum of products of two widened values."""
-    if nest.monoid is None or nest.monoid.operator != "add" or len(nest.elements) != 1:
+    product = narrow_product(nest)
+    if product is None:
         return []
-    conditions, element = _strip(nest.elements[0])
-    if not is_op(element, "mul"):
-        return []
-    operands = [_narrow(e) for e in element.args]
+    conditions, *operands = product
     found = []
     for a, b in (operands, operands[::-1]):
         made = _as_contraction(nest, a, b, conditions) if a is not None and isinstance(b, Load) else None
         if made is not None:
             found.append(made)
     return found
+
+
+def narrow_product(nest: Nest) -> tuple[list[Expr], Expr | None, Expr | None] | None:
+    """Conditions and factors of a sum of products; a factor that is not widened before is None."""
+    if nest.monoid is None or nest.monoid.operator != "add" or len(nest.elements) != 1:
+        return None
+    conditions, element = _strip(nest.elements[0])
+    if not is_op(element, "mul"):
+        return None
+    left, right = element.args
+    return conditions, _narrow(left), _narrow(right)
 
 
 def _as_contraction(nest: Nest, a: Expr, b: Load, conditions: Sequence[Expr]) -> Contraction | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
-from tilewright.ir.expr import loads, walk
+from tilewright.ir.expr import is_op, loads, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import data_cost, is_identity_read, is_view
 from tilewright.schedule.propagate import extent_of
@@ -52,9 +52,19 @@ def fuse_registers(
             choosing.add(compute.output)
         if compute.output in kept:
             continue
-        if _composes(compute, users.get(compute.output, []), compute.output in choosing):
+        readers = users.get(compute.output, [])
+        if _pads_bytes(compute, readers, staged):
+            continue
+        if _composes(compute, readers, compute.output in choosing):
             result.inlined[compute.output] = compute
     return result
+
+
+def _pads_bytes(compute: Map, readers: Sequence[Compute], staged: frozenset[Tensor]) -> bool:
+    """Whether a copy that pads reads what costs more than moving it: composed, every lane would compute by itself."""
+    if compute.output.dtype.bytes > 1 or data_cost(compute.value) <= _CHEAP:
+        return False
+    return any(isinstance(r, Map) and r.output in staged and is_op(r.value, "select") for r in readers)
 
 
 def _domain(compute: Reduce) -> int:

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.intrinsics.cpu import DOTS, Dot
+from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS, Dot
 from tilewright.ir.expr import Axis, Load, loads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
@@ -20,6 +20,7 @@ from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
 from tilewright.schedule.vectorise import NestContext, stride
+from tilewright.schedule.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.target import Target
 
 _MOST_ROWS = 12
@@ -48,6 +49,8 @@ def instruction_rate(dot: Dot, target: Target) -> float:
 def instruction_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size:
     """Multiply-adds of a box at the instruction's rate, left-over rows and columns as long as whole ones."""
     assert plan.instruction is not None
+    if plan.instruction in WINDOW_DOTS:
+        return window_seconds(nest, plan, box, target)
     dot, found = DOTS[plan.instruction], _meant(nest, plan)
     points: Size = prod(extent_of(r.extent) for r in nest.reduce_axes)
     rows: Size = 1
@@ -78,7 +81,7 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
             if made is not None and (best is None or made.rate > best.rate):
                 best = made
     if best is None:
-        return None
+        return plan_window(nest, context, phase, level)
     names = nest.axis_names()
     found = best.found
     register = [(names[found.column], best.columns)]
@@ -125,7 +128,7 @@ def crowding(
 
 def _meant(nest: Nest, plan: NestPlan) -> Contraction | None:
     """The contraction that the plan's instruction runs."""
-    if plan.instruction is None or plan.vector is None:
+    if plan.instruction is None or plan.vector is None or plan.instruction in WINDOW_DOTS:
         return None
     dot, column = DOTS[plan.instruction], nest.named(plan.vector)
     return next((c for c in contractions(nest) if c.column is column and dot.instruction(*_types(c))), None)
@@ -133,6 +136,8 @@ def _meant(nest: Nest, plan: NestPlan) -> Contraction | None:
 
 def instruction_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
     """How b is packed for the plan's instruction."""
+    if plan.instruction in WINDOW_DOTS:
+        return window_layouts(nest, plan, context)
     found = _meant(nest, plan)
     if found is None or not found.is_packable or found.b.source not in context.constants:
         return {}

@@ -172,6 +172,11 @@ def data_cost(*roots: Expr) -> int:
     return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n))
 
 
+def heavy(*roots: Expr) -> list[Op]:
+    """Operations on floats that take many instructions."""
+    return [n for n in walk(*roots) if isinstance(n, Op) and n.op.name in _HEAVY and n.dtype.name == "float32"]
+
+
 def _is_free_cast(node: Op) -> bool:
     """Conversions cost nothing beside what they move, but for rounding: its result is worth keeping."""
     rounds = node.dtype.bits < node.args[0].dtype.bits and node.args[0].dtype.is_float

@@ -23,6 +23,7 @@ from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
 from tilewright.schedule.streams import Stream
+from tilewright.schedule.turning import is_cut
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
 from tilewright.target import MemoryLevel
 
@@ -35,6 +36,7 @@ _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know
 _STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
+_ENOUGH_TILES = 8  # along other axes
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -150,8 +152,12 @@ def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Nu
     register = dict(plan.register)
     names = root.axis_names()
     choices: list[list[int]] = []
+    whole = _cut_axes(root, plan)
     for axis in root.axes:
         extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
+        if axis in whole and names[axis] not in fixed:
+            choices.append([extent])
+            continue
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
@@ -176,6 +182,17 @@ def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Nu
             thinned.append(choices[longest][-1])
         choices[longest] = thinned
     return [np.array(along, dtype=np.int64) for along in choices]
+
+
+def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
+    """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
+    if root.written_out:
+        return []
+    names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
+    axes = [a for a in map(root.named, names) if a in root.axes]
+    found = [a for a in axes if is_cut(a, root.elements or root.values, plan.lanes)]
+    others = prod(extent_of(a.extent) for a in root.axes if a not in found)
+    return found if others >= _ENOUGH_TILES else []
 
 
 def _compute_seconds(
@@ -276,6 +293,8 @@ def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
     register = dict(plan.register)
     for axis, extent in zip(nest.axes, box, strict=True):
         block = register.get(names[axis], 1)
+        if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
+            block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
         if block > 1:
             full = full * (extent.size / (-(-extent.size // block) * block))
     return full
@@ -298,6 +317,9 @@ def _traffic(
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
             moved = transactions(tensor, box, context) * repeats.get(nest, 1)
+            if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
+                fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
+                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:

@@ -16,12 +16,19 @@ from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
 _DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
 _BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
+_TURNED = 2.0  # instructions for a vector that is turned from another axis
+_EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
+_WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
+_WHOLE_WINDOW = 16  # the same over several axes
+_FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
+_ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
@@ -124,6 +131,8 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
     if panel is not None:
         base = _base_plan(nest, panel[0], context, phase, level)
         return [_with_loops(nest, base, dict([panel]), _output_order(nest, panel[0], (), context))]
+    if not is_contraction(nest):  # nothing is packed for it
+        context = replace(context, constants=frozenset(), staged=frozenset())
     found: list[tuple[float, NestPlan]] = []
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context, phase, level)
@@ -132,7 +141,8 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
         order = _output_order(nest, vector, row_axes, context)
-        found.append((0.0, _with_loops(nest, base, register, order)))
+        plan = _with_loops(nest, base, register, order)
+        found.append((0.0, replace(plan, cut=_row_passes(nest, vector, register, context))))
     return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -293,6 +303,8 @@ def _span(nest: Nest, axis: Axis) -> int:
 def _widest(nest: Nest) -> int:
     """Bytes of the widest element that a lane holds: what is stored narrow may be computed wide."""
     stored = max(t.dtype.bytes for t in nest.stores)
+    if nest.monoid is not None and len(nest.monoid.left) > 1:
+        return max(4, *(s.dtype.bytes for s in nest.monoid.left))  # the result is converted once, at the end
     if stored >= 4:
         return stored
     return 4 if any(n.dtype.name in _BY_LANE for n in walk(*nest.elements, *nest.values)) else stored
@@ -323,9 +335,12 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
         steps *= max(1, extent_of(r.extent))
     wide = context.target.lanes(_widest(nest))
     cost = 0.5
+    turned = _turned(nest, axis, context)
     for node in nest.sample:
         step = stride(node, axis, context)
-        cost += 0.25 if step == 0 else 1.0 if step == 1 else 2.0 * lanes
+        across = turned is not None and step not in (0, 1) and stride(node, turned, context) == 1
+        near = _TURNED if across else _EVERY_OTHER if step == 2 else 2.0 * lanes
+        cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
     if not reducing and nest.monoid is not None and _is_checked(nest, axis):
         cost += 2.0 * lanes  # every lane checks and reads for itself
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
@@ -339,6 +354,17 @@ def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
                 found = stride(node, axis, context)
                 cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps
     return cost * -(-extent // lanes) / (extent / lanes) * (wide / lanes)
+
+
+def _turned(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | None:
+    """The axis that blocks of a map are turned from, on the way to the vector axis its result is stored along."""
+    if vector is None or vector not in nest.axes:
+        return None
+    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
+        return None
+    lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
+    return turned_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))
 
 
 def _is_merged(nest: Nest, axis: Axis) -> bool:
@@ -366,11 +392,35 @@ def _register_tile(
         extent = extent_of(vector.extent)
         if nest.written_out:
             return {**nest.written_out, vector: lanes}, ()
+        turned = _turned(nest, vector, context)
+        if turned is not None:
+            return turned_block(turned, vector, lanes), (turned,)
         chains = _chains(nest, vector)
+        if nest.monoid is not None:
+            if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.written_out:
+                chains = max(chains, context.target.vector_registers // 2)
+            chains = max(1, min(chains, extent // lanes))
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
     raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
+
+
+def _row_passes(
+    nest: Nest, vector: Axis | None, register: Mapping[Axis, int], context: NestContext
+) -> tuple[tuple[str, int], ...]:
+    """Few rows at a time where a column of blocks would take a piece of far too many: rows then stream by."""
+    if nest.monoid is None or vector not in nest.axes or vector is None or len(nest.reduce_axes) != 1:
+        return ()
+    axis = _cut_axis(nest, nest.reduce_axes, ())
+    reads = [n for n in loads(*nest.elements) if axis is not None and moves(n, axis)]
+    if axis is None or len(reads) != 1 or extent_of(vector.extent) <= register[vector]:
+        return ()
+    pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
+    total = pitch * extent_of(axis.extent)
+    if pitch <= _FAR_ROWS or total <= context.target.levels[1].capacity or extent_of(axis.extent) < 4 * _ROWS_OF_A_PASS:
+        return ()
+    return ((nest.axis_names()[axis], _ROWS_OF_A_PASS),)
 
 
 def _chains(nest: Nest, vector: Axis) -> int:
@@ -378,7 +428,8 @@ def _chains(nest: Nest, vector: Axis) -> int:
     functions that are chains of operations a second one to fill the pipes."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
-    if data_cost(*nest.values) < 12:
+    fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
+    if fills or data_cost(*nest.values) < 12:
         return 4
     return 2 if any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values)) else 1
 
@@ -405,7 +456,7 @@ def _output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context
     if not is_contraction(nest):
         layout = context.layout(nest.tensor)
         position = {part.axis: i for i, part in reversed(list(enumerate(layout.order)))}
-        return sorted(nest.axes, key=lambda a: position.get(nest.axes.index(a), 0))
+        return sorted(nest.axes, key=lambda a: (a in rows, position.get(nest.axes.index(a), 0)))
     return [*plain, *inner]
 
 
@@ -423,12 +474,27 @@ def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
 
 def _unrolled(nest: Nest, reduction: Sequence[Axis], vector: Axis | None) -> list[Axis]:
     """A short innermost window is written out: neighbouring outputs then share its reads in registers."""
-    if not is_contraction(nest) or not reduction or vector in nest.reduce_axes:
+    if not reduction or vector is None or vector in nest.reduce_axes:
         return []
     last = reduction[-1]
+    if not is_contraction(nest):
+        return _short_windows(reduction)
     if extent_of(last.extent) > 5 or extent_of(last.extent) == 1:
         return []
     return [last]
+
+
+def _short_windows(reduction: Sequence[Axis]) -> list[Axis]:
+    """The innermost axes of a pooling window, as many as are short together."""
+    found: list[Axis] = []
+    steps = 1
+    for axis in reversed(reduction):
+        extent = extent_of(axis.extent)
+        steps *= extent
+        if extent > _WINDOW or (found and steps > _WHOLE_WINDOW):
+            break
+        found.append(axis)
+    return found
 
 
 def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:

@@ -11,7 +11,7 @@ from tilewright.target.by_hand import SUFFIX, read_target
 from tilewright.target.machine import MemoryLevel, Target
 
 _FEATURES = (
-    "avx2", "fma", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
+    "avx2", "fma", "avx512f", "avx512bw", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
 _CLOCK = 2.5e9  # a common sustained clock

@@ -32,6 +32,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
+from tilewright.transform.merging import merge_reductions
 
 _MOST_AXES = 5  # permutations of more axes are not searched
 
@@ -51,7 +52,7 @@ def choose_layouts(program: Program, target: Target) -> Program:
                 layouts[tensor] = Layout.permuted(tuple(order))
     layouts.update(_merged_reads(program, layouts, fixed))
     program = replace(program, layouts=layouts)
-    return split_groups(program) if target.kind == "cpu" else program
+    return merge_reductions(split_groups(program)) if target.kind == "cpu" else program
 
 
 def _scan_tensors(program: Program) -> set[Tensor]:

@@ -14,14 +14,16 @@ from tilewright.ir.expr import Const, Expr, Load, cast, is_op, rewrite, select
 from tilewright.ir.products import factors, is_zero
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
+from tilewright.transform.extremes import extremes_of_bytes
 from tilewright.transform.quantise import form_of, use_integers
+from tilewright.transform.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
 
 
 def set_precision(program: Program, target: Target, precision: str | None) -> Program:
     """`precision` None: as the model says; float32: no integers in its place; bfloat16: as above."""
     if target.kind == "cpu" and precision != "float32":
-        program = use_integers(program, form_of(target))
+        program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
     if precision == "bfloat16":
         program = use_bfloat16(program)
     return _with_guards_outside(program)

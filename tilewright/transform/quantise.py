@@ -28,6 +28,7 @@ from tilewright.ir.expr import (
     axes_of,
     cast,
     const,
+    eq,
     is_op,
     load,
     loads,
@@ -52,12 +53,13 @@ class IntegerForm:
     """What the target's byte instructions take on the left; on the right they take int8, where constants go."""
 
     left: DType = dtypes.int8
+    has_lanes: bool = False  # whether every lane can sum bytes of its own
 
 
 def form_of(target: Target) -> IntegerForm:
     """VNNI multiplies unsigned by signed bytes alone; Arm's dot product, and AMX too, signed by signed."""
     unsigned = {"avx_vnni", "avx512_vnni"}.intersection(target.features)
-    return IntegerForm(dtypes.uint8 if unsigned else dtypes.int8)
+    return IntegerForm(dtypes.uint8 if unsigned else dtypes.int8, bool(unsigned) or "asimddp" in target.features)
 
 
 def use_integers(program: Program, form: IntegerForm) -> Program:
@@ -71,7 +73,7 @@ def use_integers(program: Program, form: IntegerForm) -> Program:
     made: list[Compute] = [*forms.made]
     taken = names_of(replace(changed, computes=(*made, *changed.computes)))
     for compute in changed.computes:
-        made.extend(_written(compute, found, renamed, taken, forms.constants.keys()))
+        made.extend(_written(compute, found, renamed, taken, forms.constants, form))
     return replace(changed, computes=tuple(made))
 
 
@@ -101,13 +103,13 @@ def _without_requantising(program: Program) -> Program:
 
 def _written(
     compute: Compute, found: Mapping[Tensor, Product], renamed: Mapping[Tensor, Tensor], taken: set[str],
-    known: Collection[Tensor],
+    known: Mapping[Tensor, np.ndarray], form: IntegerForm,
 ) -> list[Compute]:  # fmt: skip
     if isinstance(compute, Scan):
-        body = tuple(made for part in compute.body for made in _written(part, found, renamed, taken, known))
+        body = tuple(made for part in compute.body for made in _written(part, found, renamed, taken, known, form))
         return [replace(compute, body=body)]
     product = found.get(compute.outputs[0]) if compute.outputs else None
-    return [compute] if product is None else _Writer(product, renamed, taken, known).computes()
+    return [compute] if product is None else _Writer(product, renamed, taken, known, form).computes()
 
 
 def _encodings(found: Iterable[Product], form: IntegerForm, constants: Collection[Tensor]) -> dict[Tensor, Encoding]:
@@ -152,7 +154,8 @@ class _Writer:
     product: Product
     renamed: Mapping[Tensor, Tensor]
     taken: set[str]
-    constants: Collection[Tensor]
+    constants: Mapping[Tensor, np.ndarray]
+    form: IntegerForm
 
     def computes(self) -> list[Compute]:
         reduce = self.product.compute
@@ -161,20 +164,51 @@ class _Writer:
         zero = const(0, dtypes.int32)
         a, b = cast(left.read, dtypes.int32), cast(right.read, dtypes.int32)
         guarded = select(all_of(conditions), a, zero) if conditions else a
-        made: list[Compute] = [self._sum("products", reduce.axes, mul(guarded, b))]
-        total: Expr = load(made[0].outputs[0], [var(x) for x in reduce.axes])
+        made: list[Compute] = []
+        terms: tuple[Axis, ...] = ()
+        weights = b
+        if self._is_split(right):
+            terms = (Axis("term", 2),)
+            made.append(self._halves(right, terms[0]))
+            weights = cast(load(made[0].outputs[0], [var(terms[0]), *right.read.indices]), dtypes.int32)
+        made.append(self._sum("products", reduce.axes, mul(guarded, weights), (*reduce.reduce_axes, *terms)))
+        total: Expr = load(made[-1].outputs[0], [var(x) for x in reduce.axes])
         for factor, value, name in (
             (left.zero, simplify(b - right.zero), "right"),
             (right.zero, a, "left"),
         ):
-            if is_zero(factor):
+            if is_zero(factor) or (terms and factor is right.zero):
                 continue
             compute, at = self._correction(f"{name}_sum", factor, value, conditions)
             made.append(compute)
             term: Expr = load(compute.outputs[0], at)
-            total = total - (term if isinstance(factor, Const) else factor * term)
+            total = total + term if isinstance(factor, Const) else total - factor * term
         made.append(Map(reduce.outputs[0], reduce.axes, self._scaled(total, left, right, made), reduce.origin))
         return made
+
+    def _is_split(self, right: Quantised) -> bool:
+        """Whether weights less their zero point are taken as sums of two bytes.
+
+        That spares the sum over the other operand, which is as large as the result where every channel has a window of
+        its own; elsewhere many outputs share it.
+        """
+        reduce = self.product.compute
+        own = axes_of(*right.read.indices)
+        if is_zero(right.zero) or not isinstance(right.zero, Const) or not self.form.has_lanes:
+            return False
+        shared = [a for a in reduce.axes if a in own]
+        if right.read.source not in self.constants or len(shared) != 1 or len(reduce.reduce_axes) != 2:
+            return False
+        if shared[0] not in axes_of(*self.product.left.read.indices):
+            return False
+        return int(self.constants[right.read.source].max(initial=0)) - int(right.zero.value) < 127 + SHIFT
+
+    def _halves(self, right: Quantised, term: Axis) -> Map:
+        axes = [Axis(f"i{n}", extent) for n, extent in enumerate(right.read.source.shape)]
+        whole = cast(load(right.read.source, [var(a) for a in axes]), dtypes.int32) - right.zero
+        first = maximum(minimum(whole, const(127, dtypes.int32)), const(-127, dtypes.int32))
+        value = select(eq(var(term), 0), first, whole - first)
+        return Map(self._tensor("terms", (term, *axes), dtypes.int8), (term, *axes), simplify(cast(value, dtypes.int8)))
 
     def _stored(self, side: Quantised) -> Quantised:
         new = self.renamed.get(side.read.source)
@@ -224,13 +258,13 @@ class _Writer:
     def _correction(
         self, hint: str, factor: Expr, value: Expr, conditions: tuple[Expr, ...]
     ) -> tuple[Compute, list[Expr]]:
-        """The sum of one operand, times a constant zero point, and where the result at an output is in it.
+        """The sum of one operand, taken off as often as a constant zero point says, and its place at an output.
 
         Along an axis on which only conditions depend, all outputs that lie wholly inside have equal sums: they share
         a place, and the result stays small.
         """
         reduce = self.product.compute
-        term = mul(value, factor) if isinstance(factor, Const) else value
+        term = mul(value, simplify(const(0, dtypes.int32) - factor)) if isinstance(factor, Const) else value
         element = select(all_of(conditions), term, const(0, dtypes.int32)) if conditions else term
         used = axes_of(element)
         axes = [a for a in reduce.axes if a in used]

@@ -1,4 +1,5 @@
-"""Copies an operand of a contraction into a tensor of its own where its order or its padding would slow the sum down.
+"""Copies an operand of a contraction into a tensor of its own where its order or its padding would slow the sum down;
+what pooling windows read likewise, where many of them hang over an end of a row.
 
 The copy holds the padding as zeros, so that the sum has no conditions left, and its layout is free: the layout stage
 puts the summed axis innermost, the planner may pack it into panels like a constant. Done only where the copy is
@@ -20,10 +21,11 @@ from tilewright.ir.expr import (
     Const,
     Expr,
     Load,
-    Op,
     Var,
     all_of,
     axes_of,
+    cast,
+    const,
     is_op,
     le,
     load,
@@ -42,14 +44,16 @@ from tilewright.target import Target
 from tilewright.transform.layout import outputs_of_a_read, runs_along_rows
 
 _PIPES = 2  # vector multiply-adds a cycle
-_COPY_CYCLES = 2.0  # an element moved by itself, as in a transpose
+_COPY_CYCLES = 1.0  # an element of a copy that turns, a square of registers at a time
 _RUN_CYCLES = 0.6  # an element of a run that keeps its order
 _BLOCK = 8  # positions of a row that one register tile takes
 _SLOW = 8.0  # a block that must check every position, against one that checks nothing
+_CHECKED = 6.0  # an element of a pooling window that must be checked by itself
 _BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a vector could be multiplied
 _BROADCAST_CHECKED = 1.3  # the same with checks between them
 _STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
 _PAGE = 4096
+_NEAR_PAGES = 64  # whose addresses are translated at once
 _FEW_CHANNELS = 7
 _KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
 _LEAST_GAIN = 0.95
@@ -99,9 +103,11 @@ def stage_operands(program: Program, target: Target, always: bool = False) -> Pr
 
 
 def _candidates(compute: Reduce, program: Program) -> list[_Read]:
-    """Reads of activations in a sum of products, each with the conditions that guard it."""
+    """Reads of activations in a sum of products or a pooling window, each with the conditions that guard it."""
     operands = loads(*compute.elements)
-    if compute.monoid.operator != "add" or len(compute.elements) != 1 or len(operands) != 2:
+    if compute.monoid.operator is None or len(compute.elements) != 1 or len(operands) > 2:
+        return []
+    if len(operands) == 2 and compute.monoid.operator != "add":
         return []
     if any(static(a.extent) is None for a in (*compute.axes, *compute.reduce_axes)) or not compute.reduce_axes:
         return []
@@ -112,14 +118,20 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
         guarded: Expr = read
         conditions: tuple[Expr, ...] = ()
         for node in walk(*compute.elements):
-            if is_op(node, "select") and node.args[1] is read and _is_zero(node.args[2]):
+            if is_op(node, "select") and _unwidened(node.args[1]) is read and _is_neutral(node.args[2], compute):
                 guarded, conditions = node, tuple(_conjuncts(node.args[0]))
         found.append(_Read(guarded, read, conditions))
     return found
 
 
-def _is_zero(node: Expr) -> bool:
-    return isinstance(node, Const) and node.value == 0
+def _is_neutral(node: Expr, compute: Reduce) -> bool:
+    identity = compute.monoid.identity[0]
+    return isinstance(node, Const) and isinstance(identity, Const) and node.value == identity.value
+
+
+def _unwidened(node: Expr) -> Expr:
+    """What is widened on the way into a sum of integers."""
+    return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
 
 
 def _conjuncts(condition: Expr) -> list[Expr]:
@@ -141,15 +153,14 @@ def _copy(
     value: Expr = load(source, [d.place for d in dimensions])
     guard = simplify(all_of(known))
     if not (isinstance(guard, Const) and guard.value):
-        assert isinstance(found.node, Op)
-        value = select(guard, value, found.node.args[2])
+        value = select(guard, value, const(0, source.dtype))
     name = f"{source.name}_staged"
     while name in taken:
         name += "_"
     taken.add(name)
     output = Tensor(name, tuple(d.axis.extent for d in dimensions), source.dtype)
     copy = Map(output, tuple(d.axis for d in dimensions), value, compute.origin)
-    moved = {found.node: load(output, [d.index for d in dimensions])}
+    moved = {found.node: cast(load(output, [d.index for d in dimensions]), found.node.dtype)}
     return copy, replace(compute, elements=(replace_nodes(compute.elements[0], moved),))
 
 
@@ -197,6 +208,8 @@ def _merged_window(
     compute: Reduce, copy: Tensor, constants: dict[Tensor, np.ndarray], layouts: dict[Tensor, Layout]
 ) -> Reduce:
     """Few channels and a window along the rows summed as one axis: channels innermost, it is one run of the copy."""
+    if len(loads(*compute.elements)) < 2:
+        return compute
     read, weight = sorted(loads(*compute.elements), key=lambda n: n.source is not copy)
     if weight.source not in constants or not all(isinstance(i, Var) for i in weight.indices):
         return compute
@@ -237,10 +250,16 @@ def _extent(axis: Axis) -> int:
 
 def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], program: Program, target: Target) -> bool:
     """Cycles with the copy against cycles without, on one core."""
+    if found.read.dtype.bytes == 1:
+        return _few_bytes(compute, found.read, program)
     steps = prod(_extent(a) for a in (*compute.axes, *compute.reduce_axes))
     lanes = target.lanes(found.read.dtype.bytes)
     ideal = steps / (lanes * _PIPES)
     kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
+    if len(loads(*compute.elements)) == 1:
+        copying = prod(_extent(d.axis) for d in dimensions) * _RUN_CYCLES
+        share = _hanging_over(compute, found) if found.read.source in program.inputs else 0.0
+        return copying + kernel < _LEAST_GAIN * share * steps * _CHECKED
     if not any(n.source in program.constants for n in loads(*compute.elements)):
         if found.conditions or _follows_a_reduction(compute, found.read, program):
             return False
@@ -255,7 +274,34 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
         now = ideal * _SLOW
     elif moves:
         now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if _overlaps(compute, found.read) else 1.0
+        now *= _conflicts(compute, found.read, target)
     return ideal + copying + kernel < _LEAST_GAIN * now
+
+
+def _hanging_over(compute: Reduce, found: _Read) -> float:
+    """Of the windows along a row those that hang over an end of it: vectors along the row check every element there."""
+    form = linear(simplify(found.read.indices[-1]))
+    outputs = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.axes]
+    taps = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.reduce_axes]
+    if len(outputs) != 1 or len(taps) > 1 or not _is_guarded(form, found):
+        return 0.0
+    (step, output), size = outputs[0], int(static(found.read.source.shape[-1]) or 0)
+    reach = sum(c * (_extent(a) - 1) for c, a in taps)
+    starts = [step * o + form.constant for o in range(_extent(output))]
+    return sum(s < 0 or s + reach >= size for s in starts) / max(1, len(starts))
+
+
+def _few_bytes(compute: Reduce, read: Load, program: Program) -> bool:
+    """Whether the sums of a dot product would be mostly empty, and fuller along a window and its few channels.
+
+    Instructions that sum bytes copy their rows anyway, padding as zeros, so that nothing else speaks for a copy.
+    """
+    weights = [n for n in loads(*compute.elements) if n is not read]
+    if len(weights) != 1 or weights[0].source not in program.constants:
+        return False
+    own = [i.axis for i in read.indices[:-1] if isinstance(i, Var) and i.axis in compute.reduce_axes]
+    shared = {a for a in axes_of(*weights[0].indices) if a in compute.reduce_axes}
+    return len(own) == 1 and 1 < _extent(own[0]) <= _FEW_CHANNELS and set(compute.reduce_axes) <= shared
 
 
 def _follows_a_reduction(compute: Reduce, read: Load, program: Program) -> bool:
@@ -294,6 +340,19 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
     usable = nearest.capacity // max(1, gcd(far[0], _PAGE) // nearest.transaction) // 4
     rows = _extent(compute.reduce_axes[0])
     return rows * nearest.transaction > usable and rows * far[0] > nearest.capacity // 2
+
+
+def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
+    """How much longer a sum over channels takes whose planes share few sets of the cache, or lie on too many pages."""
+    nearest = target.levels[1]
+    for number, index in enumerate(read.indices[:-1]):
+        if isinstance(index, Var) and index.axis in compute.reduce_axes:
+            pitch = prod(int(static(e) or 0) for e in read.source.shape[number + 1 :]) * read.dtype.bytes
+            planes = _extent(index.axis)
+            usable = nearest.capacity // max(1, gcd(pitch, _PAGE) // nearest.transaction) // 2
+            if planes * nearest.transaction > usable or planes * min(pitch, _PAGE) > _NEAR_PAGES * _PAGE:
+                return _STRIDED
+    return 1.0
 
 
 def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:

@@ -1,0 +1,112 @@
+"""Blocks of a map that reads along one axis and stores along another: turned in registers, a square at a time.
+
+Rows are read as whole vectors along the axis that is contiguous where they come from; the columns of the square are
+what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, is_op, load, replace_nodes, rewrite, substitute, var, walk
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
+from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
+from tilewright.lower.guards import worst
+from tilewright.lower.register_block import Block
+from tilewright.schedule.propagate import extent_of
+
+_MOST_WAYS = 4  # conditions that blocks are written out for
+
+
+def turned_stores(
+    stores: Sequence[Store], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str], ways: int = _MOST_WAYS
+) -> tuple[Stmt, ...]:
+    """The stores of a block; reads contiguous along its unrolled axis `rows`, but not along its lanes, are turned."""
+    lane = block.lane
+    if lane is None or lane.extent != lanes or extent_of(rows.extent) % lanes:
+        return block.around(*stores)
+    values = [s.value for s in stores]
+    reads = _rows(values, lane, rows)
+    inner = set(walk(*reads))
+    conditions = [n.args[0] for n in walk(*values) if is_op(n, "select") and any(a in inner for a in walk(*n.args[1:]))]
+    uniform = [c for c in conditions if not any(a in c.axes for a in (*block.unrolled, lane))]
+    uneven = [n.args[0] for n in walk(*values) if is_op(n, "select") and n not in inner and n.args[0] in conditions]
+    if not reads or any(c.reads for c in conditions) or ((uniform or uneven) and not ways):
+        return block.around(*stores)
+    if not uniform and not uneven:
+        return _turned(stores, reads, block, rows, lanes, fresh)
+    condition = (uniform or uneven)[0]
+    then = turned_stores([_decided(s, condition, True) for s in stores], block, rows, lanes, fresh, ways - 1)
+    if not uniform:  # decided for blocks that lie within it altogether
+        inside = [a for a in (*block.unrolled, lane) if a in condition.axes]
+        return (If(simplify(worst(condition, inside)), then, block.around(*stores)),)
+    otherwise = turned_stores([_decided(s, condition, False) for s in stores], block, rows, lanes, fresh, ways - 1)
+    return (If(condition, then, otherwise),)
+
+
+def _turned(
+    stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str]
+) -> tuple[Stmt, ...]:
+    assert block.lane is not None
+    square, column = Axis(f"{rows.name}_square", extent_of(rows.extent) // lanes), Axis(f"{rows.name}_column", lanes)
+    row, along = Axis(f"{block.lane.name}_row", lanes), Axis(f"{rows.name}_lane", lanes)
+    squares = [Buffer(fresh("square"), (lanes, lanes), n.dtype, Memory.REGISTER) for n in reads]
+    body: list[Stmt] = []
+    for node, buffer in zip(reads, squares, strict=True):
+        value = substitute(node, {block.lane: var(row), rows: var(square) * lanes + var(along)})
+        fill = For(along, ForKind.VECTOR, (Store(buffer, (var(row), var(along)), value),))
+        body.append(For(row, ForKind.UNROLL, (fill,)))
+    held: dict[Expr, Expr] = {
+        n: load(b, (var(block.lane), var(column))) for n, b in zip(reads, squares, strict=True)
+    }
+    place = {rows: var(square) * lanes + var(column)}
+    turned = [
+        Store(s.buffer, tuple(substitute(i, place) for i in s.indices), substitute(replace_nodes(s.value, held), place))
+        for s in stores
+    ]
+    body.append(For(column, ForKind.UNROLL, (For(block.lane, ForKind.VECTOR, tuple(turned)),)))
+    result: tuple[Stmt, ...] = tuple(body)
+    for buffer in squares:
+        result = (Alloc(buffer, result),)
+    for axis in (square, *(a for a in reversed(block.unrolled) if a is not rows)):
+        result = (For(axis, ForKind.UNROLL, result),)
+    return result
+
+
+def _rows(values: Sequence[Expr], lane: Axis, rows: Axis) -> list[Expr]:
+    """The largest parts of values that are whole vectors along `rows` on each lane: reads, and choices between them."""
+    found = [n for n in walk(*values) if _is_row(n, lane, rows)]
+    inside = {part for n in found for arg in n.args for part in walk(arg)}
+    return [n for n in found if n not in inside]
+
+
+def _is_row(node: Expr, lane: Axis, rows: Axis) -> bool:
+    if isinstance(node, Load):
+        return _is_across(node, lane, rows)
+    if not is_op(node, "select") or rows in node.args[0].axes or node.args[0].reads:
+        return False
+    arms = [a for a in node.args[1:] if not isinstance(a, Const)]
+    return bool(arms) and lane in node.args[0].axes and all(_is_row(a, lane, rows) for a in arms)
+
+
+def _is_across(node: Load, lane: Axis, rows: Axis) -> bool:
+    """Whether a read is contiguous along `rows` and not along the lanes."""
+    if node.source.memory is Memory.REGISTER or lane not in node.axes or any(i.reads for i in node.indices):
+        return False
+    total = Linear({}, 0)
+    for index, size in zip(node.indices, node.source.shape, strict=True):
+        total = total.scaled(int(size)).plus(linear(simplify(index)))
+    total = join_divisions(total)
+    plain = all(isinstance(t, Var) or rows not in t.axes for t in total.terms)
+    return plain and total.terms.get(var(rows)) == 1 and total.terms.get(var(lane)) != 1
+
+
+def _decided(store: Store, condition: Expr, side: bool) -> Store:
+    def rule(node: Expr) -> Expr | None:
+        if is_op(node, "select") and node.args[0] is condition:
+            return rewrite(node.args[1 if side else 2], rule)
+        return None
+
+    return replace(store, value=rewrite(store.value, rule))
+
