@@ -15,13 +15,24 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
 from tilewright.schedule.moving import footprint, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
-from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
+from tilewright.schedule.propagate import (
+    Box,
+    Range,
+    Size,
+    box_elements,
+    extent_of,
+    index_size,
+    propagate,
+    reads_box,
+    whole_blocks,
+)
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.turning import is_cut
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
@@ -231,7 +242,7 @@ def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
 def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
     """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
     if plan.instruction is not None:
-        return instruction_seconds(nest, plan, box, context.target)
+        return np.maximum(instruction_seconds(nest, plan, box, context.target), _weight_seconds(nest, box, context))
     facts = facts_of(nest, plan, context)
     tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
     if facts.vector is None or facts.vector in nest.reduce_axes:
@@ -242,6 +253,22 @@ def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestCont
     if context.served is None:
         return moving
     return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
+
+
+def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
+    """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
+    served = context.served or {}
+    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
+    sizes.update({a: r.size for a, r in zip(nest.axes, box, strict=True)})
+    total: Size = 0.0
+    for node in loads(*nest.elements):
+        if node.source not in served:
+            continue
+        moved: Size = node.source.dtype.bytes * served[node.source].level
+        for index, extent in zip(node.indices, node.source.shape, strict=True):
+            moved = moved * index_size(simplify(index), sizes, extent_of(extent))
+        total = total + moved / context.target.tile_level.bandwidth
+    return total
 
 
 def _found_near(nest: Nest, context: NestContext) -> float:

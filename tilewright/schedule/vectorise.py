@@ -16,6 +16,7 @@ from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.target import Target
 
@@ -30,21 +31,6 @@ _WHOLE_WINDOW = 16  # the same over several axes
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _SHORT = 7  # vectors of a short reduction that is written out
-
-
-@dataclass(frozen=True)
-class Served:
-    """Where the bytes of a tensor are when a step wants them: the parts in the nearest cache and in the tile level,
-    and how long a byte takes that is farther."""
-
-    near: float
-    level: float
-    far_byte: float  # seconds
-    read: float = 1.0  # the part of the tensor that one step reads
-
-    @property
-    def far(self) -> float:
-        return max(0.0, 1.0 - self.near - self.level)
 
 
 @dataclass(frozen=True)
