@@ -174,6 +174,29 @@ def test_code_computes_what_the_program_says(kind: str, batch: int, schedule: st
             assert error(found[name], value) < 1e-6, name
 
 
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s < 6 else pytest.mark.slow) for s in range(40)])
+def test_stacks_nobody_thought_of(seed: int, kernel_cache: Path) -> None:
+    """By the interpreter; those that take longer also as machine code."""
+    rng = np.random.default_rng(seed)
+    kind = list(GATES)[seed % 3]
+    layers = int(rng.integers(2, 7))
+    program = folded(
+        stacked(
+            kind, layers, hidden=int(rng.integers(1, 41)), batch=int(rng.integers(1, 6)),
+            steps=int(rng.integers(2, 10)), inputs=int(rng.integers(1, 20)),
+            given=bool(rng.integers(2)), wanted=("all", "last")[rng.integers(2)],
+            **({"linear_before_reset": int(rng.integers(2))} if kind == "GRU" else {}),
+        )
+    )  # fmt: skip
+    wave = rewritten(program, int(rng.integers(2, layers + 1)))
+    check_same(program, wave, seed)
+    if seed >= 6:
+        inputs = random_inputs(program, seed)
+        wanted = evaluated(program, inputs, wide=True)
+        found = lowered(choose_layouts(wave, CPU)).natively(inputs, kernel_cache)
+        assert all(error(found[name], value) < 2e-6 for name, value in wanted.items())
+
+
 def test_a_step_of_all_layers_is_one_kernel() -> None:
     program = folded(stacked("LSTM", 4, hidden=32, steps=20, inputs=32, wanted="last"))
     plan = make_plan(choose_layouts(rewritten(program), MACHINE), MACHINE)
