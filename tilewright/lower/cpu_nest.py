@@ -35,6 +35,7 @@ from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block, Names
 from tilewright.lower.rows import places, range_of, run_of_axes
@@ -486,25 +487,18 @@ class CpuNest:
         # chains fold into the first, its lanes into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
-        fold = Axis(f"{axis.name}_fold", lanes)
-        left = chains
-        while left > 1:
-            half = (left + 1) // 2
-            for place in range(left - half):
-                index = (*block.index, const(place), var(fold))
-                other = [load(s, (*block.index, const(place + half), var(fold))) for s in states]
-                folded = For(fold, ForKind.VECTOR, self._update(monoid, states, index, other))
-                body.extend(replace(block, lane=None).around(folded))
-            left = half
-        first = (*block.index, *((const(0),) if chains > 1 else ()))
-        body.extend(block.around(*self._fold_lanes(monoid, totals, states, block.index, first, lanes)))
+        halves = halved(block, states, chains, lanes, lambda shape, stem: self._states(monoid, shape, stem),
+                        lambda parts, index, right: self._update(monoid, parts, index, right))  # fmt: skip
+        body.extend(halves.body)
+        first = (*block.index, *halves.chain)
+        body.extend(block.around(*self._fold_lanes(monoid, totals, halves.states, block.index, first, halves.lanes)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
-        return _alloc([*states, *totals], body)
+        return _alloc([*states, *totals, *halves.buffers], body)
 
     def _fold_lanes(
         self, monoid: Monoid, totals: Sequence[Buffer], states: Sequence[Buffer], index: tuple[Expr, ...],

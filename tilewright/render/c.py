@@ -637,7 +637,14 @@ class CKernel:
         if node.source.memory is Memory.REGISTER:
             if not self.depends(node.indices[-1]):
                 return self.column(node, lanes)
-            return element_name(node.source, constants(node.indices[:-1]))
+            name = element_name(node.source, constants(node.indices[:-1]))
+            if node.indices[-1] is var(self.lane) and self.lane_buffers.get(node.source, lanes) == lanes:
+                return name
+            # a part of a longer vector, which compilers know by its places
+            start = linear(node.indices[-1]).constant
+            self.used_vectors.add((node.dtype, lanes))
+            parts = ", ".join(f"{name}[{start + i}]" for i in range(self.count))
+            return f"(({vector_name(node.dtype, lanes)}){{{parts}}})"
         if node.dtype.kind == "b":
             return None
         offset = flat(node.source, node.indices)

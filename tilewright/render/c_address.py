@@ -45,7 +45,8 @@ def lane_buffers(kernel: Kernel) -> dict[Buffer, int]:
         for buffer, indices in accesses:
             last = indices[-1] if indices and buffer.memory is Memory.REGISTER else None
             if isinstance(last, Var) and last.axis in vector_axes:
-                lanes[buffer] = whole_vector(int(last.axis.extent))  # type: ignore[arg-type]
+                own = whole_vector(int(last.axis.extent))  # type: ignore[arg-type]
+                lanes[buffer] = max(own, lanes.get(buffer, 1))  # a shorter vector reads a part of it
     return lanes
 
 

@@ -216,4 +216,4 @@ def _all_used(nests: Sequence[Nest]) -> bool:
 
 def _shape_of(plan: NestPlan) -> Hashable:
     """A nest plan without its names."""
-    return (plan.vector, plan.lanes, plan.register, plan.order, plan.unroll)
+    return (plan.vector, plan.lanes, plan.register, plan.order, plan.unroll, plan.cut)

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis
+from tilewright.ir.expr import Axis, axes_of
 from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
 from tilewright.schedule.nest import period
 from tilewright.schedule.propagate import Size, extent_of
@@ -74,17 +74,27 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     width = _reach(facts, facts.vector)
     height = _reach(facts, facts.row)
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
+    shared = _shares_taps(facts)
     result: list[tuple[int, int, bool, int]] = []
     for vectors in range(1, _MOST_VECTORS + 1):
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
             break
         for rows in range(1, min(height, _MOST_ROWS) + 1):
-            used = rows * vectors + vectors + (rows if facts.by_lane else 1)
+            used = rows * vectors + vectors + (rows if facts.by_lane or shared else 1)
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
                 break
             for inside in orders:
                 result.extend((rows, vectors, inside, cut) for cut in _passes(facts, rows, vectors))
     return result
+
+
+def _shares_taps(facts: Contraction) -> bool:
+    """Whether a value broadcast for one row is another row's at a later tap: it then waits in a register."""
+    if facts.window is None:
+        return False
+    taps = extent_of(facts.window.extent)
+    broadcast = [o for o in facts.operands if o.by_row and not o.by_vector]
+    return any(o.row_step < taps and facts.window in axes_of(*o.node.indices) for o in broadcast)
 
 
 def _reach(facts: Contraction, axis: Axis | None) -> int:

@@ -25,7 +25,6 @@ _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the 
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
 _SPILLED = 1.8
-_GATHERED = 1.5  # reads a lane that is no neighbour of the one before costs
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
@@ -134,7 +133,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
         if not operand.by_vector and facts.by_lane:
             count = count / facts.lanes
         if operand.gathered:
-            count = count * _GATHERED * facts.lanes
+            count = count * facts.target.gathered_reads * facts.lanes
         reads = reads + count
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
@@ -186,12 +185,18 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
     steps = facts.reduction / (facts.lanes * chains)
     cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
-    folding = outputs * (0.75 * facts.lanes * chains + 4.0) if facts.vector is not None else 0.0
+    folding = outputs * fold_cycles(facts.lanes, chains) if facts.vector is not None else 0.0
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
     core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
     return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+
+
+def fold_cycles(lanes: int, chains: int = 1) -> float:
+    """To add up the lanes of one sum: chains first, then halves of the vector, the last four lanes one by one."""
+    halvings = max(0, lanes.bit_length() - 3)
+    return 0.5 * (chains - 1) + 1.5 * halvings + 0.75 * min(lanes, 4) + 4.0
 
 
 def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.apart import transposed_views
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
@@ -15,10 +16,11 @@ from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
 from tilewright.schedule.steps import StepKernel, is_walked_to_and_fro, new_at_each_step, step_seconds
 from tilewright.schedule.tile import Choice
-from tilewright.schedule.vectorise import NestContext, constant_layouts, plan_nest
+from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
 
 SCHEDULES = ("connected", "register", "none")
@@ -46,7 +48,8 @@ def make_plan(
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     for part in parts:
-        fused = fuse_registers(part.computes, part.kept, context.staged) if schedule != "none" else Fused()
+        apart = context.staged | transposed_views(part.computes, context)
+        fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
@@ -74,7 +77,7 @@ def _plan_once(nest: Nest, context: NestContext) -> NestPlan:
     known = context.memo.plans
     key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
     if key not in known:
-        known[key] = plan_nest(nest, context)
+        known[key] = select_plan(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 

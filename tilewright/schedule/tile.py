@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import log2, prod
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.instructions import crowding, instruction_seconds
@@ -35,7 +35,7 @@ from tilewright.schedule.propagate import (
 )
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.turning import is_cut
-from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction
+from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, stride
 from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
@@ -310,7 +310,23 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
         if nest.outline.key not in known:
             known[nest.outline.key] = nest.block_counts()
         return block_cost(nest, known[nest.outline.key], context.target.vector_registers)
-    return data_cost(*nest.values) + 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
+    moving = 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
+    return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
+
+
+def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+    """What a transpose costs, a map that only moves elements: vectors are read or stored lane by lane, or turned in
+    registers."""
+    if plan.vector is None or nest.monoid is not None or not all(isinstance(v, Load) for v in nest.values):
+        return 0.0
+    if len(plan.register) > 1:
+        return log2(plan.lanes)
+    vector = nest.named(plan.vector)
+    strides = [stride(node, vector, context) for node in loads(*nest.values)]
+    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    strides.append(place.terms.get(var(vector), 0))
+    apart = sum(step not in (0, 1) for step in strides)
+    return apart * plan.lanes * context.target.gathered_reads
 
 
 def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:

@@ -126,7 +126,15 @@ def outputs_of_a_read(compute: Reduce, program: Program) -> float:
     owned = _owned_axis(compute, program)
     if owned is None:
         return 1.0
+    if is_depthwise(compute, program):
+        return 1.0
     return _group_size(compute, compute.axes[owned]) or upper(compute.axes[owned].extent)
+
+
+def is_depthwise(compute: Reduce, program: Program) -> bool:
+    """Whether every output along the weights' own axis reads a channel of its own."""
+    owned = _owned_axis(compute, program)
+    return owned is not None and all(var(compute.axes[owned]) in n.indices for n in loads(*compute.elements))
 
 
 def _follow(compute: Map | Reduce, inner: dict[Tensor, int]) -> None:

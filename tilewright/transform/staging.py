@@ -41,7 +41,7 @@ from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
-from tilewright.transform.layout import outputs_of_a_read, runs_along_rows
+from tilewright.transform.layout import is_depthwise, outputs_of_a_read, runs_along_rows
 
 _PIPES = 2  # vector multiply-adds a cycle
 _COPY_CYCLES = 1.0  # an element of a copy that turns, a square of registers at a time
@@ -264,7 +264,9 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
         if found.conditions or _follows_a_reduction(compute, found.read, program):
             return False
         return _is_strided(compute, found.read, target) and _panel_pays(found, ideal, kernel)
-    along_rows = runs_along_rows(compute, found.read, outputs_of_a_read(compute, program), target)
+    # depthwise on an activation of ours: channels are innermost, and all lanes check alike
+    by_channel = found.read.source not in program.inputs and is_depthwise(compute, program)
+    along_rows = not by_channel and runs_along_rows(compute, found.read, outputs_of_a_read(compute, program), target)
     moves = not along_rows and _changes_order(compute, found.read, program)
     copied = prod(_extent(d.axis) for d in dimensions)
     copying = copied * (_COPY_CYCLES if moves else _RUN_CYCLES)
