@@ -16,6 +16,22 @@ typedef __UINT64_TYPE__ uint64_t;
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+static inline float tw_fmax(float a, float b) {
+#if defined(__aarch64__)
+    __asm__("fmax %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
+    return a;
+#else
+    return tw_max(a, b);
+#endif
+}
+static inline float tw_fmin(float a, float b) {
+#if defined(__aarch64__)
+    __asm__("fmin %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
+    return a;
+#else
+    return tw_min(a, b);
+#endif
+}
 typedef float v8f32 __attribute__((vector_size(32)));
 typedef float v8f32u __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t v8i32 __attribute__((vector_size(32)));
@@ -23,7 +39,19 @@ typedef int32_t v8i32u __attribute__((vector_size(32), aligned(4), may_alias));
 
 static inline v8f32 tw_select_v8f32(v8i32 mask, v8f32 a, v8f32 b) { return (v8f32)((mask & (v8i32)a) | (~mask & (v8i32)b)); }
 
-static inline v8f32 tw_max_v8f32(v8f32 a, v8f32 b) { return tw_select_v8f32((a > b) | (a != a), a, b); }
+static inline v8f32 tw_max_constant_v8f32(v8f32 a, v8f32 b) {
+#if 8 == 4 && defined(__aarch64__)
+    v8f32 y;
+    __asm__("fmax %0.4s, %1.4s, %2.4s" : "=w"(y) : "w"(a), "w"(b));
+    return y;
+#elif (8 == 16 && defined(__AVX512F__)) || (8 == 8 && defined(__AVX__)) || (8 == 4 && defined(__AVX__))
+    v8f32 y;
+    __asm__("vmaxps %1, %2, %0" : "=v"(y) : "v"(a), "v"(b));
+    return y;
+#else
+    return tw_select_v8f32(~(a <= b), a, b);
+#endif
+}
 void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch) {
     float *restrict p0 = buffers[0];
     float *restrict p1 = buffers[1];
@@ -62,9 +90,9 @@ void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratc
         acc_1 = (acc_1 + (x_14 * x_13));
         const v8f32 x_15 = ((p0[11]) - (v8f32){});
         acc_2 = (acc_2 + (x_15 * x_13));
-        *(v8f32u *)(p3 + 0) = tw_max_v8f32((acc_0 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
-        *(v8f32u *)(p3 + 9) = tw_max_v8f32((acc_1 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
-        *(v8f32u *)(p3 + 18) = tw_max_v8f32((acc_2 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+        *(v8f32u *)(p3 + 0) = tw_max_constant_v8f32((acc_0 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+        *(v8f32u *)(p3 + 9) = tw_max_constant_v8f32((acc_1 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+        *(v8f32u *)(p3 + 18) = tw_max_constant_v8f32((acc_2 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
     }
     {
         float acc_1_0, acc_1_1, acc_1_2;
@@ -83,8 +111,8 @@ void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratc
         acc_1_0 = (acc_1_0 + (p0[3] * p1[56]));
         acc_1_1 = (acc_1_1 + (p0[7] * p1[56]));
         acc_1_2 = (acc_1_2 + (p0[11] * p1[56]));
-        p3[8] = tw_max((acc_1_0 + p2[8]), 0.0f);
-        p3[17] = tw_max((acc_1_1 + p2[8]), 0.0f);
-        p3[26] = tw_max((acc_1_2 + p2[8]), 0.0f);
+        p3[8] = tw_fmax((acc_1_0 + p2[8]), 0.0f);
+        p3[17] = tw_fmax((acc_1_1 + p2[8]), 0.0f);
+        p3[26] = tw_fmax((acc_1_2 + p2[8]), 0.0f);
     }
 }
