@@ -22,11 +22,11 @@ from tilewright.schedule.memo import Memo
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import Target
+from tilewright.transform.algorithms import Predict, choose_algorithms
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
 from tilewright.transform.staging import stage_operands
-from tilewright.transform.winograd import Predict, choose_algorithms
 from tilewright.verifying import Verifier
 
 
@@ -117,7 +117,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
-        program = run("algorithm", choose_algorithms, program, _predictor(target, options, memo))
+        program = run("algorithm", choose_algorithms, program, *_predictors(target, options, memo))
         program = run("staging", stage_operands, program, target)
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -151,13 +151,23 @@ def machine_code(
     return loops, backend.load(sources, loops, program, plan, target, options, *place)
 
 
-def _predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
-    """What tells the time of an algorithm; None where the model's own is kept (on GPUs no other is known to pay)."""
-    if options.convolution == "direct" or target.kind != "cpu":
-        return None
+def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None]:
+    """What tells the time of a convolution and of stacked recurrences; None where the model's own way is kept (on
+    GPUs no other is known to pay)."""
+    if target.kind != "cpu":
+        return None, None
+
     # without joining: what that gains an algorithm is not known before its neighbours are
-    schedule = "none" if options.schedule == "none" else "register"
-    return lambda program: predicted_seconds(program, target, schedule, memo)
+    apart = "none" if options.schedule == "none" else "register"
+
+    def convolution(program: Program) -> float:
+        return predicted_seconds(program, target, apart, memo)
+
+    def recurrence(program: Program) -> float:
+        # the computes of a step have their neighbours beside them
+        return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
+
+    return None if options.convolution == "direct" else convolution, recurrence
 
 
 def _backend(target: Target) -> Any:

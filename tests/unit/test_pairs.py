@@ -93,10 +93,27 @@ def test_a_call_passes_stores_to_other_places() -> None:
     assert pairs_in(pair_calls(kernel)) == 1
 
 
-def test_a_call_behind_a_condition_stays_behind_it() -> None:
+def test_a_call_that_a_condition_makes_safe_stays_behind_it() -> None:
+    """Row i - 1 is read where there is one."""
+    i, lanes = Axis("i", 8), [lane(), lane()]
+    values = [select(lt(0, var(i)), op("exp", load(IN, (var(i) - 1, var(a)))), 0.0) for a in lanes]
+    rows = [For(a, ForKind.VECTOR, (Store(OUT, (var(i), var(a)), v),)) for a, v in zip(lanes, values, strict=True)]
+    kernel = Kernel("k", (IN, OUT), (For(i, ForKind.SERIAL, tuple(rows)),))
+    assert pairs_in(pair_calls(kernel)) == 0
+
+
+def test_a_call_that_is_safe_in_any_case_runs_in_any_case() -> None:
     lanes = [lane(), lane()]
     kernel = written(*((a, select(lt(read(i, a), 0.0), op("exp", read(i, a)), 0.0)) for i, a in enumerate(lanes)))
-    assert pairs_in(pair_calls(kernel)) == 0
+    paired = pair_calls(kernel)
+    assert pairs_in(paired) == 1
+    np.testing.assert_array_equal(run(paired), run(kernel))
+
+
+def test_of_calls_on_both_sides_of_a_condition_one_runs() -> None:
+    lanes = [lane(), lane()]
+    either = [select(lt(read(i, a), 0.0), op("exp", read(i, a)), op("tanh", read(i, a))) for i, a in enumerate(lanes)]
+    assert pairs_in(pair_calls(written(*zip(lanes, either, strict=True)))) == 0
 
 
 def test_registers_of_a_vector_loop_are_kept() -> None:

@@ -22,7 +22,7 @@ from tilewright.schedule.planner import predicted_seconds
 from tilewright.transform import winograd
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.toom_cook import MATRICES, SIZES
-from tilewright.transform.winograd import choose_algorithms, fastest, find_sliding
+from tilewright.transform.winograd import choose_convolutions, fastest, find_sliding
 
 # (image, weights, pads, attributes): odd sizes, one-sided pads, batches, channels that fill no vector
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int]]] = {
@@ -64,7 +64,7 @@ def folded(model: ModelProto) -> Program:
 def forced(program: Program, m: int, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The Program with all its convolutions as F(m, 3)."""
     monkeypatch.setattr(winograd, "fastest", lambda found, program, predict: m)
-    result = choose_algorithms(program, lambda _: 0.0)
+    result = choose_convolutions(program, lambda _: 0.0)
     verify_program(result)
     return result
 
@@ -174,7 +174,7 @@ OTHERS: dict[str, ModelProto] = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_windows_stay_as_they_are(kind: str) -> None:
     program = folded(OTHERS[kind])
-    assert choose_algorithms(program, lambda _: 0.0) is program
+    assert choose_convolutions(program, lambda _: 0.0) is program
 
 
 def test_a_guard_that_says_more_is_left_alone() -> None:

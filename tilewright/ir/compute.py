@@ -188,6 +188,7 @@ class Program:
     output_names: tuple[str, ...] = ()
     # copies made for a better order or without padding: never composed into their readers; the planner may pack them
     staged: tuple[Tensor, ...] = ()
+    remarks: tuple[str, ...] = ()  # what was decided about it, and why: for people alone
 
     def layout(self, tensor: Tensor) -> Layout:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)

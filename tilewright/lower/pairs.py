@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dtypes
+from tilewright.ir.bounds import bounds, lower
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, loads, op, replace_nodes, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.scalar import CHAINS
@@ -70,14 +71,37 @@ def _vector_stores(stmt: Stmt) -> list[_VectorStore]:
 
 
 def _calls(value: Expr, lane: Axis) -> list[Op]:
-    """Calls that are always evaluated and hold no other call, so that nothing keeps them from running first."""
+    """Calls that may always be evaluated and hold no other call, so that nothing keeps them from running first."""
     if not isinstance(value, Op) or lane not in value.axes:
         return []
-    # what a condition selects may be read from a place that only the condition makes safe
-    always = value.args[:1] if is_op(value, "select") else value.args
-    below = dict.fromkeys(c for a in always for c in _calls(a, lane))
+    below = dict.fromkeys(c for a in _always(value, lane) for c in _calls(a, lane))
     is_call = value.op.name in CHAINS and value.dtype is dtypes.float32
     return [value] if is_call and not below else list(below)
+
+
+def _always(value: Op, lane: Axis) -> Sequence[Expr]:
+    """Operands that may be evaluated whatever a condition says."""
+    if not is_op(value, "select"):
+        return value.args
+    condition, *chosen = value.args
+    calling = [a for a in chosen if _calls(a, lane)]
+    # calls on both sides would be work for nothing; what a condition selects may be read from a place that only the
+    # condition makes safe
+    return [condition, *calling] if len(calling) == 1 and _is_inside(calling[0]) else [condition]
+
+
+def _is_inside(root: Expr) -> bool:
+    """Whether all that is read lies inside its buffer, but for what an inner condition selects."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Load):
+            for index, extent in zip(node.indices, node.source.shape, strict=True):
+                low, high = bounds(index)
+                if low < 0 or high >= lower(extent):
+                    return False
+        stack.extend(node.args[:1] if is_op(node, "select") else node.args)
+    return True
 
 
 class _Straight:

@@ -74,9 +74,13 @@ def _layer(
     return Layer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide)
 
 
-def _of_direction(b: Builder, weight: Tensor, d: Direction, hint: str) -> Tensor:
-    """One direction's weights as a matrix; folded where they are constant."""
-    return b.map(f"{d.hint}_{hint}", dims(weight)[1:], lambda row, k: load(weight, (d.place, row, k)))
+def _of_direction(
+    b: Builder, weight: Tensor, d: Direction, hint: str, first: int = 0, rows: int | None = None
+) -> Tensor:
+    """One direction's weights as a matrix, or `rows` of it; folded where they are constant."""
+    count, columns = dims(weight)[1:]
+    shape = (count if rows is None else rows, columns)
+    return b.map(f"{d.hint}_{hint}", shape, lambda row, k: load(weight, (d.place, row + first if first else row, k)))
 
 
 def _directions(b: Builder, node: Node, defaults: tuple[str, ...]) -> list[Direction]:
@@ -150,15 +154,13 @@ def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | 
 
 
 def _recurrence(
-    b: Builder, layer: Layer, hint: str, d: Direction, state: Tensor, matrix: Tensor, first: int, count: int
+    b: Builder, layer: Layer, hint: str, d: Direction, state: Tensor, matrix: Tensor, count: int
 ) -> Compute:
-    """state R^T for `count` gates from `first` on: [batch, gates, hidden], or [batch, hidden] for one gate."""
+    """state R^T for `count` gates: [batch, gates, hidden], or [batch, hidden] for one gate."""
     hidden = layer.hidden
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
-        row = (
-            i[-1] + first * hidden if count == 1 else (i[1] + first) * hidden + i[2] if first else i[1] * hidden + i[2]
-        )
+        row = i[-1] if count == 1 else i[1] * hidden + i[2]
         return load(state, (i[0], r[0])) * cast(load(matrix, (row, r[0])), layer.wide)
 
     shape = (layer.batch, hidden) if count == 1 else (layer.batch, count, hidden)
@@ -225,7 +227,7 @@ def _lstm_direction(
     step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
     h, c = b.tensor(f"{d.hint}_h", shape, layer.wide), b.tensor(f"{d.hint}_c", shape, layer.wide)
-    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 4)
+    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 4)
     sums = gates.outputs[0]
 
     def raw(g: int, n: Expr, j: Expr, cell: Expr | None = None) -> Expr:
@@ -276,14 +278,17 @@ def _gru_reset_before(
     step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
     h = b.tensor(f"{d.hint}_h", shape, layer.wide)
-    matrix = _of_direction(b, recurrence, d, "recurrence")
-    gates = _recurrence(b, layer, "gates", d, h, matrix, 0, 2)
+    size = layer.hidden
+    # a matrix for each product: then each is packed as its product reads it
+    early = _of_direction(b, recurrence, d, "recurrence", 0, 2 * size)
+    late = _of_direction(b, recurrence, d, "late_recurrence", 2 * size, size)
+    gates = _recurrence(b, layer, "gates", d, h, early, 2)
 
     def raw(g: int, n: Expr, j: Expr) -> Expr:
         return load(given, (var(step), n, g, j)) + load(gates.outputs[0], (n, g, j))
 
     reset = b.map_compute(f"{d.hint}_reset", shape, lambda n, j: gate(raw(1, n, j)) * load(h, (n, j)))
-    hidden = _recurrence(b, layer, "hidden", d, reset.output, matrix, 2, 1)
+    hidden = _recurrence(b, layer, "hidden", d, reset.output, late, 1)
 
     def next_h(n: Expr, j: Expr) -> Expr:
         update = gate(raw(0, n, j))
@@ -304,7 +309,7 @@ def _gru_reset_after(
     step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
     h = b.tensor(f"{d.hint}_h", shape, layer.wide)
-    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 3)
+    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 3)
     sums = gates.outputs[0]
 
     def raw(g: int, n: Expr, j: Expr) -> Expr:
@@ -346,7 +351,7 @@ def _rnn_direction(
     step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
     h = b.tensor(f"{d.hint}_h", shape, layer.wide)
-    sums = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 0, 1)
+    sums = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 1)
 
     def next_h(n: Expr, j: Expr) -> Expr:
         return d.functions[0](load(given, (var(step), n, 0, j)) + load(sums.outputs[0], (n, j)))

@@ -43,7 +43,7 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
             "total": round(sum(artifact.stage_seconds.values()), 4),
             "stages": {name: round(s, 4) for name, s in artifact.stage_seconds.items()},
         },
-        "totals": {}, "kernels": [],
+        "totals": {}, "kernels": [], "decided": [],
     }  # fmt: skip
     if artifact.program is None or artifact.plan is None:
         return facts
@@ -55,6 +55,7 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
     facts["calls"] = sum(row.calls for row in rows)
     facts["kernels"] = [_kernel_facts(model, row, target.tile_level.name) for row in rows]
     facts["totals"] = _totals(model, artifact)
+    facts["decided"] = list(artifact.program.remarks)
     return facts
 
 
@@ -246,7 +247,10 @@ def explain_text(artifact: Artifact, width: int | None = None) -> str:
     if not facts["kernels"]:
         lines.append("  no plan was made: compilation stopped before it")
         return "\n".join(lines) + "\n"
-    lines += ["", *_totals_lines(facts, columns), "", *_table(facts, columns)]
+    lines += ["", *_totals_lines(facts, columns)]
+    for remark in facts["decided"]:
+        lines += _wrapped("decided", remark, columns)
+    lines += ["", *_table(facts, columns)]
     for kernel in facts["kernels"]:
         lines += ["", *_detail(kernel, facts, columns)]
     return "\n".join(lines) + "\n"

@@ -62,6 +62,7 @@ def _lead(facts: dict[str, Any]) -> str:
             ("predicted", f"{time_text(totals['predicted_us'])}, {moved}"),
             ("memory", f"weights {size_text(totals['weight_bytes'])}, arena {size_text(totals['arena_bytes'] or 0)}"),
         ]
+        rows += [("decided", remark) for remark in facts["decided"]]
     else:
         rows.append(("plan", "none was made: compilation stopped before it"))
     rows.append(("compiled", f"in {seconds['total']:.2f} s ({stages})"))

@@ -21,3 +21,4 @@ class Memo:
     plans: dict[Hashable, NestPlan] = field(default_factory=dict)
     choices: dict[Hashable, Choice | None] = field(default_factory=dict)
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
+    steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels

@@ -15,9 +15,10 @@ from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
-from tilewright.schedule.steps import is_walked_to_and_fro, new_at_each_step
+from tilewright.schedule.steps import StepKernel, is_walked_to_and_fro, new_at_each_step, step_seconds
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
@@ -58,9 +59,13 @@ def make_plan(
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
     for part, fused, nests, plans in planned:
         connector = Connector(context, plans, part.kept, streaming=streaming)
-        for group in connector.connect(nests, joining=schedule == "connected"):
-            plan, writes, needs = _kernel(group, part, fused, plans, connector, target)
-            kernels.append((_repeated(plan, group, part.scan, context), writes, needs))
+        groups = connector.connect(nests, joining=schedule == "connected")
+        made = [_kernel(group, part, fused, plans, connector, target) for group in groups]
+        if part.scan is not None:
+            stored = [connector.stored(g.nests) for g in groups]
+            repeated = _repeated([plan for plan, _, _ in made], groups, stored, part.scan, context)
+            made = [(plan, writes, needs) for plan, (_, writes, needs) in zip(repeated, made, strict=True)]
+        kernels.extend(made)
     ordered = _in_order(program, parts, kernels)
     names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
@@ -77,8 +82,10 @@ def _plan_once(nest: Nest, context: NestContext) -> NestPlan:
 
 
 def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:
-    """The time all kernels of a Program are predicted to take, one after the other."""
-    return sum(kernel.predicted_seconds for kernel in make_plan(program, target, schedule, memo=memo).kernels)
+    """The time all kernels of a Program are predicted to take, one after the other, those of a Scan at every step."""
+    steps = {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
+    plan = make_plan(program, target, schedule, memo=memo)
+    return sum(k.predicted_seconds * (steps[k.scan] if k.scan is not None else 1) for k in plan.kernels)
 
 
 def _parts(program: Program) -> list[_Part]:
@@ -160,13 +167,20 @@ def _kernel(
     return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
 
 
-def _repeated(plan: KernelPlan, group: Group, scan: Scan | None, context: NestContext) -> KernelPlan:
-    """The plan of a Scan's step knows that the step before left the caches warm."""
-    if scan is None:
-        return plan
-    walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
-    nests = tuple(replace(p, alternate=w) for p, w in zip(plan.nests, walked, strict=True))
-    return replace(plan, nests=nests, prefetch=new_at_each_step(group.nests, plan.tile, scan, context))
+def _repeated(
+    plans: Sequence[KernelPlan], groups: Sequence[Group], stored: Sequence[frozenset[Tensor]], scan: Scan,
+    context: NestContext,
+) -> list[KernelPlan]:  # fmt: skip
+    """The plans of a Scan's step know that the step before left the caches warm."""
+    turned = []
+    for plan, group in zip(plans, groups, strict=True):
+        walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
+        nests = tuple(replace(p, alternate=w) for p, w in zip(plan.nests, walked, strict=True))
+        early = new_at_each_step(group.nests, plan.tile, scan, context)
+        turned.append(replace(plan, nests=nests, prefetch=early))
+    parts = zip(turned, groups, stored, strict=True)
+    times = step_seconds([StepKernel(g.nests, p.nests, kept, choice_of(g)) for p, g, kept in parts], scan, context)
+    return [replace(p, predicted_seconds=round(t, 9)) for p, t in zip(turned, times, strict=True)]
 
 
 def _reason(group: Group, connector: Connector) -> str:

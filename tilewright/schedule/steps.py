@@ -1,19 +1,109 @@
-"""What a Scan's repeated kernels ask of the caches: reads that are new at every step, and weights walked to and fro."""
+"""What a Scan's repeated kernels ask of the caches: reads that are new at every step, weights walked to and fro, and
+the time of a step when the step before left them where they fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from tilewright.ir.compute import Scan
 from tilewright.ir.expr import Axis, axes_of, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import Sizes
+from tilewright.schedule.plan import NestPlan, Sizes
 from tilewright.schedule.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
+from tilewright.schedule.served import Served
+from tilewright.schedule.signature import signature
+from tilewright.schedule.tile import Choice, predict
 from tilewright.schedule.vectorise import NestContext, is_contraction
 
 _SHARE_OF_L1 = 8  # what is asked for early may push out at most this part of the nearest cache
+_OVERFULL = 1.8  # times its capacity: of so much, walked one way, a cache finds nothing again
+_NEAR_FULL, _FULL = 0.5, 0.75  # of the nearest cache and the tile level hold what is used again; the rest passes by
+
+
+@dataclass(frozen=True)
+class StepKernel:
+    """One of a Scan's kernels as it was chosen."""
+
+    nests: Sequence[Nest]
+    plans: Sequence[NestPlan]
+    stored: frozenset[Tensor]
+    choice: Choice
+
+
+def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> tuple[float, ...]:
+    """The time of each kernel in a step that follows another; equal Scans share the work."""
+    if context.target.kind != "cpu":
+        return tuple(k.choice.seconds for k in kernels)
+    stored = {t for k in kernels for t in k.stored}
+    nests = [n for k in kernels for n in k.nests]
+    shapes = tuple(
+        (len(k.nests), k.choice, tuple(replace(p, tensor="", core="", epilogue=()) for p in k.plans)) for k in kernels
+    )
+    computed = signature(nests, lambda t: (t in stored, t in context.constants, context.layout(t)))
+    key = (computed, shapes, scan.axis.extent)
+    known = context.memo.steps
+    if key not in known:
+        repeated = replace(context, served={**_new(kernels, scan, context), **_served(kernels, context)})
+        known[key] = tuple(_seconds(k, repeated) for k in kernels)
+    return known[key]
+
+
+def _seconds(kernel: StepKernel, context: NestContext) -> float:
+    if kernel.choice.stream is not None:
+        return kernel.choice.seconds
+    sizes = {a: np.array([n]) for a, n in _sizes(kernel).items()}
+    return float(predict(kernel.nests, kernel.plans, context, kernel.stored, sizes).seconds[0])
+
+
+def _sizes(kernel: StepKernel) -> dict[Axis, int]:
+    """The output tile of a kernel, by the root's axes."""
+    tile = dict(kernel.choice.tile)
+    return {a: tile.get(f"o{n}", max(1, extent_of(a.extent))) for n, a in enumerate(kernel.nests[-1].axes)}
+
+
+def _served(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor, Served]:
+    """Where weights come from at each step: the nearest level that holds what a core reads from use to use."""
+    target = context.target
+    weights = {t for k in kernels for n in k.nests for t in n.reads() if t in context.constants}
+    own: dict[Tensor, float] = {}  # bytes of each that one core reads in a step
+    for kernel in kernels:
+        turns = -(-kernel.choice.tiles // target.units)
+        boxes = propagate(kernel.nests, _any_tile(kernel.nests[-1], kernel.choice.tile))
+        for nest in kernel.nests:
+            for tensor, box in reads_box(nest, boxes[nest], {}, weights).items():
+                read = min(_bytes(tensor), turns * int(box_elements(box)) * tensor.dtype.bytes)
+                own[tensor] = max(own.get(tensor, 0), read)
+    held = sum(own.values())
+    turning = any(n.alternate for k in kernels for n in k.plans)
+    nearest, outer = target.levels[1], target.outer
+    near = _found(held, nearest.capacity * _NEAR_FULL, turning)
+    level = max(0.0, _found(held, target.tile_level.capacity * _FULL, turning) - near)
+    everything = sum(_bytes(t) for t in weights)
+    far = outer if outer is not None and everything <= outer.capacity * outer.shared_by // 2 else target.main
+    return dict.fromkeys(weights, Served(near, level, 1 / far.bandwidth))
+
+
+def _new(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> dict[Tensor, Served]:
+    """What is read at the step: a part that no step read before, asked for early from wherever it is."""
+    read = [n for k in kernels for nest in k.nests for n in nest.loads() if scan.axis in axes_of(*n.indices)]
+    level = context.target.tile_level
+    part = 1 / max(1, extent_of(scan.axis.extent))
+    return {n.source: Served(0.0, 1.0, 1 / level.bandwidth, part) for n in read}
+
+
+def _found(held: float, room: float, turning: bool) -> float:
+    """The part of what is read again and again that a cache still has."""
+    if held <= room:
+        return 1.0
+    if turning:  # at the end of a step it begins with what it used last
+        return room / held
+    return max(0.0, _OVERFULL - held / room) / (_OVERFULL - 1)
 
 
 def new_at_each_step(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.expr import Axis, Load, loads, var
+from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
@@ -22,7 +23,17 @@ from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving
 from tilewright.schedule.moving import footprint, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
-from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box, whole_blocks
+from tilewright.schedule.propagate import (
+    Box,
+    Range,
+    Size,
+    box_elements,
+    extent_of,
+    index_size,
+    propagate,
+    reads_box,
+    whole_blocks,
+)
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, stride
 from tilewright.target import MemoryLevel
@@ -32,6 +43,8 @@ _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does n
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
+_SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
+_STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _ENOUGH_TILES = 8  # along other axes
@@ -113,10 +126,13 @@ def predict(
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    exposed = _FAR_EXPOSED * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
-    per_tile = np.maximum(compute, far + near) + exposed + _TILE_SECONDS
+    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    per_tile = np.maximum(compute, far + near) + exposed + starting
     waves = -(-tiles // target.units)
-    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, _SHARED_COST, 1.0)
+    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
+    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, shared, alone)
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
@@ -133,7 +149,7 @@ def _least_seconds(
     touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
     alone = 0.0
     for tensor in touched:
-        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes / _home(tensor, context).bandwidth
+        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
@@ -226,13 +242,40 @@ def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
 def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
     """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
     if plan.instruction is not None:
-        return instruction_seconds(nest, plan, box, context.target)
+        return np.maximum(instruction_seconds(nest, plan, box, context.target), _weight_seconds(nest, box, context))
     facts = facts_of(nest, plan, context)
     tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
     if facts.vector is None or facts.vector in nest.reduce_axes:
         return dot_seconds(facts, dict(plan.register), tile)
     form = form_of(plan, facts)
-    return moving_seconds(facts, form, tile, core_seconds(facts, form, tile))
+    core = core_seconds(facts, form, tile)
+    moving = moving_seconds(facts, form, tile, core)
+    if context.served is None:
+        return moving
+    return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
+
+
+def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
+    """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
+    served = context.served or {}
+    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
+    sizes.update({a: r.size for a, r in zip(nest.axes, box, strict=True)})
+    total: Size = 0.0
+    for node in loads(*nest.elements):
+        if node.source not in served:
+            continue
+        moved: Size = node.source.dtype.bytes * served[node.source].level
+        for index, extent in zip(node.indices, node.source.shape, strict=True):
+            moved = moved * index_size(simplify(index), sizes, extent_of(extent))
+        total = total + moved / context.target.tile_level.bandwidth
+    return total
+
+
+def _found_near(nest: Nest, context: NestContext) -> float:
+    """The part of a contraction's weights that the step before left in the nearest cache."""
+    served = context.served or {}
+    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in served}
+    return sum(served[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
 def _scratch_seconds(
@@ -326,12 +369,27 @@ def _traffic(
                 seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
+        if context.served is not None and tensor in context.served:
+            served = context.served[tensor]
+            far = far + moved * served.far * served.far_byte
+            if tensor not in counted:
+                near = near + moved * served.level / context.target.tile_level.bandwidth
+            continue
         home = _home(tensor, context)
         if home is not context.target.tile_level:
             far = far + moved / home.bandwidth
         elif tensor not in counted or tensor in inside:
             near = near + moved / home.bandwidth
     return total, far, near
+
+
+def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
+    """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
+    if context.served is None or tensor not in context.served:
+        return 1 / _home(tensor, context).bandwidth
+    served, target = context.served[tensor], context.target
+    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
+    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
 
 
 def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:

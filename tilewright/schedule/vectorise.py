@@ -16,6 +16,7 @@ from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.target import Target
 
@@ -41,6 +42,7 @@ class NestContext:
     constants: frozenset[Tensor] | Mapping[Tensor, object]
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
     memo: Memo = field(default_factory=Memo)
+    served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""

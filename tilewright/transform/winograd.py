@@ -330,10 +330,8 @@ def _extent(axis: Axis) -> int:
 # --- the choice
 
 
-def choose_algorithms(program: Program, predict: Predict | None) -> Program:
-    """The Program with every convolution rewritten whose fast form is predicted to pay; None keeps all as they are."""
-    if predict is None:
-        return program
+def choose_convolutions(program: Program, predict: Predict) -> Program:
+    """The Program with every convolution rewritten whose fast form is predicted to pay."""
     names = {t.name for t in program.tensors()}
     chosen: dict[Hashable, int] = {}
     computes: list[Compute] = []

@@ -1,0 +1,15 @@
+"""Which algorithm computes what: every choice between ways to the same result that is made by predicted time."""
+
+from __future__ import annotations
+
+from tilewright.ir.compute import Program
+from tilewright.transform.wavefront import choose_orders
+from tilewright.transform.winograd import Predict, choose_convolutions
+
+
+def choose_algorithms(program: Program, convolutions: Predict | None, recurrences: Predict | None) -> Program:
+    """The Program with convolutions by Winograd's algorithms and stacked recurrences as wavefronts, where that is
+    predicted to pay; None, in the place of what predicts the time of either, leaves them as they are."""
+    if convolutions is not None:
+        program = choose_convolutions(program, convolutions)
+    return program if recurrences is None else choose_orders(program, recurrences)
