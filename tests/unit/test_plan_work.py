@@ -37,7 +37,7 @@ class Work:
         self.planned: list[Hashable] = []
         self.tiles = 0
         self.blocks = 0
-        plan_nest, choose_tile, block_counts = planner.plan_nest, connect.choose_tile, Nest.block_counts
+        plan_nest, choose_tile, block_counts = planner.select_plan, connect.choose_tile, Nest.block_counts
 
         def planning(own: Nest, context: NestContext) -> NestPlan:
             def about(tensor: Tensor) -> Hashable:
@@ -54,7 +54,7 @@ class Work:
             self.blocks += 1
             return block_counts(own)
 
-        patch.setattr(planner, "plan_nest", planning)
+        patch.setattr(planner, "select_plan", planning)
         patch.setattr(connect, "choose_tile", choosing)
         patch.setattr(nest.Nest, "block_counts", counting)
 
