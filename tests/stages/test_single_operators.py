@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from tests.cpu_stages import Step, evaluated, lowered, model_of, programs, random_inputs
+from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Reduce
 from tilewright.ir.loops import Alloc, For, ForKind, statements
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.transform.staging import stage_operands
 
 Shape = tuple[int, ...]
 
@@ -122,3 +123,17 @@ def test_costly_parts_are_computed_once_a_row() -> None:
 def test_windows_over_the_end_read_a_padded_copy() -> None:
     assert programs(CASES["hanging over"])["staging"].staged
     assert not programs(CASES["halved"])["staging"].staged
+
+
+@pytest.mark.parametrize(("size", "kernel", "pad"), [(14, 3, 1), (14, 5, 2), (15, 5, 2), (33, 7, 3), (9, 2, 1)])
+def test_padding_is_never_the_largest(size: int, kernel: int, pad: int, kernel_cache: Path) -> None:
+    """What hangs over the border of an image of negative numbers must not win, copied or checked."""
+    out = size + 2 * pad - kernel + 1
+    model = pooled("MaxPool", (1, 128, size, size), (1, 128, out, out), [kernel, kernel], 1, pad)
+    stages = programs(model)
+    x = -np.random.default_rng(size).uniform(1, 2, (1, 128, size, size)).astype(np.float32)
+    wanted = evaluated(stages["program"], {"x": x})["y"]
+    assert wanted.max() < 0
+    for program in (stages["layout"], stage_operands(stages["fold"], CPU, always=True)):
+        found = lowered(program).natively({"x": x}, kernel_cache)["y"]
+        np.testing.assert_array_equal(found, wanted)

@@ -1,9 +1,9 @@
 """Copies an operand of a contraction into a tensor of its own where its order or its padding would slow the sum down;
 what pooling windows read likewise, where many of them hang over an end of a row.
 
-The copy holds the padding as zeros, so that the sum has no conditions left, and its layout is free: the layout stage
-puts the summed axis innermost, the planner may pack it into panels like a constant. Done only where the copy is
-predicted to cost less than what it saves.
+The copy holds the padding as what changes no result (zeros in a sum), so that no conditions are left, and its layout
+is free: the layout stage puts the summed axis innermost, the planner may pack it into panels like a constant. Done only
+where the copy is predicted to cost less than what it saves.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
         guarded: Expr = read
         conditions: tuple[Expr, ...] = ()
         for node in walk(*compute.elements):
-            if is_op(node, "select") and _unwidened(node.args[1]) is read and _is_neutral(node.args[2], compute):
+            if not is_op(node, "select") or not _is_neutral(node.args[2], compute):
+                continue
+            # the neutral element of a sum is zero in any type, others may not exist in a narrower one
+            if (_unwidened(node.args[1]) if compute.monoid.operator == "add" else node.args[1]) is read:
                 guarded, conditions = node, tuple(_conjuncts(node.args[0]))
         found.append(_Read(guarded, read, conditions))
     return found
@@ -153,7 +156,9 @@ def _copy(
     value: Expr = load(source, [d.place for d in dimensions])
     guard = simplify(all_of(known))
     if not (isinstance(guard, Const) and guard.value):
-        value = select(guard, value, const(0, source.dtype))
+        identity = compute.monoid.identity[0]
+        assert isinstance(identity, Const)
+        value = select(guard, value, const(identity.value, source.dtype))
     name = f"{source.name}_staged"
     while name in taken:
         name += "_"
