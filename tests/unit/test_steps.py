@@ -92,3 +92,11 @@ def test_only_steps_turn_round() -> None:
     turned = replace(first, nests=tuple(replace(n, alternate=True) for n in first.nests))
     with pytest.raises(InternalError, match="only the steps of a Scan"):
         check_plan(replace(plan, kernels=(turned, *plan.kernels[1:])), program)
+
+
+def test_a_light_step_is_left_to_one_worker() -> None:
+    """A step reads one row of its input: meeting at every step would cost more than the row."""
+    axis = {"axis": np.array(0, np.int64)}
+    model = model_of([("CumSum", ["x", "axis"], "y", {})], {"x": (1000, 64)}, {"y": (1000, 64)}, axis)
+    (kernel,) = lowered(programs(model)["layout"]).plan.kernels
+    assert kernel.scan is not None and kernel.tiles == 1

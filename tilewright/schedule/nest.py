@@ -76,6 +76,17 @@ class Nest:
     def reads(self) -> list[Tensor]:
         return list(dict.fromkeys(n.source for n in self.loads()))
 
+    @cached_property
+    def stepped(self) -> Mapping[Tensor, frozenset[int]]:
+        """Dimensions of what is read along which only a Scan's step moves: one place at a time."""
+        own = {*self.axes, *self.reduce_axes}
+        found: dict[Tensor, frozenset[int]] = {}
+        for tensor in self.reads():
+            nodes = [n for n in self._loads if n.source is tensor]
+            met = [set(axes_of(*(n.indices[d] for n in nodes))) for d in range(tensor.rank)]
+            found[tensor] = frozenset(d for d, axes in enumerate(met) if axes and not axes & own)
+        return found
+
 
 def period(nest: Nest, axis: Axis) -> int | None:
     """n where operands are read at axis // n, as in grouped convolutions: blocks that stay between multiples of n

@@ -149,7 +149,10 @@ def _least_seconds(
     touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
     alone = 0.0
     for tensor in touched:
-        alone += prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes * _byte_seconds(tensor, context)
+        readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
+        stepped = frozenset.intersection(*readers) if readers else frozenset()
+        elements = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped)
+        alone += elements * tensor.dtype.bytes * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
