@@ -24,6 +24,7 @@ from bench.support import (
     latency_text,
     number_text,
     table,
+    versions_of,
     write_files,
 )
 from bench.zoo.__main__ import export_files
@@ -148,8 +149,7 @@ def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> N
 
 
 def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
-    results = [result for report in reports for result in report.comparison.runtimes]
-    return {result.name.partition(":")[0]: result.version for result in results if result.version is not None}
+    return versions_of(result for report in reports for result in report.comparison.runtimes)
 
 
 def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:

@@ -27,6 +27,7 @@ from bench.support import (
     latency_text,
     number_text,
     table,
+    versions_of,
     write_files,
 )
 from bench.zoo.__main__ import export_files
@@ -141,8 +142,7 @@ def write_results(folder: Path, reports: Sequence[QuantisedReport], peak: Peak) 
 
 
 def versions(reports: Sequence[QuantisedReport]) -> dict[str, str]:
-    results = [result for report in reports for result in report.quantised.runtimes]
-    return {result.name.partition(":")[0]: result.version for result in results if result.version is not None}
+    return versions_of(result for report in reports for result in report.quantised.runtimes)
 
 
 def to_markdown(reports: Sequence[QuantisedReport], peak: Peak) -> str:

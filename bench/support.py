@@ -43,6 +43,11 @@ def chosen_models(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     return names
 
 
+def versions_of(results: Iterable[RuntimeResult]) -> dict[str, str]:
+    """Of every runtime that ran, whatever schedules of it there were."""
+    return {result.name.partition(":")[0]: result.version for result in results if result.version is not None}
+
+
 @contextmanager
 def export_folder(arguments: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     """A folder that vanishes afterwards, and the one for exported models of the size asked for."""
