@@ -100,3 +100,11 @@ def test_a_light_step_is_left_to_one_worker() -> None:
     model = model_of([("CumSum", ["x", "axis"], "y", {})], {"x": (1000, 64)}, {"y": (1000, 64)}, axis)
     (kernel,) = lowered(programs(model)["layout"]).plan.kernels
     assert kernel.scan is not None and kernel.tiles == 1
+
+
+@pytest.mark.parametrize("hidden", [128, 256, 384])
+def test_a_step_over_large_weights_is_one_kernel(hidden: int) -> None:
+    """A second kernel would make the workers meet twice at every step."""
+    plan = lowered(programs(recurrence("LSTM", hidden=hidden, steps=50))["layout"]).plan
+    stepped = [k for k in plan.kernels if k.scan is not None]
+    assert len(stepped) == 1 and stepped[0].tiles > 1

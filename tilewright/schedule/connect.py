@@ -43,6 +43,7 @@ class Connector:
     kept: frozenset[Tensor]
     readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
+    repeated: bool = False  # nests of a Scan's step
     refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
@@ -143,14 +144,17 @@ class Connector:
                 saved = sum(apart) - choice.seconds
                 together = f"{microseconds(choice.seconds)} us against {microseconds(*apart)} us apart"
                 self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
-                if saved > max(gain, self._least_gain(feeder) * choice.seconds):
+                if saved > max(gain, self._least_gain(feeder, choice) * choice.seconds):
                     best, gain = Group(merged, choice), saved
             if best is None:
                 return
             for member in best.nests:
                 groups[member] = best
 
-    def _least_gain(self, feeder: Group) -> float:
+    def _least_gain(self, feeder: Group, joined: Choice) -> float:
+        """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step."""
+        if self.repeated and feeder.choice is not None and joined.tiles == feeder.choice.tiles:
+            return 0.0
         over_weights = any(
             is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in feeder.nests
         )

@@ -58,7 +58,7 @@ def make_plan(
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
     for part, fused, nests, plans in planned:
-        connector = Connector(context, plans, part.kept, streaming=streaming)
+        connector = Connector(context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
         groups = connector.connect(nests, joining=schedule == "connected")
         made = [_kernel(group, part, fused, plans, connector, target) for group in groups]
         if part.scan is not None:
