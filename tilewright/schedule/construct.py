@@ -20,6 +20,7 @@ from tilewright.schedule.propagate import Size, extent_of
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
 _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
+_VECTORS_AT_ONCE = 2
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
 _MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
 _PASSES_WORTH = 1.02
@@ -80,7 +81,9 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
             break
         for rows in range(1, min(height, _MOST_ROWS) + 1):
-            used = rows * vectors + vectors + (rows if facts.by_lane or shared else 1)
+            # a vector is multiplied into all rows before the next is needed: where rows wait in registers, two will do
+            waiting = min(vectors, _VECTORS_AT_ONCE) if facts.by_lane else vectors
+            used = rows * vectors + waiting + (rows if facts.by_lane or shared else 1)
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
                 break
             for inside in orders:
