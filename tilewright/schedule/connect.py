@@ -73,7 +73,8 @@ class Connector:
         stored = self.stored(nests)
         context, known = self.context, self.context.memo.choices
         key = (
-            signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t))),
+            signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
+                                        context.stepped.get(t))),
             tuple(_shape_of(self.plans[n]) for n in nests), self.streaming,
         )  # fmt: skip
         if key not in known:

@@ -18,7 +18,7 @@ from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
-from tilewright.schedule.steps import StepKernel, is_walked_to_and_fro, new_at_each_step, step_seconds
+from tilewright.schedule.steps import StepKernel, is_walked_to_and_fro, new_at_each_step, read_by_steps, step_seconds
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
@@ -44,7 +44,7 @@ def make_plan(
     """
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                          frozenset(program.staged), memo or Memo())  # fmt: skip
+                          frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     for part in parts:

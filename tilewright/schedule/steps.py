@@ -10,8 +10,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.compute import Scan
-from tilewright.ir.expr import Axis, axes_of, var
+from tilewright.ir.compute import Map, Program, Reduce, Scan, expressions
+from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan, Sizes
@@ -104,6 +104,19 @@ def _found(held: float, room: float, turning: bool) -> float:
     if turning:  # at the end of a step it begins with what it used last
         return room / held
     return max(0.0, _OVERFULL - held / room) / (_OVERFULL - 1)
+
+
+def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
+    """Tensors of which a Scan reads one place at each step, with the dimensions along which a tile of the step reads
+    what lies outside it: that of the steps, and those it reads at fixed places."""
+    found: dict[Tensor, frozenset[int]] = {}
+    for scan in (c for c in program.computes if isinstance(c, Scan)):
+        for compute in scan.body:
+            own = compute.axes if isinstance(compute, Map | Reduce) else ()
+            for node in (n for n in loads(*expressions(compute)) if scan.axis in axes_of(*n.indices)):
+                outside = frozenset(d for d, i in enumerate(node.indices) if not any(a in own for a in axes_of(i)))
+                found[node.source] = found.get(node.source, frozenset()) | outside
+    return found
 
 
 def new_at_each_step(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
 _STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
+_FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _ENOUGH_TILES = 8  # along other axes
@@ -135,6 +136,7 @@ def predict(
     seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, shared, alone)
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
+    seconds = seconds + _fetched_by_steps(root, context, sizes)
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
@@ -154,6 +156,20 @@ def _least_seconds(
         elements = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped)
         alone += elements * tensor.dtype.bytes * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
+
+
+def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
+    """A step's tile reads its own part of what was computed before the Scan: where tiles are cut otherwise, most of
+    that was written by another unit, and is fetched from its cache."""
+    target = context.target
+    apart: Size = False
+    for dimension in context.stepped.get(root.tensor, frozenset()):
+        axis = root.axes[dimension]
+        apart = np.logical_or(apart, sizes[axis] < extent_of(axis.extent))
+    moved = prod(extent_of(e) for e in root.tensor.shape) * root.tensor.dtype.bytes
+    others = (target.units - 1) / target.units
+    fetched = _FOREIGN * moved * others / target.units / (target.outer or target.main).bandwidth
+    return np.where(apart, fetched, 0.0)
 
 
 def candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:

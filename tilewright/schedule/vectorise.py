@@ -43,6 +43,7 @@ class NestContext:
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
     memo: Memo = field(default_factory=Memo)
     served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
+    stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
