@@ -54,10 +54,13 @@ def test_small_weights_are_walked_one_way() -> None:
     assert not any(n.alternate for k in plan.kernels for n in k.nests)
 
 
-def test_the_projection_of_a_step_is_asked_for_before_the_weights() -> None:
+def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> None:
+    """The state first, since other tiles wrote most of it; where one tile does everything, it is near already."""
     made = lowered(programs(recurrence("LSTM", hidden=84))["layout"])
     step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
-    assert len(step.prefetch) == 1
+    assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_input")
+    alone = lowered(programs(recurrence("LSTM", hidden=20))["layout"]).plan
+    assert [k.prefetch for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)

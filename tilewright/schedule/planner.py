@@ -18,7 +18,7 @@ from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
-from tilewright.schedule.steps import StepKernel, is_walked_to_and_fro, new_at_each_step, read_by_steps, step_seconds
+from tilewright.schedule.steps import StepKernel, asked_early, is_walked_to_and_fro, read_by_steps, step_seconds
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
@@ -176,7 +176,7 @@ def _repeated(
     for plan, group in zip(plans, groups, strict=True):
         walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
         nests = tuple(replace(p, alternate=w) for p, w in zip(plan.nests, walked, strict=True))
-        early = new_at_each_step(group.nests, plan.tile, scan, context)
+        early = asked_early(group.nests, plan.tile, scan, context)
         turned.append(replace(plan, nests=nests, prefetch=early))
     parts = zip(turned, groups, stored, strict=True)
     times = step_seconds([StepKernel(g.nests, p.nests, kept, choice_of(g)) for p, g, kept in parts], scan, context)

@@ -119,22 +119,25 @@ def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
     return found
 
 
-def new_at_each_step(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:
-    """Tensors to ask for when a tile starts: indexed by the step, so in no near cache yet, and needed only by a later
-    nest, which leaves the first the time to bring them."""
+def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:
+    """Tensors to ask for when a tile starts, in no near cache yet. Carried over, and needed at once: other tiles wrote
+    most of it, and all lines travel together instead of one after the other. Indexed by the step, and needed only by a
+    later nest: the first leaves the time to bring it."""
     if context.target.kind != "cpu":
         return ()
     at_once = set(nests[0].reads())
     wanted = {n.source for nest in nests for n in nest.loads() if scan.axis in axes_of(*n.indices)} - at_once
-    if not wanted:
+    carried = at_once & set(scan.carry) if tile else set()
+    if not wanted | carried:
         return ()
     boxes = propagate(nests, _any_tile(nests[-1], tile))
     sizes: dict[Tensor, int] = {}
     for nest in nests:
-        for tensor, box in reads_box(nest, boxes[nest], {}, wanted).items():
+        for tensor, box in reads_box(nest, boxes[nest], {}, wanted | carried).items():
             sizes[tensor] = max(sizes.get(tensor, 0), int(box_elements(box)) * tensor.dtype.bytes)
     room = context.target.levels[1].capacity // _SHARE_OF_L1
-    return tuple(sorted(t.name for t, size in sizes.items() if size <= room))
+    kept = [t for t, size in sizes.items() if size <= room]
+    return tuple(t.name for t in sorted(kept, key=lambda t: (t not in carried, t.name)))
 
 
 def is_walked_to_and_fro(nest: Nest, context: NestContext) -> bool:
