@@ -10,27 +10,33 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
-from tilewright import backend_cpu
+from tilewright import Options, backend_cpu
+from tilewright.compiler import build
 from tilewright.errors import InternalError
-from tilewright.ir.loops import PREFETCH, Alloc, Instruction, Memory, statements
+from tilewright.frontend.onnx import load
+from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, Alloc, Instruction, Memory, statements
 from tilewright.schedule.check import check_plan
+from tilewright.schedule.plan import Plan
+from tilewright.target import MemoryLevel, Target
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 SIZES = {"LSTM": 84, "GRU": 100, "RNN": 170}  # weights of one direction just beyond a 64 KB cache
 
 
-def recurrence(kind: str, *, hidden: int, batch: int = 1, direction: str = "forward", steps: int = 5) -> ModelProto:
+def recurrence(
+    kind: str, *, hidden: int, batch: int = 1, direction: str = "forward", steps: int = 5, inputs: int = 7
+) -> ModelProto:
     rng = np.random.default_rng(3)
     gates, ways = GATES[kind], 2 if direction == "bidirectional" else 1
     constants = {
-        "w": (0.3 * rng.standard_normal((ways, gates * hidden, 7))).astype(np.float32),
+        "w": (0.3 * rng.standard_normal((ways, gates * hidden, inputs))).astype(np.float32),
         "r": (0.1 * rng.standard_normal((ways, gates * hidden, hidden))).astype(np.float32),
         "b": (0.2 * rng.standard_normal((ways, 2 * gates * hidden))).astype(np.float32),
     }
     attributes: dict[str, object] = {"hidden_size": hidden, "direction": direction}
     return model_of(
         [(kind, ["x", "w", "r", "b"], "h", attributes)],
-        {"x": (steps, batch, 7)}, {"h": (steps, ways, batch, hidden)}, constants,
+        {"x": (steps, batch, inputs)}, {"h": (steps, ways, batch, hidden)}, constants,
     )  # fmt: skip
 
 
@@ -111,3 +117,42 @@ def test_a_step_over_large_weights_is_one_kernel(hidden: int) -> None:
     plan = lowered(programs(recurrence("LSTM", hidden=hidden, steps=50))["layout"]).plan
     stepped = [k for k in plan.kernels if k.scan is not None]
     assert len(stepped) == 1 and stepped[0].tiles > 1
+
+
+def two_units(l2: int = 1 << 20) -> Target:
+    levels = (
+        MemoryLevel("registers", 512, 16, 4e11), MemoryLevel("L1", 65536, 64, 8e10), MemoryLevel("L2", l2, 64, 4.3e10),
+        MemoryLevel("DRAM", 1 << 40, 64, 2e10),
+    )  # fmt: skip
+    return Target("by hand", "cpu", "aarch64", 2, 16, 32, 2e10, levels, 4e-7, lane_multiply=True, fma_chains=4)
+
+
+@pytest.mark.parametrize("l2, warmed", [(1 << 20, True), (1 << 19, False)])
+def test_the_projection_brings_weights_near_that_stay_there(l2: int, warmed: bool) -> None:
+    """Half a megabyte a unit, used by a hundred steps: worth bringing only where it stays."""
+    model = recurrence("LSTM", hidden=256, steps=100, inputs=256)
+    made = build(load(model, {}), two_units(l2), Options(stop_after="plan"))
+    assert made.plan is not None
+    (step,) = [k for k in made.plan.kernels if k.scan is not None]
+    before = made.plan.kernels[made.plan.kernels.index(step) - 1]
+    assert step.tiles == 2
+    assert (before.warms == ("h_forward_recurrence_as_4x256x256",)) is warmed
+
+
+def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
+    program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]
+    plan = lowered(program).plan
+    weights = next(t.name for t in program.constants if "recurrence" in t.name)
+    warming = replace(plan, kernels=(replace(plan.kernels[0], warms=(weights,)), *plan.kernels[1:]))
+    check_plan(warming, program)
+    made = lowered(program, plan=Plan.from_json(warming.to_json()))
+    first = made.loops.kernels[0]
+    hints = [s for s in statements(first.body) if isinstance(s, Instruction) and s.name == PREFETCH_BESIDE]
+    assert hints and hints[0].operands[0].buffer in first.params
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["h"]
+    assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+    with pytest.raises(InternalError, match="cannot bring weights near for itself"):
+        steps = tuple(replace(k, warms=(weights,)) if k.scan else k for k in plan.kernels)
+        check_plan(replace(plan, kernels=steps), program)

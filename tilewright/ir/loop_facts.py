@@ -12,7 +12,7 @@ from math import prod
 from tilewright.ir.bounds import bounds, upper
 from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, axes_of, is_op, loads, var, walk
 from tilewright.ir.loops import (
-    PREFETCH,
+    HINTS,
     Alloc,
     Barrier,
     Buffer,
@@ -148,7 +148,7 @@ def _finite(extent: Extent) -> int:
 def _independent(loop: For) -> bool:
     """Do different iterations touch different elements of everything that outlives an iteration and is written?"""
     parts = list(statements(loop.body))
-    if any(isinstance(s, Barrier) or (isinstance(s, Instruction) and s.name != PREFETCH) for s in parts):
+    if any(isinstance(s, Barrier) or (isinstance(s, Instruction) and s.name not in HINTS) for s in parts):
         return False
     private = {s.buffer for s in parts if isinstance(s, Alloc)}
     accesses: dict[Buffer, list[tuple[Expr, ...]]] = {

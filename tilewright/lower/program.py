@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.expr import Axis, substitute, var
-from tilewright.ir.loops import Call, Kernel, LoopProgram, Storage
+from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView, lower_cpu_kernel, plan_nests
+from tilewright.lower.warming import warming
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, Plan
+from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.signature import signature
 from tilewright.target import Target
 
@@ -68,18 +71,31 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
         signature(nests, lambda t: (state.layout(t), levels.get(t), scan is not None and t in scan.stacked,
                                     t.name in plan.prefetch)),
         tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
-        plan.tile, plan.block_threads, _stream_key(plan),
+        plan.tile, plan.block_threads, _stream_key(plan), tuple(b.shape for b in _warmed(state, plan)),
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
-    met = list(dict.fromkeys(t.name for n in nests for t in (*n.reads(), *n.stores)))
+    met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *plan.warms)))
     if scan is None and key in state.places:
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan, state.target)
+    kernel = warming(binding.kernel, _warmed(state, plan))
+    binding = Binding(kernel, (*binding.arguments, *plan.warms))
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
     if scan is None:
         state.places[key] = tuple(met.index(name) for name in binding.arguments)
     return Binding(state.kernels[key], binding.arguments)
+
+
+def _warmed(state: _State, plan: KernelPlan) -> list[Buffer]:
+    """Weights the kernel brings near, as they lie in memory."""
+    constants = {t.name: t for t in state.program.constants}
+    found = []
+    for number, name in enumerate(plan.warms):
+        tensor = constants[name]
+        size = prod(extent_of(e) for e in state.layout(tensor).storage_shape(tensor.shape))
+        found.append(Buffer(f"w{number}", (size,), tensor.dtype, Memory.GLOBAL))
+    return found
 
 
 def _stream_key(plan: KernelPlan) -> Hashable:

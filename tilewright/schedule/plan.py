@@ -69,6 +69,7 @@ class KernelPlan:
     block_threads: int = 1
     scan: str | None = None  # first output of the Scan whose body this kernel is part of
     prefetch: tuple[str, ...] = ()  # tensors whose part is asked for when a tile starts
+    warms: tuple[str, ...] = ()  # weights of the steps that follow, brought near while this kernel computes
     predicted_seconds: float = 0.0
     traffic: Sizes = ()  # predicted bytes by level
     footprint: int = 0  # bytes at the tile level
@@ -118,6 +119,8 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
         lines.append(f"  in every step of the scan of {kernel.scan}")
     if kernel.prefetch:
         lines.append(f"  asks early for {', '.join(kernel.prefetch)}")
+    if kernel.warms:
+        lines.append(f"  brings near {', '.join(kernel.warms)}, for the steps that follow")
     if kernel.stream:
         lines.append(f"  stream {kernel.stream.tensor} axis {kernel.stream.axis} in blocks of {kernel.stream.block}")
     for nest in kernel.nests:
@@ -150,7 +153,8 @@ def _kernel(value: dict[str, Any]) -> KernelPlan:
                          "nests": tuple(_nest(n) for n in value["nests"]),
                          "edges": tuple(EdgePlan(**e) for e in value["edges"]),
                          "stream": StreamPlan(**value["stream"]) if value["stream"] else None,
-                         "traffic": _sizes(value["traffic"]), "prefetch": tuple(value["prefetch"])})  # fmt: skip
+                         "traffic": _sizes(value["traffic"]), "prefetch": tuple(value["prefetch"]),
+                         "warms": tuple(value["warms"])})  # fmt: skip
 
 
 def _layout(value: dict[str, Any]) -> Layout:

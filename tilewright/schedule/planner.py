@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
@@ -18,10 +19,19 @@ from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.select import select_plan
 from tilewright.schedule.signature import signature
-from tilewright.schedule.steps import StepKernel, asked_early, is_walked_to_and_fro, read_by_steps, step_seconds
+from tilewright.schedule.steps import (
+    StepKernel,
+    asked_early,
+    is_walked_to_and_fro,
+    kept_near,
+    read_by_steps,
+    step_seconds,
+)
 from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
+
+_UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
 
 SCHEDULES = ("connected", "register", "none")
 
@@ -57,6 +67,7 @@ def make_plan(
             layouts.update(constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
+    near: dict[str, tuple[int, tuple[str, ...]]] = {}  # of each Scan: its tiles, and the weights that stay with them
     for part, fused, nests, plans in planned:
         connector = Connector(context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
         groups = connector.connect(nests, joining=schedule == "connected")
@@ -64,9 +75,12 @@ def make_plan(
         if part.scan is not None:
             stored = [connector.stored(g.nests) for g in groups]
             repeated = _repeated([plan for plan, _, _ in made], groups, stored, part.scan, context)
+            steps = [StepKernel(g.nests, p.nests, kept, choice_of(g))
+                     for p, g, kept in zip(repeated, groups, stored, strict=True)]  # fmt: skip
+            near[part.scan.outputs[0].name] = kept_near(steps, context)
             made = [(plan, writes, needs) for plan, (_, writes, needs) in zip(repeated, made, strict=True)]
         kernels.extend(made)
-    ordered = _in_order(program, parts, kernels)
+    ordered = _warming(_in_order(program, parts, kernels), near, target)
     names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, tuple(names), shown)
@@ -181,6 +195,21 @@ def _repeated(
     parts = zip(turned, groups, stored, strict=True)
     times = step_seconds([StepKernel(g.nests, p.nests, kept, choice_of(g)) for p, g, kept in parts], scan, context)
     return [replace(p, predicted_seconds=round(t, 9)) for p, t in zip(turned, times, strict=True)]
+
+
+def _warming(
+    kernels: list[KernelPlan], near: Mapping[str, tuple[int, tuple[str, ...]]], target: Target
+) -> list[KernelPlan]:
+    """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
+    result = list(kernels)
+    for place, (before, kernel) in enumerate(pairwise(kernels)):
+        tiles, weights = near.get(kernel.scan, (0, ())) if kernel.scan is not None else (0, ())
+        if before.scan is not None or not weights or before.tiles != tiles or before.stream is not None:
+            continue
+        is_sum = any(axis.startswith("r") for axis in before.nests[-1].order)
+        if is_sum and before.predicted_seconds > _UNHURRIED * target.tile_level.capacity / target.main.bandwidth:
+            result[place] = replace(before, warms=weights)
+    return result
 
 
 def _reason(group: Group, connector: Connector) -> str:

@@ -119,6 +119,31 @@ def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
     return found
 
 
+def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[int, tuple[str, ...]]:
+    """Weights that a Scan's steps leave in the tile level, each tile its even part in one piece: the number of tiles
+    and their names; none where the first step must find them for itself."""
+    if context.target.kind != "cpu" or len(kernels) != 1 or kernels[0].choice.stream is not None:
+        return 0, ()
+    (kernel,) = kernels
+    tiles = kernel.choice.tiles
+    boxes = propagate(kernel.nests, _any_tile(kernel.nests[-1], kernel.choice.tile))
+    weights = {t for n in kernel.nests for t in n.reads() if t in context.constants}
+    found: dict[Tensor, int] = {}
+    for nest in kernel.nests:
+        for tensor, box in reads_box(nest, boxes[nest], {}, weights).items():
+            outermost = context.layout(tensor).order[0].axis
+            cut = [d for d, part in enumerate(box) if int(part.size) < part.extent]
+            if _bytes(tensor) <= context.target.levels[1].capacity:
+                continue
+            if cut != [outermost] or int(box[outermost].size) * tiles != box[outermost].extent or tensor in found:
+                return 0, ()
+            found[tensor] = _bytes(tensor) // tiles
+    if not found or not 1 < tiles <= context.target.units:
+        return 0, ()
+    fits = sum(found.values()) <= context.target.tile_level.capacity * _FULL
+    return (tiles, tuple(sorted(t.name for t in found))) if fits else (0, ())
+
+
 def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:
     """Tensors to ask for when a tile starts, in no near cache yet. Carried over, and needed at once: other tiles wrote
     most of it, and all lines travel together instead of one after the other. Indexed by the step, and needed only by a

@@ -1,0 +1,56 @@
+"""Brings weights near that the kernels after this one read: every register tile asks for a few of their lines.
+
+A line takes hundreds of cycles from main memory and a register tile thousands, so what is asked for a little at a time
+costs next to nothing. Of a kernel's time the last three quarters do it: what came earlier would be pushed out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.ir.expr import Axis, Expr, const, le, var
+from tilewright.ir.loops import PREFETCH_BESIDE, Buffer, For, ForKind, If, Instruction, Kernel, Operand, Stmt
+from tilewright.ir.simplify import simplify
+from tilewright.lower.memory import ALIGNMENT
+from tilewright.schedule.propagate import extent_of
+
+_EARLY = 4  # the first of so many parts asks for nothing
+
+
+def warming(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:
+    """The kernel with the weights as further parameters, each tile asking for its even part of them."""
+    if not weights:
+        return kernel
+    (grid,) = kernel.body
+    assert isinstance(grid, For) and grid.kind is ForKind.PARALLEL
+    body = tuple(grid.body)
+    for buffer in weights:
+        body = _asked(body, buffer, grid.axis, [])
+    params = (*kernel.params, *weights)
+    return Kernel(kernel.name, params, (For(grid.axis, grid.kind, body),), kernel.symbols, kernel.step)
+
+
+def _asked(body: tuple[Stmt, ...], weights: Buffer, tile: Axis, loops: list[Axis]) -> tuple[Stmt, ...]:
+    """Down into the loop that does most, to where register tiles are computed."""
+    serial = [s for s in body if isinstance(s, For) and s.kind is ForKind.SERIAL]
+    if len(serial) < len(body):
+        return (*_hints(weights, tile, loops), *body)
+    longest = max(serial, key=lambda s: extent_of(s.axis.extent))
+    inner = _asked(tuple(longest.body), weights, tile, [*loops, longest.axis])
+    return tuple(For(s.axis, s.kind, inner) if s is longest else s for s in body)
+
+
+def _hints(weights: Buffer, tile: Axis, loops: Sequence[Axis]) -> tuple[Stmt, ...]:
+    turns = prod(extent_of(a.extent) for a in loops)
+    line = ALIGNMENT // weights.dtype.bytes
+    lines = prod(extent_of(e) for e in weights.shape) // extent_of(tile.extent) // line
+    first = turns // _EARLY
+    each = -(-lines // (turns - first))
+    number: Expr = const(0)
+    for loop in loops:
+        number = number * extent_of(loop.extent) + var(loop)
+    ask = Axis("ask", each)
+    place = simplify((var(tile) * lines + (number - first) * each + var(ask)) * line)
+    hint = For(ask, ForKind.SERIAL, (Instruction(PREFETCH_BESIDE, (Operand(weights, (place,)),)),))
+    return (If(le(const(first), simplify(number)), (hint,)),)
