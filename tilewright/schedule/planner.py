@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
@@ -31,6 +30,7 @@ from tilewright.schedule.tile import Choice
 from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
 
+_JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
 _UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
 
 SCHEDULES = ("connected", "register", "none")
@@ -202,13 +202,21 @@ def _warming(
 ) -> list[KernelPlan]:
     """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
     result = list(kernels)
-    for place, (before, kernel) in enumerate(pairwise(kernels)):
+    unhurried = _UNHURRIED * target.tile_level.capacity / target.main.bandwidth
+    for place, kernel in enumerate(kernels):
         tiles, weights = near.get(kernel.scan, (0, ())) if kernel.scan is not None else (0, ())
-        if before.scan is not None or not weights or before.tiles != tiles or before.stream is not None:
+        if not weights:
             continue
-        is_sum = any(axis.startswith("r") for axis in before.nests[-1].order)
-        if is_sum and before.predicted_seconds > _UNHURRIED * target.tile_level.capacity / target.main.bandwidth:
-            result[place] = replace(before, warms=weights)
+        for earlier in range(place - 1, max(-1, place - 1 - _JUST_BEFORE), -1):
+            before = result[earlier]
+            if before.scan is not None:
+                break
+            is_sum = any(axis.startswith("r") for axis in before.nests[-1].order) and before.stream is None
+            # tiles in order and no more than a worker takes at a time: each part goes to the worker that needs it
+            fits = before.tiles in (tiles, 2 * tiles)
+            if is_sum and fits and before.predicted_seconds > unhurried:
+                result[earlier] = replace(before, warms=weights)
+                break
     return result
 
 
