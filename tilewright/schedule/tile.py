@@ -160,8 +160,11 @@ def _least_seconds(
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
     """A step's tile reads its own part of what was computed before the Scan: where tiles are cut otherwise, most of
-    that was written by another unit, and is fetched from its cache."""
+    that was written by another unit, and is fetched from its cache. A map has its own reasons for a cut: what it reads
+    was written by some unit too."""
     target = context.target
+    if not is_contraction(root):
+        return 0.0
     apart: Size = False
     for dimension in context.stepped.get(root.tensor, frozenset()):
         axis = root.axes[dimension]
