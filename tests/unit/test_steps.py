@@ -160,7 +160,8 @@ def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
 
 def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:
     """Cut along the steps instead, it would be fetched from the other unit's cache at every second step."""
-    made = build(load(recurrence("LSTM", hidden=256, steps=100, inputs=256), {}), two_units(), Options(stop_after="plan"))
+    model = recurrence("LSTM", hidden=256, steps=100, inputs=256)
+    made = build(load(model, {}), two_units(), Options(stop_after="plan"))
     assert made.plan is not None
     projection, step = made.plan.kernels[0], made.plan.kernels[1]
     assert step.scan is not None and (projection.tile, step.tile) == ((("o3", 128),), (("o1", 128),))
