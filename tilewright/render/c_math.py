@@ -3,7 +3,8 @@ uses them; a single element is a lane of the narrowest vector, so that a tail is
 
 Each is a minimax polynomial on a reduced range, at most 4 ulp from the exact result for every argument, denormals,
 infinities and NaN included (an exhaustive test holds this), without branches except where sin and cos meet a very
-large argument. Polynomials are split in two so that more of them runs at once: the functions are bound by latency.
+large argument. Polynomials are split in two so that more of them runs at once: the time an operation waits for the one
+before it counts as well as their number.
 Nothing relies on a fused multiply-add: where a product must be exact, its factors are short or doubles.
 A division stays one: it runs beside the multiply-adds, and iterating from an estimate would take their slots.
 
@@ -74,8 +75,8 @@ static inline $V tw_sign_$V($V x) {
     return tw_select_$V(x != x, x, y);
 }
 """),
-    # 2^2k e^r, |r| <= ln2. 127 in t makes 2^k one shift; applied twice, results below 2^-126 come out denormal, and those
-    # beyond the largest number infinite.
+    # 2^2k e^r, |r| <= ln2. The 127 in t makes 2^k one shift; applied twice, results below 2^-126 come out denormal, and
+    # those beyond the largest number infinite. NaN stays NaN.
     "exp": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_exp_$V($V x) {
     $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
@@ -155,8 +156,8 @@ static inline $V tw_erf_$V($V x) {
     return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
 """),
-    # p / (p + e), p / q = e^r, e = q 2^n. Both are about 2^-32, so that e is a number for every c, and small results come
-    # out of the division as denormals.
+    # 1 / (1 + e^-c) as p / (p + e), where e^-c = 2^n q / p. p and q are about 2^-32, so that e is a normal number for
+    # every c, and small results come out of the division as denormals. Where c is NaN p is, whatever e may be.
     "sigmoid": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_sigmoid_$V($V x) {
     $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
@@ -325,8 +326,16 @@ static inline $V tw_{name}_$V($V x) {{
 }  # fmt: skip
 
 
-def _pair(text: str) -> str:
-    """The function for two arguments at once: every line of its body for one, then for the other.
+MOST_TOGETHER = 4
+
+
+def together(name: str, count: int) -> str:
+    """The name of the function for so many arguments at once."""
+    return f"{name}_{count}"
+
+
+def _together(text: str, count: int) -> str:
+    """The function for several arguments at once: every line of its body for one, then for the next.
 
     Compilers are told to keep to the order of the text, since theirs costs registers where sums are kept in them.
     """
@@ -334,14 +343,20 @@ def _pair(text: str) -> str:
     start = re.fullmatch(r"static inline \$V (\w+)_\$V\(\$V x\) {", head)
     assert start is not None
     local = {"x", *re.findall(r"^ +\$[VI] (\w+) =", text, re.MULTILINE)}
-    lines = [f"static inline void {start[1]}_pair_$V($V x_0, $V x_1, $V *result_0, $V *result_1) {{"]
+    parameters = ", ".join([f"$V x_{i}" for i in range(count)] + [f"$V *result_{i}" for i in range(count)])
+    # as a call of its own it would take its arguments through memory
+    lines = ["static inline __attribute__((always_inline)) void", f"{together(start[1], count)}_$V({parameters}) {{"]
     names = re.compile(rf"\b({'|'.join(sorted(local))})\b")
     for line in body:
-        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in (0, 1)]
+        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in range(count)]
     return "\n".join(("", *lines, "}", ""))
 
 
-_TEXT |= {f"{name}_pair": (_TEXT[name][0], _pair(_TEXT[name][1])) for name in sorted(CHAINS)}
+_TEXT |= {
+    together(name, count): (_TEXT[name][0], _together(_TEXT[name][1], count))
+    for name in sorted(CHAINS)
+    for count in range(2, MOST_TOGETHER + 1)
+}
 
 FUNCTIONS = frozenset(_TEXT)
 # Every machine has vectors of four, and compilers move a single lane to and from integers more slowly than four.

@@ -1,7 +1,9 @@
-"""Finds calls of vector mathematics from register to register, which are written in pairs."""
+"""Finds calls of vector mathematics from register to register, which are written as one where they stand together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from tilewright.ir import dtypes
@@ -16,6 +18,17 @@ class RegisterCall(NamedTuple):
     argument: str  # the register
     result: str
     lanes: int
+
+
+def calls_together(body: Sequence[Stmt]) -> list[RegisterCall]:
+    """The calls of one function that the statements begin with."""
+    calls: list[RegisterCall] = []
+    for call in takewhile(lambda c: c is not None, map(register_call, body)):
+        assert call is not None
+        if calls and (call.name, call.lanes) != (calls[0].name, calls[0].lanes):
+            break
+        calls.append(call)
+    return calls
 
 
 def register_call(stmt: Stmt) -> RegisterCall | None:
