@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from tilewright.ir import dtypes
@@ -23,9 +22,9 @@ class RegisterCall(NamedTuple):
 def calls_together(body: Sequence[Stmt]) -> list[RegisterCall]:
     """The calls of one function that the statements begin with."""
     calls: list[RegisterCall] = []
-    for call in takewhile(lambda c: c is not None, map(register_call, body)):
-        assert call is not None
-        if calls and (call.name, call.lanes) != (calls[0].name, calls[0].lanes):
+    for stmt in body:
+        call = register_call(stmt)
+        if call is None or (calls and (call.name, call.lanes) != (calls[0].name, calls[0].lanes)):
             break
         calls.append(call)
     return calls
