@@ -11,8 +11,8 @@ from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import elements
+from tilewright.lower.chains import join_calls
 from tilewright.lower.memory import arena, scratch
-from tilewright.lower.pairs import pair_calls
 from tilewright.lower.unroll import unroll
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
@@ -41,7 +41,8 @@ _CACHE_BYTES = 4 << 30
 
 def render(loops: LoopProgram, target: Target, dialect: str = "c") -> dict[str, str]:
     """C source of every distinct kernel."""
-    return {k.name: render_kernel(pair_calls(unroll(k)), scratch(k)[0], dialect) for k in loops.kernels}
+    most = target.calls_together
+    return {k.name: render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect) for k in loops.kernels}
 
 
 def load(

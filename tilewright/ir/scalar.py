@@ -140,6 +140,6 @@ _ROWS = [
 
 OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 
-# Functions that machines compute as one chain of dependent operations, the same for every argument: two of them run
-# side by side in little more than the time of one.
+# Functions that machines compute as one chain of dependent operations, the same for every argument: several run side
+# by side in little more than the time of one.
 CHAINS = frozenset({"exp", "log", "tanh", "erf", "sigmoid"})

@@ -30,8 +30,8 @@ from tilewright.ir.loops import (
 from tilewright.ir.simplify import simplify
 from tilewright.render import c_bytes, c_convert, c_math, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
+from tilewright.render.c_chains import RegisterCall, calls_together
 from tilewright.render.c_expressions import CExpressions
-from tilewright.render.c_pairs import register_call
 from tilewright.render.c_scope import Scope
 from tilewright.render.c_text import (
     TYPES,
@@ -110,8 +110,10 @@ class CKernel(CExpressions):
     def block(self, body: tuple[Stmt, ...]) -> None:
         position = 0
         while position < len(body):
-            if position + 1 < len(body) and self.pair(body[position], body[position + 1]):
-                position += 2
+            calls = calls_together(body[position : position + c_math.MOST_TOGETHER])
+            if len(calls) > 1:
+                self.call_together(calls)
+                position += len(calls)
                 continue
             together = c_bytes.side_by_side(body[position : position + c_bytes.MOST])
             if len(together) > 1:
@@ -120,16 +122,11 @@ class CKernel(CExpressions):
                 self.statement(body[position])
             position += max(1, len(together))
 
-    def pair(self, first: Stmt, second: Stmt) -> bool:
-        """Two calls of one function that stand together are written as one; whether these were."""
-        calls = register_call(first), register_call(second)
-        if calls[0] is None or calls[1] is None or calls[0].name != calls[1].name or calls[0].lanes != calls[1].lanes:
-            return False
-        name, lanes = calls[0].name, whole_vector(calls[0].lanes)
-        self.used_math.setdefault((dtypes.float32.name, lanes), set()).add(f"{name}_pair")
-        arguments = ", ".join([c.argument for c in calls if c] + [f"&{c.result}" for c in calls if c])
-        self.emit(f"tw_{name}_pair_{vector_name(dtypes.float32, lanes)}({arguments});")
-        return True
+    def call_together(self, calls: list[RegisterCall]) -> None:
+        name, lanes = c_math.together(calls[0].name, len(calls)), whole_vector(calls[0].lanes)
+        self.used_math.setdefault((dtypes.float32.name, lanes), set()).add(name)
+        arguments = ", ".join([c.argument for c in calls] + [f"&{c.result}" for c in calls])
+        self.emit(f"tw_{name}_{vector_name(dtypes.float32, lanes)}({arguments});")
 
     def store_bytes(self, together: list[For]) -> None:
         """One store of what several vectors hold."""

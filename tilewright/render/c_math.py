@@ -3,7 +3,8 @@ uses them; a single element is a lane of the narrowest vector, so that a tail is
 
 Each is a minimax polynomial on a reduced range, at most 4 ulp from the exact result for every argument, denormals,
 infinities and NaN included (an exhaustive test holds this), without branches except where sin and cos meet a very
-large argument. Polynomials are split in two so that more of them runs at once: the functions are bound by latency.
+large argument. Polynomials are split in two so that more of them runs at once: the time an operation waits for the one
+before it counts as well as their number.
 Nothing relies on a fused multiply-add: where a product must be exact, its factors are short or doubles.
 A division stays one: it runs beside the multiply-adds, and iterating from an estimate would take their slots.
 
@@ -16,21 +17,6 @@ import re
 from string import Template
 
 from tilewright.ir.scalar import CHAINS
-
-# e^a = 2^n e^r, |r| <= ln2/2, for -104 <= a <= 89. The 254 added to n makes both halves of 2^n one shift each; applied
-# one after the other, results below 2^-126 come out denormal. NaN stays NaN.
-_EXP_INSIDE = """\
-    $V t = a * 1.44269504f + 12583166.0f;
-    $V k = t - 12583166.0f;
-    $V r = a - k * 0.693359375f;
-    r = r + k * 2.12194440e-4f;
-    $V s = r * r;
-    $V p = 0.0013813161f * s + (0.0083694188f * r + 0.0416684560f);
-    p = p * s + (0.1666651517f * r + 0.4999999404f);
-    p = p * s + (r + 1.0f);
-    $I n = ($I)t;
-    $I h = n >> 1;
-    $V e = p * ($V)(h << 23) * ($V)((n - h) << 23);"""
 
 _X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
 
@@ -68,6 +54,15 @@ static inline $V tw_abs_$V($V x) { return ($V)(($I)x & 0x7fffffff); }
 """),
     "max_constant": (("select",), _extreme_with_constant("max", "<=")),
     "min_constant": (("select",), _extreme_with_constant("min", ">=")),
+    # A multiply-add of Arm overwrites what it adds to: a constant kept in a register is copied first, by the units that
+    # compute. A load takes none of those.
+    "addend": ((), """
+#if $W == 4 && defined(__aarch64__)
+#define tw_addend_$V(c) ({ static const volatile $V _c = {c, c, c, c}; _c; })
+#else
+#define tw_addend_$V(c) (c)
+#endif
+"""),
     "whole_max": (("select",), """
 static inline $V tw_whole_max_$V($V a, $V b) { return tw_select_$V(a > b, a, b); }
 """),
@@ -80,15 +75,26 @@ static inline $V tw_sign_$V($V x) {
     return tw_select_$V(x != x, x, y);
 }
 """),
-    "exp": (("select",), """
+    # 2^2k e^r, |r| <= ln2. The 127 in t makes 2^k one shift; applied twice, results below 2^-126 come out denormal, and
+    # those beyond the largest number infinite. NaN stays NaN.
+    "exp": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_exp_$V($V x) {
-    $V a = x;
-""" + _EXP_INSIDE + """
-    e = ($V)(($I)e & ~(x < -104.0f));
-    return tw_select_$V(x > 89.0f, ($V){} + INFINITY, e);
+    $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
+    c = tw_min_constant_$V(c, ($V){} + 89.0f);
+    $V t = c * 0.72134752f + tw_addend_$V(12583039.0f);
+    $V k = t - 12583039.0f;
+    $V r = c - k * 1.38671875f;
+    r = r + k * 4.24388880e-4f;
+    $V s = r * r;
+    $V p = 1.96289577e-4f * r + tw_addend_$V(0.00141054485f);
+    p = p * s + (0.0083359722f * r + tw_addend_$V(0.0416611992f));
+    p = p * s + (0.166666165f * r + tw_addend_$V(0.500000358f));
+    p = p * s + (r + 1.0f);
+    $V n = ($V)(($I)t << 23);
+    return p * n * n;
 }
 """),
-    "log": (("select",), """
+    "log": (("select", "addend"), """
 static inline $V tw_log_$V($V x) {
     $I tiny = x < 1.17549435e-38f;
     $V y = tw_select_$V(tiny, x * 8388608.0f, x);
@@ -96,10 +102,10 @@ static inline $V tw_log_$V($V x) {
     $V f = ($V)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
     $V k = ($V)((bits >> 23) - (tiny & 23) + 0x4b400000) - 12582912.0f;
     $V s = f * f;
-    $V p = 0.0674578324f * s + (-0.1167499721f * f + 0.1188818812f);
-    p = p * s + (-0.1240569800f * f + 0.1421956271f);
-    p = p * s + (-0.1666799039f * f + 0.2000211775f);
-    p = p * s + (-0.2500000894f * f + 0.3333331347f);
+    $V p = 0.0674578324f * s + (-0.1167499721f * f + tw_addend_$V(0.1188818812f));
+    p = p * s + (-0.1240569800f * f + tw_addend_$V(0.1421956271f));
+    p = p * s + (-0.1666799039f * f + tw_addend_$V(0.2000211775f));
+    p = p * s + (-0.2500000894f * f + tw_addend_$V(0.3333331347f));
     p = p * (f * s) + k * -2.12194440e-4f;
     p = p - 0.5f * s;
     p = p + f;
@@ -109,18 +115,18 @@ static inline $V tw_log_$V($V x) {
     return tw_select_$V(x <= 0.0f, below, p);
 }
 """),
-    # -m / (2 + m), m = e^-2|x| - 1 = 2^n (e^r - 1) + (2^n - 1): exact to the last places also where x is small
-    "tanh": (("select", "abs"), """
+    # -m / (2 + m), m = e^-2|x| - 1 = 2^n (e^-2r - 1) + (2^n - 1): exact to the last places also where x is small. Only
+    # while n is small does the rounding of n ln2/2 count, and then it is rounded little.
+    "tanh": (("select", "abs", "addend", "min_constant"), """
 static inline $V tw_tanh_$V($V x) {
     $V a = tw_abs_$V(x);
-    $V c = tw_select_$V(a > 10.0f, ($V){} + 10.0f, a);
-    $V t = c * -2.88539008f + 12583039.0f;
+    $V c = tw_min_constant_$V(a, ($V){} + 10.0f);
+    $V t = c * -2.88539008f + tw_addend_$V(12583039.0f);
     $V k = t - 12583039.0f;
-    $V r = k * 0.3466796875f + c;
-    r = k * -1.06097220e-4f + r;
+    $V r = k * 0.34657359f + c;
     $V s = r * r;
-    $V p = 0.08812212199f * s + (-0.2677895725f * r + 0.6667103767f);
-    p = p * s + (-1.333321929f * r + 1.999999523f);
+    $V p = 0.08812212199f * s + (-0.2677895725f * r + tw_addend_$V(0.6667103767f));
+    p = p * s + (-1.333321929f * r + tw_addend_$V(1.999999523f));
     p = p * s + -2.0f * r;
     $V n = ($V)(($I)t << 23);
     $V m = p * n + (n - 1.0f);
@@ -130,33 +136,44 @@ static inline $V tw_tanh_$V($V x) {
 """),
     # near 0 an odd polynomial; beyond, 1 - g^8, where g = erfc^(1/8) is smooth enough for a short polynomial, up to
     # where erf is 1
-    "erf": (("select", "abs"), """
+    "erf": (("select", "abs", "addend", "min_constant"), """
 static inline $V tw_erf_$V($V x) {
     $V a = tw_abs_$V(x);
-    $V c = tw_select_$V(a > 4.0f, ($V){} + 4.0f, a);
+    $V c = tw_min_constant_$V(a, ($V){} + 4.0f);
     $V s = c * c;
     $V s2 = s * s;
-    $V p = -5.829478614e-4f * s + 0.004959411919f;
-    p = p * s2 + (-0.02674181014f * s + 0.1128106862f);
-    p = p * s2 + (-0.3761241436f * s + 0.1283791363f);
+    $V p = -5.829478614e-4f * s + tw_addend_$V(0.004959411919f);
+    p = p * s2 + (-0.02674181014f * s + tw_addend_$V(0.1128106862f));
+    p = p * s2 + (-0.3761241436f * s + tw_addend_$V(0.1283791363f));
     $V near = p * c + c;
-    $V g = 1.432728895e-4f * s + (-0.002401351696f * c + 0.01263690367f);
-    g = g * s + (-0.01073800679f * c - 0.06219419464f);
-    g = g * s + (-0.1445770562f * c + 1.000710607f);
+    $V g = 1.432728895e-4f * s + (-0.002401351696f * c + tw_addend_$V(0.01263690367f));
+    g = g * s + (-0.01073800679f * c + tw_addend_$V(-0.06219419464f));
+    g = g * s + (-0.1445770562f * c + tw_addend_$V(1.000710607f));
     g = g * g;
     g = g * g;
-    $V far = 1.0f - g * g;
+    $V far = tw_addend_$V(1.0f) - g * g;
     $V y = tw_select_$V(c < 0.9453125f, near, far);
     return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
 """),
-    # by e^-|x|, which does not overflow: small results come out denormal, not 0
-    "sigmoid": (("select",), """
+    # 1 / (1 + e^-c) as p / (p + e), where e^-c = 2^n q / p. p and q are about 2^-32, so that e is a normal number for
+    # every c, and small results come out of the division as denormals. Where c is NaN p is, whatever e may be.
+    "sigmoid": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_sigmoid_$V($V x) {
-    $V a = ($V)(($I)x | (int)0x80000000);
-""" + _EXP_INSIDE + """
-    e = ($V)(($I)e & ~(a < -104.0f));
-    return tw_select_$V(x < 0.0f, e, ($V){} + 1.0f) / (1.0f + e);
+    $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
+    c = tw_min_constant_$V(c, ($V){} + 60.0f);
+    $V t = c * -1.44269504f + tw_addend_$V(12582912.0f);
+    $V k = t - 12582912.0f;
+    $V r = k * 0.693359375f + c;
+    r = k * -2.12194440e-4f + r;
+    $V s = r * r;
+    $V b = 1.94025546e-12f * s + tw_addend_$V(1.16415322e-10f);
+    $V a = 2.32830647e-11f * s + tw_addend_$V(2.32830644e-10f);
+    b = b * r;
+    $V p = a + b;
+    $V q = a - b;
+    $V e = ($V)(($I)q + (($I)t << 23));
+    return p / (p + e);
 }
 """),
     # x - n pi/2 for |x| >= 2^17: x times the bits of 2/pi that matter, modulo 4, in fixed point
@@ -309,8 +326,16 @@ static inline $V tw_{name}_$V($V x) {{
 }  # fmt: skip
 
 
-def _pair(text: str) -> str:
-    """The function for two arguments at once: every line of its body for one, then for the other.
+MOST_TOGETHER = 4
+
+
+def together(name: str, count: int) -> str:
+    """The name of the function for so many arguments at once."""
+    return f"{name}_{count}"
+
+
+def _together(text: str, count: int) -> str:
+    """The function for several arguments at once: every line of its body for one, then for the next.
 
     Compilers are told to keep to the order of the text, since theirs costs registers where sums are kept in them.
     """
@@ -318,14 +343,20 @@ def _pair(text: str) -> str:
     start = re.fullmatch(r"static inline \$V (\w+)_\$V\(\$V x\) {", head)
     assert start is not None
     local = {"x", *re.findall(r"^ +\$[VI] (\w+) =", text, re.MULTILINE)}
-    lines = [f"static inline void {start[1]}_pair_$V($V x_0, $V x_1, $V *result_0, $V *result_1) {{"]
+    parameters = ", ".join([f"$V x_{i}" for i in range(count)] + [f"$V *result_{i}" for i in range(count)])
+    # as a call of its own it would take its arguments through memory
+    lines = ["static inline __attribute__((always_inline)) void", f"{together(start[1], count)}_$V({parameters}) {{"]
     names = re.compile(rf"\b({'|'.join(sorted(local))})\b")
     for line in body:
-        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in (0, 1)]
+        lines += [names.sub(rf"\1_{copy}", line).replace("return ", f"*result_{copy} = ") for copy in range(count)]
     return "\n".join(("", *lines, "}", ""))
 
 
-_TEXT |= {f"{name}_pair": (_TEXT[name][0], _pair(_TEXT[name][1])) for name in sorted(CHAINS)}
+_TEXT |= {
+    together(name, count): (_TEXT[name][0], _together(_TEXT[name][1], count))
+    for name in sorted(CHAINS)
+    for count in range(2, MOST_TOGETHER + 1)
+}
 
 FUNCTIONS = frozenset(_TEXT)
 # Every machine has vectors of four, and compilers move a single lane to and from integers more slowly than four.

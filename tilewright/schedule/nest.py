@@ -161,13 +161,13 @@ def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -
     return load(node.source, [var(a) for a in axes]) if isinstance(node, Load) and node.source in accumulated else None
 
 
-# in slots of a multiply-add; measured on vectors of four, chains of dependent operations in pairs
+# in slots of a multiply-add; measured on vectors of four, chains of dependent operations in fours
 _HEAVY = {
-    "exp": 32,
-    "log": 45,
-    "tanh": 38,
-    "erf": 42,
-    "sigmoid": 39,
+    "exp": 25,
+    "log": 41,
+    "tanh": 27,
+    "erf": 31,
+    "sigmoid": 25,
     "sin": 68,
     "cos": 68,
     "pow": 200,

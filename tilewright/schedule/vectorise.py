@@ -382,7 +382,7 @@ def _register_tile(
         turned = _turned(nest, vector, context)
         if turned is not None:
             return turned_block(turned, vector, lanes), (turned,)
-        chains = _chains(nest, vector)
+        chains = _chains(nest, vector, context.target)
         if nest.monoid is not None:
             if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.written_out:
                 chains = max(chains, context.target.vector_registers // 2)
@@ -410,15 +410,16 @@ def _row_passes(
     return ((nest.axis_names()[axis], _ROWS_OF_A_PASS),)
 
 
-def _chains(nest: Nest, vector: Axis) -> int:
+def _chains(nest: Nest, vector: Axis, target: Target) -> int:
     """Vectors side by side: reductions need some to hide the latency of adding, light maps to walk whole lines, and
-    functions that are chains of operations a second one to fill the pipes."""
+    functions that are chains of operations others to fill the pipes."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
     fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
     if fills or data_cost(*nest.values) < 12:
         return 4
-    return 2 if any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values)) else 1
+    has_chain = any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values))
+    return target.calls_together if has_chain else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:

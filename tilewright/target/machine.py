@@ -79,6 +79,11 @@ class Target:
         """
         return 2.2 if self.architecture == "x86_64" else 1.5
 
+    @property
+    def calls_together(self) -> int:
+        """Functions of vector mathematics that run side by side, as many as the registers hold with their constants."""
+        return 4 if self.vector_registers >= 32 else 2
+
     def lanes(self, element_bytes: int) -> int:
         return max(1, self.vector_bytes // element_bytes)
 

@@ -1,18 +1,20 @@
-"""Calls of one function in pairs: where they are brought together, where they stay apart, and what they compute."""
+"""Calls of one function side by side: where they are brought together, where they stay apart, and what they compute."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.ir import dtypes
 from tilewright.ir.expr import Axis, Expr, const, load, lt, op, select, var
 from tilewright.ir.interpret_loops import run_kernel
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, LoopProgram, Memory, Stmt, Store, statements
-from tilewright.lower.pairs import pair_calls
+from tilewright.lower.chains import join_calls
 from tilewright.lower.unroll import unroll
 from tilewright.render.c import render_kernel
 
@@ -44,53 +46,61 @@ def run(kernel: Kernel) -> np.ndarray:
     return arrays[OUT]
 
 
-def pairs_in(kernel: Kernel) -> int:
-    return render_kernel(kernel, {}).split("void k(")[1].count("_pair_")
+def joined_in(kernel: Kernel) -> list[int]:
+    """How many calls stand together, in the order of the text."""
+    text = render_kernel(kernel, {}).split("void k(")[1]
+    return [int(count) for count in re.findall(r"tw_[a-z]+_(\d)_v4f32\(", text)]
 
 
-def test_neighbouring_stores_share_a_pair() -> None:
-    lanes = [lane() for _ in range(4)]
+@pytest.mark.parametrize(("most", "found"), [(2, [2, 2, 2, 2]), (3, [3, 3, 2]), (4, [4, 4])])
+def test_neighbouring_stores_run_together(most: int, found: list[int]) -> None:
+    lanes = [lane() for _ in range(8)]
     kernel = written(*((a, read(i, a) * op("sigmoid", read(i, a))) for i, a in enumerate(lanes)))
-    paired = pair_calls(kernel)
-    assert pairs_in(kernel) == 0 and pairs_in(paired) == 2
-    np.testing.assert_array_equal(run(paired), run(kernel))
+    joined = join_calls(kernel, most)
+    assert joined_in(kernel) == [] and joined_in(joined) == found
+    np.testing.assert_array_equal(run(joined), run(kernel))
 
 
-def test_two_calls_of_one_store_are_a_pair_and_a_third_stays_alone() -> None:
+def test_two_calls_of_one_store_run_together_and_a_third_stays_alone() -> None:
     a = lane()
     value = op("tanh", read(0, a)) + op("tanh", read(1, a)) * op("tanh", read(2, a))
-    paired = pair_calls(written((a, value)))
-    text = render_kernel(paired, {}).split("void k(")[1]
-    assert text.count("tw_tanh_pair_") == 1 and text.count("tw_tanh_v4f32(") == 1
-    np.testing.assert_array_equal(run(paired), run(written((a, value))))
+    joined = join_calls(written((a, value)), 2)
+    text = render_kernel(joined, {}).split("void k(")[1]
+    assert joined_in(joined) == [2] and text.count("tw_tanh_v4f32(") == 1
+    np.testing.assert_array_equal(run(joined), run(written((a, value))))
 
 
-def test_calls_inside_calls_pair_from_the_inside() -> None:
+def test_as_many_registers_as_calls_take() -> None:
+    counts = {n: replace(CPU, vector_registers=n).calls_together for n in (16, 32)}
+    assert counts == {16: 2, 32: 4}
+
+
+def test_calls_inside_calls_join_from_the_inside() -> None:
     lanes = [lane(), lane()]
     kernel = written(*((a, op("tanh", op("log", op("exp", read(i, a)) + 1.0))) for i, a in enumerate(lanes)))
-    paired = pair_calls(kernel)
-    assert pairs_in(paired) == 3
-    np.testing.assert_array_equal(run(paired), run(kernel))
+    joined = join_calls(kernel, 4)
+    assert joined_in(joined) == [2, 2, 2]
+    np.testing.assert_array_equal(run(joined), run(kernel))
 
 
 def test_different_functions_and_a_lone_call_stay_as_they_are() -> None:
     a, b = lane(), lane()
     kernel = written((a, op("exp", read(0, a))), (b, op("tanh", read(1, b))))
-    assert pairs_in(pair_calls(kernel)) == 0
+    assert joined_in(join_calls(kernel, 4)) == []
 
 
 def test_a_call_does_not_pass_the_store_it_reads() -> None:
     a, b = lane(), lane()
     kernel = written((a, op("exp", read(0, a))), (b, op("exp", read(0, b, OUT))))
-    paired = pair_calls(kernel)
-    assert pairs_in(paired) == 0
-    np.testing.assert_array_equal(run(paired), run(kernel))
+    joined = join_calls(kernel, 4)
+    assert joined_in(joined) == []
+    np.testing.assert_array_equal(run(joined), run(kernel))
 
 
 def test_a_call_passes_stores_to_other_places() -> None:
     a, b = lane(), lane()
     kernel = written((a, op("exp", read(5, a, OUT))), (b, op("exp", read(6, b, OUT))))
-    assert pairs_in(pair_calls(kernel)) == 1
+    assert joined_in(join_calls(kernel, 4)) == [2]
 
 
 def test_a_call_that_a_condition_makes_safe_stays_behind_it() -> None:
@@ -99,21 +109,21 @@ def test_a_call_that_a_condition_makes_safe_stays_behind_it() -> None:
     values = [select(lt(0, var(i)), op("exp", load(IN, (var(i) - 1, var(a)))), 0.0) for a in lanes]
     rows = [For(a, ForKind.VECTOR, (Store(OUT, (var(i), var(a)), v),)) for a, v in zip(lanes, values, strict=True)]
     kernel = Kernel("k", (IN, OUT), (For(i, ForKind.SERIAL, tuple(rows)),))
-    assert pairs_in(pair_calls(kernel)) == 0
+    assert joined_in(join_calls(kernel, 4)) == []
 
 
 def test_a_call_that_is_safe_in_any_case_runs_in_any_case() -> None:
     lanes = [lane(), lane()]
     kernel = written(*((a, select(lt(read(i, a), 0.0), op("exp", read(i, a)), 0.0)) for i, a in enumerate(lanes)))
-    paired = pair_calls(kernel)
-    assert pairs_in(paired) == 1
-    np.testing.assert_array_equal(run(paired), run(kernel))
+    joined = join_calls(kernel, 4)
+    assert joined_in(joined) == [2]
+    np.testing.assert_array_equal(run(joined), run(kernel))
 
 
 def test_of_calls_on_both_sides_of_a_condition_one_runs() -> None:
     lanes = [lane(), lane()]
     either = [select(lt(read(i, a), 0.0), op("exp", read(i, a)), op("tanh", read(i, a))) for i, a in enumerate(lanes)]
-    assert pairs_in(pair_calls(written(*zip(lanes, either, strict=True)))) == 0
+    assert joined_in(join_calls(written(*zip(lanes, either, strict=True)), 4)) == []
 
 
 def test_registers_of_a_vector_loop_are_kept() -> None:
@@ -128,10 +138,10 @@ def test_registers_of_a_vector_loop_are_kept() -> None:
         )
         body.append(For(a, ForKind.VECTOR, (Alloc(held, stores),)))
     kernel = Kernel("k", (IN, OUT), tuple(body))
-    paired = pair_calls(kernel)
-    assert pairs_in(paired) == 1
-    assert len([s for s in statements(paired.body) if isinstance(s, Alloc) and s.buffer is held]) == 1
-    np.testing.assert_array_equal(run(paired), run(kernel))
+    joined = join_calls(kernel, 4)
+    assert joined_in(joined) == [2]
+    assert len([s for s in statements(joined.body) if isinstance(s, Alloc) and s.buffer is held]) == 1
+    np.testing.assert_array_equal(run(joined), run(kernel))
 
 
 @pytest.mark.parametrize("columns", [7, 8, 13, 40])
@@ -142,7 +152,8 @@ def test_a_function_of_a_product(kernel_cache: Path, function: str, columns: int
     steps = [("MatMul", ["x", "w"], "y", {}), (function, ["y"], "s", {}), ("Mul", ["y", "s"], "z", {})]
     program = programs(model_of(steps, {"x": (11, 19)}, {"z": (11, columns)}, {"w": weight}))["layout"]
     built = lowered(program)
-    assert any("_pair_" in render_kernel(pair_calls(unroll(k)), {}) for k in _without_scratch(built.loops))
+    texts = [render_kernel(join_calls(unroll(k), 4), {}) for k in _without_scratch(built.loops)]
+    assert any(re.search(rf"tw_{function.lower()}_[234]_", text) for text in texts)
     inputs = random_inputs(program)
     exact = evaluated(program, inputs, wide=True)
     assert error(built.natively(inputs, kernel_cache)["z"], exact["z"]) < 1e-6

@@ -1,7 +1,7 @@
-"""Brings calls of one function together in pairs, so that the text of both can alternate.
+"""Brings calls of one function together, so that their text can alternate.
 
-A function of vector mathematics is a chain in which each operation waits for the one before it. A second chain beside
-it fills the pipes; behind it, it is too far away for a processor to find.
+A function of vector mathematics is a chain in which each operation waits for the one before it. Other chains beside it
+fill the pipes; behind it, they are too far away for a processor to find.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, 
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.scalar import CHAINS
 
-_AHEAD = 8  # a partner is looked for in so many statements
+_AHEAD = 16  # calls are looked for in so many statements
 
 
-def pair_calls(kernel: Kernel) -> Kernel:
-    """The same kernel, with calls in pairs. Its UNROLL loops are written out already."""
+def join_calls(kernel: Kernel, most: int) -> Kernel:
+    """The same kernel, with so many calls together at most. Its UNROLL loops are written out already."""
     taken = {b.name for b in kernel.params}
     taken |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
-    return Kernel(kernel.name, kernel.params, _body(kernel.body, taken), kernel.symbols, kernel.step)
+    return Kernel(kernel.name, kernel.params, _body(kernel.body, taken, most), kernel.symbols, kernel.step)
 
 
-def _body(body: Sequence[Stmt], taken: set[str]) -> tuple[Stmt, ...]:
-    inside = tuple(_inside(s, taken) for s in body)
+def _body(body: Sequence[Stmt], taken: set[str], most: int) -> tuple[Stmt, ...]:
+    inside = tuple(_inside(s, taken, most) for s in body)
     if not any(_calls(v.store.value, v.lane) for s in inside for v in _vector_stores(s)):
         return inside
-    return _Straight(inside, taken).statements()
+    return _Straight(inside, taken, most).statements()
 
 
-def _inside(stmt: Stmt, taken: set[str]) -> Stmt:
+def _inside(stmt: Stmt, taken: set[str], most: int) -> Stmt:
     if isinstance(stmt, For) and stmt.kind is not ForKind.VECTOR:
-        return For(stmt.axis, stmt.kind, _body(stmt.body, taken))
+        return For(stmt.axis, stmt.kind, _body(stmt.body, taken, most))
     if isinstance(stmt, If):
-        return If(stmt.condition, _body(stmt.then, taken), _body(stmt.otherwise, taken))
+        return If(stmt.condition, _body(stmt.then, taken, most), _body(stmt.otherwise, taken, most))
     if isinstance(stmt, Alloc):
-        return Alloc(stmt.buffer, _body(stmt.body, taken))
+        return Alloc(stmt.buffer, _body(stmt.body, taken, most))
     return stmt
 
 
@@ -107,10 +107,11 @@ def _is_inside(root: Expr) -> bool:
 class _Straight:
     """A list of statements, its vector loops taken apart into single stores."""
 
-    def __init__(self, body: Sequence[Stmt], taken: set[str]) -> None:
+    def __init__(self, body: Sequence[Stmt], taken: set[str], most: int) -> None:
         self.taken = taken
+        self.most = most
         self.items: list[Stmt | _VectorStore] = []
-        self.registers: dict[Buffer, None] = {}  # of vector loops and of pairs, made around the whole list
+        self.registers: dict[Buffer, None] = {}  # of vector loops and of calls, made around the whole list
         for stmt in body:
             stores = _vector_stores(stmt)
             self.items.extend(stores or [stmt])
@@ -123,21 +124,26 @@ class _Straight:
             if not isinstance(item, _VectorStore):
                 result.append(item)
                 continue
-            while (found := self.partners(position, item)) is not None:
-                result.extend(self.together(item, *found))
+            while len(found := self.side_by_side(position, item)) > 1:
+                result.extend(self.together(found))
             result.append(item.loop())
         wrapped = tuple(result)
         for buffer in reversed(self.registers):
             wrapped = (Alloc(buffer, wrapped),)
         return wrapped
 
-    def partners(self, position: int, item: _VectorStore) -> tuple[Op, _VectorStore, Op] | None:
-        """Two calls of one function, the first of this item and the second of this one or a later."""
+    def side_by_side(self, position: int, item: _VectorStore) -> list[tuple[_VectorStore, Op]]:
+        """Calls of one function, the first of this item and the others of this one or later; none where it has no
+        other."""
         for call in item.calls:
-            for other, partner in self.ahead(position):
-                if partner is not call and partner.op is call.op and other.lane.extent == item.lane.extent:
-                    return call, other, partner
-        return None
+            others = {
+                partner: owner
+                for owner, partner in self.ahead(position)
+                if partner is not call and partner.op is call.op and owner.lane.extent == item.lane.extent
+            }
+            if others:
+                return [(item, call), *((owner, partner) for partner, owner in others.items())][: self.most]
+        return []
 
     def ahead(self, position: int) -> Iterator[tuple[_VectorStore, Op]]:
         """Calls that could run before the item at the position stores its result."""
@@ -150,23 +156,24 @@ class _Straight:
                     yield item, call
             between.append(item.store)
 
-    def together(self, item: _VectorStore, call: Op, other: _VectorStore, partner: Op) -> Iterator[Stmt]:
-        """Arguments into registers, then both calls; the stores read the results."""
-        registers = Buffer(self.fresh(), (4, item.lane.extent), call.dtype, Memory.REGISTER)
+    def together(self, calls: list[tuple[_VectorStore, Op]]) -> Iterator[Stmt]:
+        """Arguments into registers, then the calls; the stores read the results."""
+        first, call = calls[0]
+        count = len(calls)
+        registers = Buffer(self.fresh(), (2 * count, first.lane.extent), call.dtype, Memory.REGISTER)
         self.registers[registers] = None
-        both = ((item, call), (other, partner))
-        for place, (owner, node) in enumerate(both):
+        for place, (owner, node) in enumerate(calls):
             at = (const(place), var(owner.lane))
             yield For(owner.lane, ForKind.VECTOR, (Store(registers, at, node.args[0]),))
-        for place, (owner, node) in enumerate(both):
-            at = (const(place + 2), var(owner.lane))
+        for place, (owner, node) in enumerate(calls):
+            at = (const(place + count), var(owner.lane))
             value = op(node.op.name, load(registers, (const(place), var(owner.lane))))
             yield For(owner.lane, ForKind.VECTOR, (Store(registers, at, value),))
-        for place, (owner, node) in enumerate(both):
-            owner.replace(node, load(registers, (const(place + 2), var(owner.lane))))
+        for place, (owner, node) in enumerate(calls):
+            owner.replace(node, load(registers, (const(place + count), var(owner.lane))))
 
     def fresh(self) -> str:
-        name = next(n for n in (f"pair_{i}" for i in range(len(self.taken) + 1)) if n not in self.taken)
+        name = next(n for n in (f"calls_{i}" for i in range(len(self.taken) + 1)) if n not in self.taken)
         self.taken.add(name)
         return name
 

@@ -1,7 +1,8 @@
-"""Finds calls of vector mathematics from register to register, which are written in pairs."""
+"""Finds calls of vector mathematics from register to register, which are written as one where they stand together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tilewright.ir import dtypes
@@ -16,6 +17,17 @@ class RegisterCall(NamedTuple):
     argument: str  # the register
     result: str
     lanes: int
+
+
+def calls_together(body: Sequence[Stmt]) -> list[RegisterCall]:
+    """The calls of one function that the statements begin with."""
+    calls: list[RegisterCall] = []
+    for stmt in body:
+        call = register_call(stmt)
+        if call is None or (calls and (call.name, call.lanes) != (calls[0].name, calls[0].lanes)):
+            break
+        calls.append(call)
+    return calls
 
 
 def register_call(stmt: Stmt) -> RegisterCall | None:
