@@ -88,7 +88,8 @@ class CpuNest(NestParts):
             return (For(loop, ForKind.SERIAL, inner),)
         if axis is self.vector or self.nest.monoid is None:
             checked = self.nest.elements or self.nest.values
-            parts = cut(extent, axis, checked, self.plan.lanes) if not self.nest.written_out else [extent]
+            whole = axis is not self.vector and bool(self.nest.written_out)
+            parts = [extent] if whole else cut(extent, axis, checked, self.plan.lanes)
             return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
 
