@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
@@ -42,7 +43,8 @@ from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
 from tilewright.schedule.vectorise import is_contraction
 
-_MANY_ROWS = 7
+_MANY_ROWS = 7  # of a register tile, each a stream of its own
+_SHORT_SUM = 48
 
 
 class CpuNest(NestParts):
@@ -141,8 +143,6 @@ class CpuNest(NestParts):
         return var(loop) + (var(self.turning) % 2) * (trips - 1 - 2 * var(loop))
 
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
-        if is_contraction(self.nest) and not self.unrolled_reduction:
-            blocked = self._in_register_order(blocked)
         values = dict(env)
         unrolled: list[Axis] = []
         sources: dict[Axis, Axis] = {}
@@ -166,22 +166,12 @@ class CpuNest(NestParts):
             return self._stores(block, {}, rows)
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
-        return self._reduce(block, self.nest.monoid)
-
-    def _in_register_order(
-        self, blocked: Sequence[tuple[Axis, Piece, Expr]]
-    ) -> Sequence[tuple[Axis, Piece, Expr]]:
-        """Rows outside: one broadcast at a time then waits in a register, and accumulators find room. Where rows are
-        read as vectors and few, vectors outside: gcc copies accumulators in one of the two orders, which costs 4 to
-        20% on a Neoverse N1, and up to six rows it is the other one."""
-        if self.vector not in self.nest.axes or len(blocked) < 2:
-            return blocked
-        few = self.plan.row_lanes > 1 and all(p.size < _MANY_ROWS for a, p, _ in blocked if a is not self.vector)
-        return sorted(blocked, key=lambda part: (part[0] is self.vector) is not few)
+        across = next((u for u, a in sources.items() if a is self.vector), None)
+        return self._reduce(block, self.nest.monoid, across)
 
     # --- reduction with the vector along an output axis
 
-    def _reduce(self, block: Block, monoid: Monoid) -> tuple[Stmt, ...]:
+    def _reduce(self, block: Block, monoid: Monoid, across: Axis | None) -> tuple[Stmt, ...]:
         states = self._states(monoid, block.shape, "acc")
         conditions, elements = self._guards(monoid, block)
         starts = self._initial(monoid, block.env)
@@ -189,7 +179,24 @@ class CpuNest(NestParts):
         end = self._stores(block, self._results(monoid, states, block.index))
         if self.passes is not None:
             begin, end = self._in_passes(self.passes, block, states[0], begin, end)
-        return _alloc(states, [*begin, *self._reduce_loops(0, block, states, monoid, elements, conditions), *end])
+        ordered = block if across is None else self._register_order(block, across)
+        return _alloc(states, [*begin, *self._reduce_loops(0, ordered, states, monoid, elements, conditions), *end])
+
+    def _register_order(self, block: Block, across: Axis) -> Block:
+        """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
+
+        Where rows are read as vectors and are few, vector after vector: gcc copies accumulators in one of the two
+        orders, which costs 4 to 20% on a Neoverse N1, and up to six rows that is the first one. Short sums and long
+        epilogues hide that, and lose some percent by another order than that of their stores."""
+        rows = tuple(a for a in block.unrolled if a is not across)
+        by_lane = self.plan.row_lanes > 1
+        if not rows or self.unrolled_reduction or not is_contraction(self.nest):
+            return block
+        steps = prod(extent_of(a.extent) for a in self.nest.reduce_axes)
+        if by_lane and (steps < _SHORT_SUM or heavy(*self.nest.values)):
+            return block
+        few = by_lane and prod(extent_of(a.extent) for a in rows) < _MANY_ROWS
+        return replace(block, walk=(across, *rows) if few else (*rows, across))
 
     def _in_passes(
         self, passes: Axis, block: Block, state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...]
