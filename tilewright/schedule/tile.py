@@ -396,10 +396,13 @@ def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
 
 
 def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
-    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given."""
+    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
+    constant does so with all others, since they are read between two uses of it."""
     size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
     target = context.target
     if size <= target.tile_level.capacity // 2:
         return target.tile_level
     outer = target.outer
+    if tensor in context.constants:
+        size = context.weights
     return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

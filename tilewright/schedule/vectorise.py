@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
@@ -43,6 +45,11 @@ class NestContext:
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
     memo: Memo = field(default_factory=Memo)
     served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
+        return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
