@@ -77,6 +77,9 @@ class CpuNest(NestParts):
         extent = self.ranges[axis]
         if self.run and axis is self.run[0]:
             return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
+        if axis in self.nest.written_out and axis not in self.register and static(extent.count) == axis.extent:
+            steps = [{**env, axis: const(place)} for place in range(extent_of(axis.extent))]
+            return tuple(s for step in steps for s in self._output_loops(depth + 1, step, blocked))
         if axis not in self.register:
             count = extent.count
             if static(count) == 1:

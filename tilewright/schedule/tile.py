@@ -175,7 +175,7 @@ def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Nu
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
-        unit = min(register.get(names[axis], 1), extent)
+        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
         sizes = {extent}
         size = unit
         while size < extent:

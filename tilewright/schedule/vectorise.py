@@ -20,6 +20,7 @@ from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
+from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
@@ -32,6 +33,7 @@ _WINDOW = 7  # steps along a window that is written out, where nothing is multip
 _WHOLE_WINDOW = 16  # the same over several axes
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
+_LINE = 16  # elements that fill a cache line
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
@@ -384,6 +386,8 @@ def _register_tile(
     if not is_contraction(nest):
         extent = extent_of(vector.extent)
         if nest.written_out:
+            if writes_streams(nest.written_out, *nest.values):
+                return {vector: lanes * max(1, min(_LINE // lanes, extent // lanes))}, ()
             return {**nest.written_out, vector: lanes}, ()
         turned = _turned(nest, vector, context)
         if turned is not None:
