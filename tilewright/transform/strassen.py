@@ -21,6 +21,7 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Var, add, const, eq, is_
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.transform.layout import split_constants
 from tilewright.transform.winograd import Predict
 
 Signs = dict[tuple[int, int], int]
@@ -43,7 +44,7 @@ RESULT: dict[tuple[int, int], dict[int, int]] = {
 }
 PRODUCTS = len(DATA)
 
-_WORTH = 0.96  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
+_WORTH = 0.97  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
 # What is saved an element that the sums move: a product of fewer sums or columns does not pay anywhere.
 _LEAST_DEPTH = 90
 _LEAST_ROWS = 32  # of which half fill a register tile a few times
@@ -251,6 +252,7 @@ def _extent(axis: Axis) -> int:
 
 def choose_products(program: Program, predict: Predict) -> Program:
     """The Program with every product rewritten whose seven parts are predicted to pay."""
+    given, program = program, split_constants(program)  # as it will be: gates of a recurrence are an axis of their own then
     names = {t.name for t in program.tensors()}
     known: dict[Hashable, Tensor] = {}
     chosen: dict[Hashable, Seconds | None] = {}
@@ -277,8 +279,8 @@ def choose_products(program: Program, predict: Predict) -> Program:
         constants[fast.weights] = fast.transformed(program.constants[found.weight.source])
         if fast.staged:
             staged[fast.summed] = None
-    if len(computes) == len(program.computes):
-        return program
+    if not counts:
+        return given
     remarks = (*program.remarks, *(_remark(seconds, count) for seconds, count in counts.items()))
     return without_dead(replace(program, computes=tuple(computes), constants=constants, layouts=layouts,
                                 staged=tuple(staged), remarks=remarks))  # fmt: skip
