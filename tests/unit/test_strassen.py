@@ -161,7 +161,8 @@ def test_other_sums_stay_as_they_are(kind: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_narrow_numbers_stay_as_they_are() -> None:
-    made = tilewright.compile(layer((256, 1024), (1024, 1024)), options=Options(precision="bfloat16", stop_after="algorithm"))
+    options = Options(precision="bfloat16", stop_after="algorithm")
+    made = tilewright.compile(layer((256, 1024), (1024, 1024)), options=options)
     assert made.artifact.program is not None
     assert not any("strassen" in t.name for t in made.artifact.program.tensors())
 

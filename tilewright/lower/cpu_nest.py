@@ -41,7 +41,6 @@ from tilewright.lower.rows import places, range_of
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
-from tilewright.schedule.vectorise import is_contraction
 
 _MANY_ROWS = 7  # of a register tile, each a stream of its own
 _SHORT_SUM = 48
@@ -193,7 +192,7 @@ class CpuNest(NestParts):
         epilogues hide that, and lose some percent by another order than that of their stores."""
         rows = tuple(a for a in block.unrolled if a is not across)
         by_lane = self.plan.row_lanes > 1
-        if not rows or self.unrolled_reduction or not is_contraction(self.nest):
+        if not rows or self.unrolled_reduction or len(loads(*self.nest.elements)) < 2:
             return block
         steps = prod(extent_of(a.extent) for a in self.nest.reduce_axes)
         if by_lane and (steps < _SHORT_SUM or heavy(*self.nest.values)):
