@@ -44,7 +44,7 @@ RESULT: dict[tuple[int, int], dict[int, int]] = {
 }
 PRODUCTS = len(DATA)
 
-_WORTH = 0.97  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
+_WORTH = 0.96  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
 # What is saved an element that the sums move: a product of fewer sums or columns does not pay anywhere.
 _LEAST_DEPTH = 90
 _LEAST_ROWS = 32  # of which half fill a register tile a few times
