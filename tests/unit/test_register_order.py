@@ -27,7 +27,8 @@ AVX512 = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sap
 def kernel(target: Target, rows: int, vectors: int, rows_inside: bool) -> Kernel:
     """A product of 48 rows, 128 sums and 96 columns with that register tile."""
     weights = {"w": np.ones((128, 96), np.float32)}
-    program = programs(model_of([("MatMul", ["x", "w"], "y", {})], {"x": (48, 128)}, {"y": (48, 96)}, weights))["layout"]
+    model = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (48, 128)}, {"y": (48, 96)}, weights)
+    program = programs(model)["layout"]
     plan = make_plan(program, target, "none")
     chosen = plan.kernels[0]
     variants = variants_of(chosen, plan_nests(chosen, all_computes(program)), program, plan, target)
@@ -69,4 +70,4 @@ def test_broadcasts_come_one_at_a_time(rows_inside: bool) -> None:
 def test_rows_read_as_vectors_go_by_their_number(rows: int, vectors: int, first: str, rows_inside: bool) -> None:
     orders = [o for o in unrolled_around_sums(kernel(CPU, rows, vectors, rows_inside).body) if {"i0_u", "i1_u"} <= {*o}]
     assert orders
-    assert all([a for a in o if a in ("i0_u", "i1_u")][0] == first for o in orders)
+    assert all(next(a for a in o if a in ("i0_u", "i1_u")) == first for o in orders)
