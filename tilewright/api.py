@@ -85,6 +85,7 @@ def compile(
     precision: str | None = None,
     schedule: str | None = None,
     convolution: str | None = None,
+    contraction: str | None = None,
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
@@ -107,6 +108,7 @@ def compile(
         "precision": precision,
         "schedule": schedule,
         "convolution": convolution,
+        "contraction": contraction,
         "fallback": fallback,
         "tune": tune,
     }

@@ -151,23 +151,24 @@ def machine_code(
     return loops, backend.load(sources, loops, program, plan, target, options, *place)
 
 
-def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None]:
-    """What tells the time of a convolution and of stacked recurrences; None where the model's own way is kept (on
-    GPUs no other is known to pay)."""
+def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None, Predict | None]:
+    """What tells the time of a convolution, a product and stacked recurrences; None where the model's own way is kept
+    (on GPUs no other is known to pay)."""
     if target.kind != "cpu":
-        return None, None
+        return None, None, None
 
     # without joining: what that gains an algorithm is not known before its neighbours are
     apart = "none" if options.schedule == "none" else "register"
 
-    def convolution(program: Program) -> float:
+    def alone(program: Program) -> float:
         return predicted_seconds(program, target, apart, memo)
 
     def recurrence(program: Program) -> float:
         # the computes of a step have their neighbours beside them
         return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
-    return None if options.convolution == "direct" else convolution, recurrence
+    convolution = None if options.convolution == "direct" else alone
+    return convolution, None if options.contraction == "direct" else alone, recurrence
 
 
 def _backend(target: Target) -> Any:

@@ -16,7 +16,7 @@ from rich.console import Console
 from tilewright.api import Array, Model, Port, compile
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
-from tilewright.options import CONVOLUTIONS, FALLBACKS, SCHEDULES, TARGETS, Options
+from tilewright.options import CONTRACTIONS, CONVOLUTIONS, FALLBACKS, SCHEDULES, TARGETS, Options
 
 PIPE_WIDTH = 240
 
@@ -63,6 +63,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="auto: Winograd's algorithms where they are predicted to save time (default); direct: never",
     )
     group.add_argument(
+        "--contraction",
+        choices=CONTRACTIONS,
+        help="auto: Strassen's algorithm where it is predicted to save time (default); direct: never",
+    )
+    group.add_argument(
         "--fallback",
         choices=FALLBACKS,
         help="an operator without native code: error refuses the model and names the node",
@@ -101,6 +106,7 @@ def compile_model(arguments: argparse.Namespace) -> Model:
             precision=arguments.precision,
             schedule=arguments.schedule,
             convolution=arguments.convolution,
+            contraction=arguments.contraction,
             fallback=arguments.fallback,
             tune_seconds=arguments.tune,
             dump=arguments.dump,

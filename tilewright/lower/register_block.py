@@ -30,6 +30,7 @@ class Block:
     unrolled: tuple[Axis, ...]
     lane: Axis | None
     starts: dict[Axis, int] = field(default_factory=dict)  # unrolled axes that begin inside the accumulators
+    walk: tuple[Axis, ...] = ()  # the unrolled axes in the order they are written out; empty: as they stand
 
     def without(self, axis: Axis, first: bool) -> Block:
         """The block less its first or last position along an unrolled axis."""
@@ -37,14 +38,14 @@ class Block:
         start = 1 if first else 0
         moved = {axis: var(shorter) + start}
         env = {a: simplify(substitute(v, moved)) for a, v in self.env.items()}
-        unrolled = tuple(shorter if a is axis else a for a in self.unrolled)
-        return Block(env, unrolled, self.lane, {**self.starts, shorter: start})
+        unrolled, walk = (tuple(shorter if a is axis else a for a in axes) for axes in (self.unrolled, self.walk))
+        return Block(env, unrolled, self.lane, {**self.starts, shorter: start}, walk)
 
     def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
         body: tuple[Stmt, ...] = inner
         if self.lane is not None:
             body = (For(self.lane, ForKind.VECTOR, body),)
-        for axis in reversed(self.unrolled):
+        for axis in reversed(self.walk or self.unrolled):
             body = (For(axis, ForKind.UNROLL, body),)
         return body
 

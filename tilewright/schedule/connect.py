@@ -145,20 +145,20 @@ class Connector:
                 saved = sum(apart) - choice.seconds
                 together = f"{microseconds(choice.seconds)} us against {microseconds(*apart)} us apart"
                 self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
-                if saved > max(gain, self._least_gain(feeder, choice) * choice.seconds):
+                if saved > max(gain, self._least_gain(feeder, group, choice) * choice.seconds):
                     best, gain = Group(merged, choice), saved
             if best is None:
                 return
             for member in best.nests:
                 groups[member] = best
 
-    def _least_gain(self, feeder: Group, joined: Choice) -> float:
-        """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step."""
+    def _least_gain(self, feeder: Group, group: Group, joined: Choice) -> float:
+        """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step. A copy that
+        is stored all the same gains no more than a meeting."""
         if self.repeated and feeder.choice is not None and joined.tiles == feeder.choice.tiles:
             return 0.0
-        over_weights = any(
-            is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in feeder.nests
-        )
+        nests = [*feeder.nests, *(group.nests if feeder.nests[-1].tensor in self.context.staged else ())]
+        over_weights = any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
         return _LEAST_GAIN if over_weights else 0.0
 
     def _cyclic(self, merged: Sequence[Nest], producer: Mapping[Tensor, Nest], groups: Mapping[Nest, Group]) -> bool:

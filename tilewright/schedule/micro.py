@@ -32,7 +32,7 @@ _CROWDED = 2.0  # times a line comes again that is thrown out before it is used 
 _RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
 _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
-_ROWS_EXPOSED = 0.3  # the same for as many streams as the register tile has rows: the prefetcher follows few
+_ROWS_EXPOSED = 0.1  # the same for as many streams as the register tile has rows: the prefetcher follows few
 _DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
 _FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
 

@@ -8,7 +8,23 @@ from functools import cached_property
 from math import prod
 
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, load, loads, rewrite, substitute, var, walk
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    axes_of,
+    is_op,
+    load,
+    loads,
+    replace_nodes,
+    rewrite,
+    substitute,
+    var,
+    walk,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.outline import Outline, outline
@@ -45,10 +61,14 @@ class Nest:
         return outline(self.axes, self.reduce_axes, self.monoid, expressions, (self.accumulated, self.stores))
 
     def block_counts(self) -> tuple[int, int, int]:
-        """Operations, reads and checks of one block of the axes written out, what is common counted once."""
+        """Operations, reads and checks of one block of the axes written out, what is common counted once. Where an
+        axis is cut between two formulas, every block has one of them."""
         values = positions(self.written_out, *self.values)
-        checks = sum(1 for n in walk(*values) if isinstance(n, Op) and n.op.name == "select")
-        return data_cost(*values), len(loads(*values)), checks
+        found = [n for n in walk(*values) if isinstance(n, Op) and n.op.name == "select" and _cuts(n.args[0])]
+        ends = [n for n in found if n.args[0] is found[0].args[0]]
+        sides = [[replace_nodes(v, {n: n.args[side] for n in ends}) for v in values] for side in (1, 2)]
+        first, second = (_counts(side) for side in sides)
+        return (first[0] + second[0]) // 2, (first[1] + second[1]) // 2, (first[2] + second[2]) // 2
 
     def axis_names(self) -> dict[Axis, str]:
         names = {a: f"o{i}" for i, a in enumerate(self.axes)}
@@ -86,6 +106,16 @@ class Nest:
             met = [set(axes_of(*(n.indices[d] for n in nodes))) for d in range(tensor.rank)]
             found[tensor] = frozenset(d for d, axes in enumerate(met) if axes and not axes & own)
         return found
+
+
+def _cuts(condition: Expr) -> bool:
+    """Whether a condition holds up to some place along an axis: loops are cut there."""
+    return is_op(condition, "lt") and isinstance(condition.args[0], Var) and isinstance(condition.args[1], Const)
+
+
+def _counts(values: Sequence[Expr]) -> tuple[int, int, int]:
+    checks = sum(1 for n in walk(*values) if isinstance(n, Op) and n.op.name == "select")
+    return data_cost(*values), len(loads(*values)), checks
 
 
 def period(nest: Nest, axis: Axis) -> int | None:

@@ -194,7 +194,7 @@ def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Nu
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
-        unit = min(register.get(names[axis], 1), extent)
+        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
         sizes = {extent}
         size = unit
         while size < extent:
@@ -415,10 +415,13 @@ def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
 
 
 def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
-    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given."""
+    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
+    constant does so with all others, since they are read between two uses of it."""
     size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
     target = context.target
     if size <= target.tile_level.capacity // 2:
         return target.tile_level
     outer = target.outer
+    if tensor in context.constants:
+        size = context.weights
     return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

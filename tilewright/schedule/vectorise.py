@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
@@ -18,6 +20,7 @@ from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
+from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
@@ -30,6 +33,7 @@ _WINDOW = 7  # steps along a window that is written out, where nothing is multip
 _WHOLE_WINDOW = 16  # the same over several axes
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
+_LINE = 16  # elements that fill a cache line
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
@@ -44,6 +48,11 @@ class NestContext:
     memo: Memo = field(default_factory=Memo)
     served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
+        return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
@@ -378,6 +387,8 @@ def _register_tile(
     if not is_contraction(nest):
         extent = extent_of(vector.extent)
         if nest.written_out:
+            if writes_streams(nest.written_out, *nest.values):
+                return {vector: lanes * max(1, min(_LINE // lanes, extent // lanes))}, ()
             return {**nest.written_out, vector: lanes}, ()
         turned = _turned(nest, vector, context)
         if turned is not None:

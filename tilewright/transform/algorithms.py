@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from tilewright.ir.compute import Program
+from tilewright.transform.strassen import choose_products
 from tilewright.transform.wavefront import choose_orders
 from tilewright.transform.winograd import Predict, choose_convolutions
 
 
-def choose_algorithms(program: Program, convolutions: Predict | None, recurrences: Predict | None) -> Program:
-    """The Program with convolutions by Winograd's algorithms and stacked recurrences as wavefronts, where that is
-    predicted to pay; None, in the place of what predicts the time of either, leaves them as they are."""
+def choose_algorithms(
+    program: Program, convolutions: Predict | None, products: Predict | None, recurrences: Predict | None
+) -> Program:
+    """The Program with convolutions by Winograd's algorithms, products by Strassen's and stacked recurrences as
+    wavefronts, where that is predicted to pay; None, in the place of what predicts the time of any, leaves them as
+    they are."""
     if convolutions is not None:
         program = choose_convolutions(program, convolutions)
-    return program if recurrences is None else choose_orders(program, recurrences)
+    if recurrences is not None:
+        program = choose_orders(program, recurrences)
+    return program if products is None else choose_products(program, products)

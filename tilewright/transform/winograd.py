@@ -376,7 +376,9 @@ def _least_work(found: Sliding, m: int) -> float:
 
 
 def _alone(found: Sliding, computes: Sequence[Compute], weight: Tensor, program: Program) -> Program:
-    """A Program of one convolution, its data and result stored as they will be: channels innermost."""
+    """A Program of one convolution, its data and result stored as they will be: channels innermost.
+
+    It keeps the constants of all others: that they are read in between decides where its own come from."""
     data, result = found.data.source, found.reduce.outputs[0]
     inner = [d for d, i in enumerate(found.data.indices) if isinstance(i, Var) and i.axis in found.channels]
     last = found.reduce.axes.index(found.outputs)
@@ -386,7 +388,7 @@ def _alone(found: Sliding, computes: Sequence[Compute], weight: Tensor, program:
     if result not in program.outputs:
         layouts[result] = Layout.permuted((*(d for d in range(result.rank) if d != last), last))
     values = np.broadcast_to(np.float32(0), tuple(int(e) for e in weight.shape))  # type: ignore[arg-type]
-    return Program((data,), (result,), tuple(computes), {weight: values}, layouts)
+    return Program((data,), (result,), tuple(computes), {**program.constants, weight: values}, layouts)
 
 
 def _shape_of(found: Sliding, program: Program) -> Hashable:

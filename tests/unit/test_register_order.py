@@ -1,0 +1,73 @@
+"""The order of a register tile's multiply-adds: it decides what waits in registers, whatever loops stand around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewright.target
+from tests.cpu_stages import CPU, model_of, programs
+from tilewright import backend_cpu
+from tilewright.ir.compute import all_computes
+from tilewright.ir.expr import walk
+from tilewright.ir.loops import For, ForKind, Kernel, Stmt, Store
+from tilewright.lower.kernel import plan_nests
+from tilewright.lower.program import lower_program
+from tilewright.schedule.candidates import feasible_plans
+from tilewright.schedule.planner import make_plan
+from tilewright.schedule.variants import variants_of
+from tilewright.target import Target, machine
+
+AVX512 = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"))
+
+
+def kernel(target: Target, rows: int, vectors: int, rows_inside: bool) -> Kernel:
+    """A product of 48 rows, 128 sums and 96 columns with that register tile."""
+    weights = {"w": np.ones((128, 96), np.float32)}
+    model = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (48, 128)}, {"y": (48, 96)}, weights)
+    program = programs(model)["layout"]
+    plan = make_plan(program, target, "none")
+    chosen = plan.kernels[0]
+    variants = variants_of(chosen, plan_nests(chosen, all_computes(program)), program, plan, target)
+    order = ("o1", "o0", "r0") if rows_inside else ("o0", "o1", "r0")
+    lanes = target.lanes(4)
+    wanted = {"o0": rows, "o1": vectors * lanes}
+    nest = next(p for p in feasible_plans(variants.nests[0], variants.context)
+                if dict(p.register) == wanted and p.order == order and not p.cut)  # fmt: skip
+    nest = replace(nest, phase=chosen.nests[0].phase, level=chosen.nests[0].level)
+    made = replace(chosen, nests=(nest,), tile=(("o0", rows), ("o1", vectors * lanes)))
+    layouts = {**dict(plan.layouts), **{t.name: layout for t, layout in variants.layouts(made).items()}}
+    changed = replace(plan, kernels=(made,), layouts=tuple(sorted(layouts.items())))
+    return lower_program(program, changed, target, backend_cpu.lower_kernel).kernels[0]
+
+
+def unrolled_around_sums(body: tuple[Stmt, ...], around: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The unrolled axes around every multiply-add of a whole block, the outermost first."""
+    found: list[tuple[str, ...]] = []
+    for statement in body:
+        if isinstance(statement, Store) and any("*" in repr(n) for n in walk(statement.value)):
+            found.append(around)
+        inside = around
+        if isinstance(statement, For) and statement.kind is ForKind.UNROLL:
+            inside = (*around, statement.axis.name)
+        for part in ("body", "then", "otherwise"):
+            found.extend(unrolled_around_sums(getattr(statement, part, ()) or (), inside))
+    return found
+
+
+@pytest.mark.parametrize("rows_inside", [False, True])
+def test_broadcasts_come_one_at_a_time(rows_inside: bool) -> None:
+    orders = unrolled_around_sums(kernel(AVX512, 12, 2, rows_inside).body)
+    assert ("i0_u", "i1_u") in orders and ("i1_u", "i0_u") not in orders
+
+
+@pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
+@pytest.mark.parametrize("rows_inside", [False, True])
+@pytest.mark.parametrize("rows, vectors, first", [(8, 2, "i0_u"), (4, 4, "i1_u")])
+def test_rows_read_as_vectors_go_by_their_number(rows: int, vectors: int, first: str, rows_inside: bool) -> None:
+    orders = [o for o in unrolled_around_sums(kernel(CPU, rows, vectors, rows_inside).body) if {"i0_u", "i1_u"} <= {*o}]
+    assert orders
+    assert all(next(a for a in o if a in ("i0_u", "i1_u")) == first for o in orders)
