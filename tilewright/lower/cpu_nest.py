@@ -162,9 +162,6 @@ class CpuNest(NestParts):
             values[axis] = simplify(start + offset)
         if self.run:
             values.update(places(self.run, values[self.run[-1]]))
-        if self.plan.row_lanes > 1 and any(a is self.vector and extent_of(u.extent) > 3 for u, a in sources.items()):
-            # rows wait in registers, too many for as many vectors beside them: each vector meets all rows at once
-            unrolled.sort(key=lambda u: sources[u] is not self.vector)
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
             rows = next((u for u, a in sources.items() if a is self.turned), None)
