@@ -211,7 +211,7 @@ def _warming(
             before = result[earlier]
             if before.scan is not None:
                 break
-            is_sum = any(axis.startswith("r") for axis in before.nests[-1].order) and before.stream is None
+            is_sum = any(axis.startswith("r") for axis in before.nests[0].order) and before.stream is None
             # tiles in order and no more than a worker takes at a time: each part goes to the worker that needs it
             fits = before.tiles in (tiles, 2 * tiles)
             if is_sum and fits and before.predicted_seconds > unhurried:
