@@ -278,7 +278,7 @@ _ROWS = (
     Intrinsic(PREFETCH, "thread", (OperandRule(_MEMORY),), 0,
               dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0});"), INSTRUCTIONS[PREFETCH]),
     Intrinsic(PREFETCH_BESIDE, "thread", (OperandRule(_MEMORY),), 0,
-              dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0}, 0, 2);"), INSTRUCTIONS[PREFETCH_BESIDE]),
+              dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0}, 0, 1);"), INSTRUCTIONS[PREFETCH_BESIDE]),
 )  # fmt: skip
 
 CPU: Mapping[str, Intrinsic] = {row.name: row for row in _ROWS}

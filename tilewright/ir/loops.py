@@ -93,7 +93,7 @@ class Operand:
 
 
 PREFETCH = "prefetch"  # the instruction that asks for a line of memory before it is needed
-PREFETCH_BESIDE = "prefetch_beside"  # the same into the second cache: the first has what is needed now
+PREFETCH_BESIDE = "prefetch_beside"  # the same into the last cache: nearer ones have what is needed now
 HINTS = frozenset({PREFETCH, PREFETCH_BESIDE})
 
 

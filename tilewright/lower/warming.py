@@ -1,7 +1,7 @@
 """Brings weights near that the kernels after this one read: every register tile asks for a few of their lines.
 
 A line takes hundreds of cycles from main memory and a register tile thousands, so what is asked for a little at a time
-costs next to nothing. Of a kernel's time the last three quarters do it: what came earlier would be pushed out again.
+costs next to nothing. They come as far as the last cache: in a nearer one they would push out what is needed now.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.ir.expr import Axis, Expr, const, le, var
-from tilewright.ir.loops import PREFETCH_BESIDE, Buffer, For, ForKind, If, Instruction, Kernel, Operand, Stmt
+from tilewright.ir.expr import Axis, Expr, const, var
+from tilewright.ir.loops import PREFETCH_BESIDE, Buffer, For, ForKind, Instruction, Kernel, Operand, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.schedule.propagate import extent_of
-
-_EARLY = 4  # the first of so many parts asks for nothing
 
 
 def warming(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:
@@ -42,15 +40,12 @@ def _asked(body: tuple[Stmt, ...], weights: Buffer, tile: Axis, loops: list[Axis
 
 
 def _hints(weights: Buffer, tile: Axis, loops: Sequence[Axis]) -> tuple[Stmt, ...]:
-    turns = prod(extent_of(a.extent) for a in loops)
     line = ALIGNMENT // weights.dtype.bytes
     lines = prod(extent_of(e) for e in weights.shape) // extent_of(tile.extent) // line
-    first = turns // _EARLY
-    each = -(-lines // (turns - first))
+    each = -(-lines // prod(extent_of(a.extent) for a in loops))
     number: Expr = const(0)
     for loop in loops:
         number = number * extent_of(loop.extent) + var(loop)
     ask = Axis("ask", each)
-    place = simplify((var(tile) * lines + (number - first) * each + var(ask)) * line)
-    hint = For(ask, ForKind.SERIAL, (Instruction(PREFETCH_BESIDE, (Operand(weights, (place,)),)),))
-    return (If(le(const(first), simplify(number)), (hint,)),)
+    place = simplify((var(tile) * lines + number * each + var(ask)) * line)
+    return (For(ask, ForKind.SERIAL, (Instruction(PREFETCH_BESIDE, (Operand(weights, (place,)),)),)),)
