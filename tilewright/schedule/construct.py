@@ -16,6 +16,7 @@ from tilewright.ir.expr import Axis, axes_of
 from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
 from tilewright.schedule.nest import period
 from tilewright.schedule.propagate import Size, extent_of
+from tilewright.schedule.runs import reach
 
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
@@ -101,7 +102,7 @@ def _reach(facts: Contraction, axis: Axis | None) -> int:
     """How far a block along an axis may go: it ends with a group."""
     if axis is None:
         return 1
-    return period(facts.nest, axis) or extent_of(axis.extent)
+    return period(facts.nest, axis) or reach(axis, facts.runs.get(axis, ()))
 
 
 def _whole(facts: Contraction) -> int:
@@ -128,13 +129,17 @@ def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
 def _output_cuts(facts: Contraction) -> list[list[int]]:
     """Sizes of tiles worth a look along each output axis."""
     plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
+    # a run is cut along its outermost axis
+    ends = [(a, (a, *facts.runs.get(a, ()))[-1]) for a in (facts.row, facts.vector) if a is not None]
+    cut_along = {end: _CUTS[0] if axis is facts.row else _CUTS[1] for axis, end in ends}
+    cut_along |= {plain: _CUTS[2]} if plain is not None else {}
     choices: list[list[int]] = []
     for axis in facts.nest.axes:
         extent = max(1, extent_of(axis.extent))
-        pieces: tuple[int, ...] = _CUTS[0] if axis is facts.row else _CUTS[1] if axis is facts.vector else _CUTS[2]
-        if axis is not facts.row and axis is not facts.vector and axis is not plain:
-            pieces = (1,)
-        sizes = {-(-extent // n) for n in pieces}
+        if axis not in cut_along:
+            choices.append([extent])
+            continue
+        sizes = {-(-extent // n) for n in cut_along[axis]}
         if axis is facts.vector:  # as much of the vector operand as the tile level keeps
             room = facts.target.tile_level.capacity // (8 * facts.reduction)
             sizes.add(min(extent, max(1, room // (4 * facts.lanes)) * 4 * facts.lanes))

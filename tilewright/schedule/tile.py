@@ -34,8 +34,9 @@ from tilewright.schedule.propagate import (
     reads_box,
     whole_blocks,
 )
+from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, stride
+from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, runs_of, stride
 from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
@@ -229,7 +230,7 @@ def _compute_seconds(
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
             total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
+        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
     return total
 
 
@@ -332,17 +333,21 @@ def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     return apart * plan.lanes * context.target.gathered_reads
 
 
-def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
+def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
     """How full register tiles are on a tile of this size."""
     full: Size = 1.0
     names = nest.axis_names()
     register = dict(plan.register)
-    for axis, extent in zip(nest.axes, box, strict=True):
+    by_tiles = is_contraction(nest) and plan.instruction is None
+    runs = runs_of(nest, plan, context) if by_tiles else {}
+    tile = {a: part.size for a, part in zip(nest.axes, box, strict=True)}
+    for axis in nest.axes:
+        size, _ = stretch(axis, runs.get(axis, ()), tile)
         block = register.get(names[axis], 1)
         if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
             block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
         if block > 1:
-            full = full * (extent.size / (-(-extent.size // block) * block))
+            full = full * (size / (-(-size // block) * block))
     return full
 
 

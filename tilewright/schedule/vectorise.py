@@ -16,6 +16,7 @@ from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.runs import axes_around, free_axes, reach
 from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.target import Target
@@ -136,7 +137,7 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector))
+        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector, context))
     names = nest.axis_names()
     reduction = _reduction_order(nest, context)
     row_lanes = lanes if _reads_rows(nest, vector, reduction, context) else 1
@@ -217,18 +218,27 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if not is_contraction(nest):
         return [costs[0][1]]
     best = costs[0][1]
-    if best in nest.axes and _span(nest, best) >= _WIDE * context.target.lanes(_widest(nest)):
+    if best in nest.axes and _span(nest, best, context) >= _WIDE * context.target.lanes(_widest(nest)):
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
 def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
     """The facts of a contraction as a plan lays it out."""
-    vector = nest.named(plan.vector) if plan.vector else None
-    rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
-    row = rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None
+    vector, row = _tile_axes(nest, plan, context)
     unroll = [nest.named(a) for a in plan.unroll]
     return contraction_facts(nest, vector, row, plan.lanes, plan.row_lanes > 1, unroll, context)
+
+
+def runs_of(nest: Nest, plan: NestPlan, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:
+    """Axes that the register tiles of a contraction walk on to, by the axis they begin along."""
+    return _walked_on(nest, *_tile_axes(nest, plan, context), context)
+
+
+def _tile_axes(nest: Nest, plan: NestPlan, context: NestContext) -> tuple[Axis | None, Axis | None]:
+    vector = nest.named(plan.vector) if plan.vector else None
+    rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
+    return vector, rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None
 
 
 def contraction_facts(
@@ -251,8 +261,41 @@ def contraction_facts(
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, gathered, pitches),
+        operands_of(nest, vector, row, runs, gathered, pitches), _walked_on(nest, vector, row, context),
     )  # fmt: skip
+
+
+def _walked_on(
+    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
+    if vector is None or vector not in nest.axes:
+        return {}
+    taken = (vector,) if row is None else (vector, row)
+    memo, key = context.memo, (nest, taken)
+    if key not in memo.free:
+        memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
+    if not memo.free[key]:
+        return {}
+    layouts = (*key, *((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores)))
+    if layouts not in memo.runs:
+        memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
+    return memo.runs[layouts]
+
+
+def _run_of_one(
+    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    here = tuple(var(a) for a in nest.axes)
+    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
+    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
+    for axis in free:
+        if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
+            continue  # packed in panels of the register tile
+        around = axes_around(axis, free[axis], offsets)
+        if around:
+            return {axis: around}
+    return {}
 
 
 def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> Axis | None:
@@ -281,9 +324,12 @@ def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], cont
     return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements))
 
 
-def _span(nest: Nest, axis: Axis) -> int:
-    """How far blocks along an axis may reach: a group, or all of it."""
-    return period(nest, axis) or extent_of(axis.extent)
+def _span(nest: Nest, axis: Axis, context: NestContext) -> int:
+    """How far blocks along an axis may reach: a group, or all of it and of what follows it in one run."""
+    group = period(nest, axis)
+    if group is not None or not is_contraction(nest):
+        return group or extent_of(axis.extent)
+    return reach(axis, _walked_on(nest, axis, None, context).get(axis, ()))
 
 
 def _widest(nest: Nest) -> int:
@@ -309,7 +355,7 @@ def _round_up(size: int, unit: int) -> int:
 
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
-    extent = _span(nest, axis)
+    extent = _span(nest, axis, context)
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent)
     if lanes == 1:
         return None
@@ -431,7 +477,7 @@ def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> fl
     for node in loads(*nest.elements):
         if not moves(node, axis):
             merit += 6.0 if moves(node, vector) else 1.0
-    extent = _span(nest, axis)
+    extent = _span(nest, axis, context)
     return merit * min(extent, 8) + (0.5 if extent > 8 else 0.0)
 
 
