@@ -30,6 +30,7 @@ _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
+_SCATTERED = 1.5  # times its bytes: what of a cache an operand takes whose steps are lines apart
 _CROWDED = 2.0  # times a line comes again that is thrown out before it is used up
 _RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
 _RUN_STALL = 1.0  # of what takes longer than that is seen
@@ -55,6 +56,7 @@ class Operand:
     by_vector: bool
     by_row: bool
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
+    is_scattered: bool = False  # every step of the reduction reads another line: the sets of a cache fill unevenly
     row_step: int = 1  # positions of the window from a row to the next
     gathered: bool = False  # its lanes are no neighbours in memory: read one by one
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
@@ -328,8 +330,9 @@ def _traffic(
 ) -> list[Size]:  # fmt: skip
     """Bytes of each operand that come into a cache of that capacity during one tile."""
     # replacement is near random in the caches we know: of a little too much a good part is still found again
-    staying = [np.clip(_OVERFULL - sum(parts[1:], parts[0]) / capacity, 0.0, _OVERFULL - 1) / (_OVERFULL - 1)
-               for parts in held]  # fmt: skip
+    wide = [_SCATTERED if o.is_scattered else 1.0 for o in facts.operands]
+    taken = [sum((n * w for n, w in zip(parts, wide, strict=True)), 0.0) / capacity for parts in held]
+    staying = [np.clip(_OVERFULL - share, 0.0, _OVERFULL - 1) / (_OVERFULL - 1) for share in taken]
     result: list[Size] = []
     for number in range(len(facts.operands)):
         # nothing stays: every register tile fetches its own
@@ -356,15 +359,14 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
 
 
 def operands_of(
-    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], gathered: Mapping[Load, bool],
-    row_bytes: Mapping[Load, int],
+    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
+    gathered: Mapping[Load, bool], row_bytes: Mapping[Load, int],
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
     for node in loads(*nest.elements):
         by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
-        found.append(
-            Operand(node, by_vector, by_row, is_run[node], max(1, step), gathered[node], row_bytes.get(node, 0))
-        )
+        found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
+                             row_bytes.get(node, 0)))  # fmt: skip
     return tuple(found)

@@ -36,7 +36,15 @@ from tilewright.schedule.propagate import (
 )
 from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, runs_of, stride
+from tilewright.schedule.vectorise import (
+    NestContext,
+    facts_of,
+    is_contraction,
+    offset_of,
+    runs_of,
+    scatter_cycles,
+    stride,
+)
 from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
@@ -226,6 +234,9 @@ def _compute_seconds(
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         if is_contraction(nest):
             total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
+            if plan.instruction is None:
+                vector = nest.named(plan.vector) if plan.vector else None
+                total = total + scatter_cycles(nest, vector, context, points) * 2 * wide / rate
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
             total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
@@ -15,7 +18,7 @@ from tilewright.schedule.memo import Memo
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.propagate import Size, extent_of
 from tilewright.schedule.runs import axes_around, free_axes, reach
 from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
@@ -29,6 +32,9 @@ _TURNED = 2.0  # instructions for a vector that is turned from another axis
 _EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 _WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
 _WHOLE_WINDOW = 16  # the same over several axes
+_LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
+_FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
+_FAR_STEP = 128  # bytes from one step of a reduction to the next that are not one stream
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _SHORT = 7  # vectors of a short reduction that is written out
@@ -193,16 +199,21 @@ def _contraction_plans(
     return result
 
 
-def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
-    """Storing lane by lane, where the vector does not run along the result's storage: about a cycle an element."""
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    if vector in nest.axes and store.terms.get(var(vector), 0) == 1:
+def scatter_cycles(nest: Nest, vector: Axis | None, context: NestContext, points: Size) -> Size:
+    """Of storing elements lane by lane, where the vector does not run along the result's storage."""
+    if vector is None or vector not in nest.axes:
         return 0.0
-    points = 1
-    for axis in nest.axes:
-        points *= extent_of(axis.extent)
-    cycles = context.target.fma_rate / (2 * context.target.lanes(4))
-    return points / cycles / context.target.units
+    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    if store.terms.get(var(vector), 0) == 1:
+        return 0.0
+    near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
+    return points * np.where(near, _LANE_STORE, _FAR_LANE_STORE)
+
+
+def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
+    points = prod(extent_of(a.extent) for a in nest.axes) / context.target.units
+    cycles = float(scatter_cycles(nest, vector, context, points)) if vector in nest.axes else points
+    return cycles / (context.target.fma_rate / (2 * context.target.lanes(4)))
 
 
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
@@ -249,19 +260,22 @@ def contraction_facts(
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
+    scattered: dict[Load, bool] = {}
     gathered: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
-        runs[node] = packed or row is None or not moves(node, row)
+        by_row = row is not None and moves(node, row)
+        scattered[node] = not packed and not by_row and _is_scattered(node, vector, reduction, context)
+        runs[node] = packed or row is None or not (by_row or scattered[node])
         gathered[node] = vector is not None and not packed and stride(node, vector, context) not in (0, 1)
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, gathered, pitches), _walked_on(nest, vector, row, context),
+        operands_of(nest, vector, row, runs, scattered, gathered, pitches), _walked_on(nest, vector, row, context),
     )  # fmt: skip
 
 
@@ -296,6 +310,14 @@ def _run_of_one(
         if around:
             return {axis: around}
     return {}
+
+
+def _is_scattered(node: Load, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
+    """Whether every step of the reduction reads vectors of another line: as many streams as there are steps."""
+    if vector is None or not reduction or not moves(node, vector) or not moves(node, reduction[-1]):
+        return False
+    step = stride(node, reduction[-1], context)
+    return step is None or abs(step) * node.source.dtype.bytes > _FAR_STEP
 
 
 def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> Axis | None:
