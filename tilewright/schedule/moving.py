@@ -16,6 +16,9 @@ from tilewright.schedule.propagate import Box, Size, box_elements, extent_of
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext
 
+_LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut in two
+_RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their way at a time
+_WHOLE_LINES = 0.2  # of it for runs of whole lines: buffers of ours begin with a line, a user's may not
 
 def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
@@ -26,6 +29,33 @@ def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     innermost = context.layout(tensor).order[-1].axis
     run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
+
+
+def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size | None:
+    """The most bytes that points of a nest can read of a table, whose places are data; None where they are not."""
+    nodes = [n for n in nest.loads() if n.source is tensor]
+    if not all(any(i.reads for i in n.indices) for n in nodes):
+        return None
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) * len(nodes)
+    innermost = context.layout(tensor).order[-1].axis
+    alone = any(n.indices[innermost].reads for n in nodes)  # no run: a line for every element
+    return points * steps * (context.target.main.transaction if alone else tensor.dtype.bytes)
+
+
+def shared_seconds(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """What a tile loses to neighbours that write the same lines at the same time: a line goes to and fro between units
+    wherever a contiguous run of the tile ends inside one, and runs of whole lines need not begin with one."""
+    width = context.target.main.transaction
+    run: Size = 1
+    goes_on: Size = True
+    for part in reversed(context.layout(tensor).order):
+        along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
+        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
+        goes_on = np.logical_and(goes_on, along >= extent)
+    count = box_elements(box) / np.maximum(run, 1)
+    size = run * tensor.dtype.bytes
+    each = np.minimum(_LINE_SECONDS, _RUN_SECONDS * size / width) * np.where(size % width == 0, _WHOLE_LINES, 1.0)
+    return np.where(goes_on, 0.0, count * each)
 
 
 def footprint(

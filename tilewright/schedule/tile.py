@@ -20,7 +20,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.schedule.moving import footprint, transactions
+from tilewright.schedule.moving import footprint, looked_up, shared_seconds, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import (
@@ -160,8 +160,11 @@ def _least_seconds(
     for tensor in touched:
         readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
         stepped = frozenset.intersection(*readers) if readers else frozenset()
-        elements = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped)
-        alone += elements * tensor.dtype.bytes * _byte_seconds(tensor, context)
+        size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
+        met = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context)
+               for n in nests if tensor in n.reads()]  # fmt: skip
+        found = [most for most in met if most is not None]
+        alone += (min(size, *found) if found and len(found) == len(met) else size) * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
@@ -378,7 +381,9 @@ def _traffic(
             counted.update(n.source for n in loads(*nest.elements))
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = transactions(tensor, box, context) * repeats.get(nest, 1)
+            moved = transactions(tensor, box, context)
+            most = looked_up(nest, tensor, box_elements(boxes[nest]), context)
+            moved = (moved if most is None else np.minimum(moved, most)) * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
@@ -386,6 +391,7 @@ def _traffic(
         for tensor in nest.stores:
             if tensor in stored:
                 seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
+                near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
         if context.served is not None and tensor in context.served:
