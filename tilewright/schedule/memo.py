@@ -12,6 +12,7 @@ from tilewright.ir.expr import Axis
 from tilewright.schedule.plan import NestPlan
 
 if TYPE_CHECKING:
+    from tilewright.schedule.micro import Contraction
     from tilewright.schedule.tile import Choice
 
 
@@ -24,4 +25,5 @@ class Memo:
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
+    facts: dict[Hashable, Contraction] = field(default_factory=dict)
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels

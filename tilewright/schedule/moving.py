@@ -31,11 +31,9 @@ def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     return size * (-(-run // width) * width) / run
 
 
-def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size | None:
-    """The most bytes that points of a nest can read of a table, whose places are data; None where they are not."""
-    nodes = [n for n in nest.loads() if n.source is tensor]
-    if not all(any(i.reads for i in n.indices) for n in nodes):
-        return None
+def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size:
+    """The most bytes that points of a nest can read of one of its tables."""
+    nodes = nest.tables[tensor]
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) * len(nodes)
     innermost = context.layout(tensor).order[-1].axis
     alone = any(n.indices[innermost].reads for n in nodes)  # no run: a line for every element

@@ -77,6 +77,12 @@ class Nest:
         return list(dict.fromkeys(n.source for n in self.loads()))
 
     @cached_property
+    def tables(self) -> Mapping[Tensor, Sequence[Load]]:
+        """Tensors read at places that are data, and the reads."""
+        found = {n.source: [m for m in self._loads if m.source is n.source] for n in self._loads if _is_looked_up(n)}
+        return {t: nodes for t, nodes in found.items() if all(_is_looked_up(n) for n in nodes)}
+
+    @cached_property
     def stepped(self) -> Mapping[Tensor, frozenset[int]]:
         """Dimensions of what is read along which only a Scan's step moves: one place at a time."""
         own = {*self.axes, *self.reduce_axes}
@@ -86,6 +92,10 @@ class Nest:
             met = [set(axes_of(*(n.indices[d] for n in nodes))) for d in range(tensor.rank)]
             found[tensor] = frozenset(d for d, axes in enumerate(met) if axes and not axes & own)
         return found
+
+
+def _is_looked_up(node: Load) -> bool:
+    return any(i.reads for i in node.indices)
 
 
 def period(nest: Nest, axis: Axis) -> int | None:

@@ -161,10 +161,11 @@ def _least_seconds(
         readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
         stepped = frozenset.intersection(*readers) if readers else frozenset()
         size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
-        met = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context)
-               for n in nests if tensor in n.reads()]  # fmt: skip
-        found = [most for most in met if most is not None]
-        alone += (min(size, *found) if found and len(found) == len(met) else size) * _byte_seconds(tensor, context)
+        tables = [n for n in nests if tensor in n.tables]
+        if tables and tables == [n for n in nests if tensor in n.reads()]:
+            places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
+            size = min(size, sum(places))
+        alone += size * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
@@ -382,8 +383,9 @@ def _traffic(
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
             moved = transactions(tensor, box, context)
-            most = looked_up(nest, tensor, box_elements(boxes[nest]), context)
-            moved = (moved if most is None else np.minimum(moved, most)) * repeats.get(nest, 1)
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            moved = moved * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)

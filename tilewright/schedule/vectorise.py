@@ -256,6 +256,22 @@ def contraction_facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
 ) -> Contraction:  # fmt: skip
+    known = context.memo.facts
+    key = (nest, vector, row, lanes, by_lane, tuple(unroll), _layouts(nest, context))
+    if key not in known:
+        known[key] = _facts(nest, vector, row, lanes, by_lane, unroll, context)
+    return known[key]
+
+
+def _layouts(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
+    """All that facts of a contraction depend on beside the nest itself."""
+    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
+
+
+def _facts(
+    nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
+    context: NestContext,
+) -> Contraction:  # fmt: skip
     reduction = _reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
@@ -291,7 +307,7 @@ def _walked_on(
         memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
     if not memo.free[key]:
         return {}
-    layouts = (*key, *((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores)))
+    layouts = (*key, _layouts(nest, context))
     if layouts not in memo.runs:
         memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
     return memo.runs[layouts]
