@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
@@ -74,17 +74,27 @@ def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
-            step = coefficient
+            step += coefficient
         elif axis in axes_of(term) and moves(node, axis):
-            return _split_stride(term, axis)
+            inner = _inner_stride(term, axis, context.target.lanes(4))
+            if inner is None:
+                return None
+            step += coefficient * inner
     return step
 
 
-def _split_stride(term: Expr, axis: Axis) -> int | None:
-    """x % n and x // n look contiguous or constant to a vector that never crosses a multiple of n."""
-    if isinstance(term, Op) and term.op.name == "mod":
-        inner = linear(term.args[0]).terms.get(var(axis))
-        return inner
+def _inner_stride(term: Expr, axis: Axis, lanes: int) -> int | None:
+    """Of an index that is no sum: x % n and x // n look contiguous or constant to a vector that never crosses a
+    multiple of n, and a bound that x is kept within to one on its near side, where ranges are cut."""
+    if is_op(term, "mod") or is_op(term, "floordiv"):
+        inner, size = term.args
+        if not isinstance(size, Const) or int(size.value) < lanes:
+            return None
+        return linear(inner).terms.get(var(axis)) if is_op(term, "mod") else 0
+    if is_op(term, "min") or is_op(term, "max"):
+        moving = [a for a in term.args if axis in axes_of(a)]
+        bounds = [a for a in term.args if isinstance(a, Const)]
+        return linear(moving[0]).terms.get(var(axis)) if len(moving) == len(bounds) == 1 else None
     return None
 
 
