@@ -188,9 +188,11 @@ _HEAVY = {
 }
 
 
-def data_cost(*roots: Expr) -> int:
-    """Weighted count of operations on data; index arithmetic and selects between loaded values are free."""
-    return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n))
+def data_cost(*roots: Expr, along: Axis | None = None) -> int:
+    """Weighted count of operations on data; index arithmetic and selects between loaded values are free. With `along`,
+    of those alone that differ along an axis: the others are done before its loop."""
+    found = [n for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n)]
+    return sum(_HEAVY.get(n.op.name, 1) for n in found if along is None or along in n.axes)
 
 
 def heavy(*roots: Expr) -> list[Op]:

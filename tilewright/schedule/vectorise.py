@@ -509,9 +509,10 @@ def _chains(nest: Nest, vector: Axis) -> int:
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
     fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
-    if fills or data_cost(*nest.values) < 12:
+    if fills or data_cost(*nest.values, along=vector) < 12:
         return 4
-    return 2 if any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values)) else 1
+    chained = [n for n in walk(*nest.values) if isinstance(n, Op) and n.op.name in CHAINS and vector in n.axes]
+    return 2 if chained else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:
