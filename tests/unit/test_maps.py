@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from tests.cpu_stages import CPU, Step, lowered, model_of, programs
+from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Map
 from tilewright.ir.expr import Axis, Expr, load, lt, maximum, minimum, select, var
@@ -51,3 +54,13 @@ def test_what_is_done_before_a_loop_does_not_make_it_heavy(operator: str) -> Non
     made = lowered(programs(model_of(steps, {"x": (64, 1003)}, {"y": (64, 1003)}))["layout"])
     last = made.plan.kernels[-1].nests[-1]
     assert dict(last.register)[last.vector or ""] == 4 * last.lanes
+
+
+@pytest.mark.parametrize("step", [("Conv", ("x", "w"), "y", {"group": 6}), ("ReduceMean", ("x",), "y", {"axes": [0]})])
+def test_a_reduction_of_one_element_is_a_map(step: Step, tmp_path: Path) -> None:
+    scale = np.linspace(-1, 2, 6, dtype=np.float32).reshape(6, 1, 1, 1)
+    made = programs(model_of([step], {"x": (1, 6, 5, 7)}, {"y": (1, 6, 5, 7)}, {"w": scale}))
+    assert all(isinstance(c, Map) for c in made["layout"].computes)
+    inputs = random_inputs(made["program"])
+    wanted = evaluated(made["program"], inputs)["y"]
+    np.testing.assert_array_equal(lowered(made["layout"]).natively(inputs, tmp_path)["y"], wanted)
