@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ from onnx import ModelProto
 
 import tilewright.target
 from tests.cpu_stages import CPU, Lowered, error, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.ir.loops import For, ForKind, statements
+from tilewright.ir.loops import Alloc, For, ForKind, statements
 from tilewright.ir.tensor import Layout
 from tilewright.schedule.nest import build_nest
 from tilewright.schedule.plan import NestPlan
+from tilewright.schedule.planner import make_plan
 from tilewright.schedule.vectorise import NestContext, candidate_plans, facts_of
 from tilewright.target import machine
 
@@ -102,3 +104,25 @@ def test_a_stride_ends_the_run(stride: int, axes: int) -> None:
     context = NestContext(CPU, lambda t: Layout.natural(t.rank), program.constants)
     runs = [facts_of(nest, plan, context).runs for plan in candidate_plans(nest, context)]
     assert max(len(along) for found in runs for along in (*found.values(), ())) == axes
+
+
+@pytest.mark.parametrize("rows", [4, 7, 8, 11])
+def test_results_are_turned_in_registers(rows: int, tmp_path: Path) -> None:
+    """Lanes that lie apart where rows lie side by side: squares are stored as vectors, other rows lane by lane."""
+    program = programs(convolution((1, 6, 13, 25), (21, 6, 1, 1), stride=2))["fold"]
+    plan = make_plan(program, CPU, "connected")
+    (kernel,) = plan.kernels
+    lanes = CPU.lanes(4)
+    order = ("o0", "o2", "o3", "o1", "r0")
+    nest = replace(
+        kernel.nests[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
+        row_lanes=1, cut=(),
+    )  # fmt: skip
+    edited = replace(kernel, nests=(nest,), tile=(), tiles=1)
+    found = lowered(program, plan=replace(plan, kernels=(edited,), layouts=()))
+    squares = [s for s in statements(found.loops.kernels[0].body) if isinstance(s, Alloc) and "square" in s.buffer.name]
+    assert bool(squares) == (rows >= lanes)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    assert error(found.on_loops(inputs)["y"], wanted) < 1e-6
+    assert error(found.natively(inputs, tmp_path)["y"], wanted) < 1e-6

@@ -240,7 +240,8 @@ def _compute_seconds(
             total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
             if plan.instruction is None:
                 vector = nest.named(plan.vector) if plan.vector else None
-                total = total + scatter_cycles(nest, vector, context, points) * 2 * wide / rate
+                register = {nest.named(a): n for a, n in plan.register}
+                total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
             total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate

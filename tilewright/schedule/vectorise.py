@@ -34,6 +34,7 @@ _WINDOW = 7  # steps along a window that is written out, where nothing is multip
 _WHOLE_WINDOW = 16  # the same over several axes
 _LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
 _FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
+_TURNED_STORE = 0.25  # of a lane that is turned with its neighbours first
 _FAR_STEP = 128  # bytes from one step of a reduction to the next that are not one stream
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
@@ -188,10 +189,10 @@ def _contraction_plans(
     facts = contraction_facts(
         nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
     )
-    scatter = _scatter_seconds(nest, vector, context)
     result = []
     if vector in nest.reduce_axes:
         rows = [a for a in nest.axes if extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+        scatter = _scatter_seconds(nest, vector, {}, context)
         for seconds, sizes in dot_tiles(facts, rows):
             outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
             order = [*(a for a in nest.axes if a not in outer), *outer]
@@ -205,24 +206,31 @@ def _contraction_plans(
         plan = _with_loops(nest, base, sizes, [*plain, *blocks])
         if built.cut is not None and facts.cut_axis is not None:
             plan = replace(plan, cut=((names[facts.cut_axis], built.cut),))
-        result.append((built.seconds + scatter, plan))
+        result.append((built.seconds + _scatter_seconds(nest, vector, sizes, context), plan))
     return result
 
 
-def scatter_cycles(nest: Nest, vector: Axis | None, context: NestContext, points: Size) -> Size:
-    """Of storing elements lane by lane, where the vector does not run along the result's storage."""
+def scatter_cycles(
+    nest: Nest, vector: Axis | None, register: Mapping[Axis, int], context: NestContext, points: Size
+) -> Size:
+    """Of storing elements lane by lane, where the vector does not run along the result's storage. Rows that do are
+    turned with the lanes, as many as fill squares."""
     if vector is None or vector not in nest.axes:
         return 0.0
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if store.terms.get(var(vector), 0) == 1:
         return 0.0
+    lanes = context.target.lanes(_widest(nest))
+    rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
+    turned = rows // lanes * lanes / rows if rows >= lanes else 0.0
     near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
-    return points * np.where(near, _LANE_STORE, _FAR_LANE_STORE)
+    apart = np.where(near, _LANE_STORE, _FAR_LANE_STORE)
+    return points * ((1 - turned) * apart + turned * (apart / lanes + _TURNED_STORE))
 
 
-def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
+def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], context: NestContext) -> float:
     points = prod(extent_of(a.extent) for a in nest.axes) / context.target.units
-    cycles = float(scatter_cycles(nest, vector, context, points)) if vector in nest.axes else points
+    cycles = float(scatter_cycles(nest, vector, register, context, points)) if vector in nest.axes else points
     return cycles / (context.target.fma_rate / (2 * context.target.lanes(4)))
 
 
