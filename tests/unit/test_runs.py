@@ -96,6 +96,13 @@ def test_pixels_read_lines_apart_stay_near(channels: tuple[int, int]) -> None:
     assert plan.order.index("o3") < plan.order.index("o1")
 
 
+@pytest.mark.parametrize(("size", "channels"), [(301, 32), (301, 17)])
+def test_one_row_follows_its_streams_far(size: int, channels: int) -> None:
+    """With one output channel no two rows of the image share what they read: vectors stand in one row, side by side."""
+    plan = planned_for_x86(size, (channels, 1))
+    assert dict(plan.register) == {"o3": 16 * 16}
+
+
 @pytest.mark.parametrize(("stride", "axes"), [(1, 1), (2, 0)])
 def test_a_stride_ends_the_run(stride: int, axes: int) -> None:
     """Every other column of every other row is no run."""

@@ -13,13 +13,14 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.expr import Axis, axes_of
-from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
+from tilewright.schedule.micro import Contraction, Form, Operand, core_seconds, dot_seconds, moving_seconds
 from tilewright.schedule.nest import period
 from tilewright.schedule.propagate import Size, extent_of
 from tilewright.schedule.runs import reach
 
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
+_WIDE = 16  # the same where rows have nothing in common
 _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
 _MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
@@ -51,9 +52,12 @@ def build_tiles(facts: Contraction) -> list[Built]:
         Built(rows, vectors, inside, None if cut >= whole else cut, time)
         for (rows, vectors, inside, cut), time in zip(forms, seconds.tolist(), strict=True)
     ]
-    # passes must earn their complication; among equals the tile with the fewer reads, the squarer one
+    # where rows have nothing in common the tile that follows each stream farthest; else passes must earn their
+    # complication, and among equals the squarer tile has the fewer reads
+    is_wide = _is_wide(facts)
     return sorted(found, key=lambda b: (
-        round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10), b.rows + b.vectors, b.row_inside
+        -b.vectors if is_wide else 0, round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10),
+        b.rows + b.vectors, b.row_inside,
     ))  # fmt: skip
 
 
@@ -74,19 +78,40 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     budget = registers * 3 // 4 if broadcast else registers * 3 // 8
     width = _reach(facts, facts.vector)
     height = _reach(facts, facts.row)
+    is_wide = _is_wide(facts)
+    most_vectors = _MOST_VECTORS
+    if is_wide:
+        most_vectors, height = _WIDE, 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     shared = _shares_taps(facts)
     result: list[tuple[int, int, bool, int]] = []
-    for vectors in range(1, _MOST_VECTORS + 1):
+    for vectors in range(1, most_vectors + 1):
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
             break
         for rows in range(1, min(height, _MOST_ROWS) + 1):
-            used = rows * vectors + vectors + (rows if facts.by_lane or shared else 1)
+            read = 2 if is_wide else vectors  # one row is done with a vector at once
+            used = rows * vectors + read + (rows if facts.by_lane or shared else 1)
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
                 break
             for inside in orders:
                 result.extend((rows, vectors, inside, cut) for cut in _passes(facts, rows, vectors))
     return result
+
+
+def _is_wide(facts: Contraction) -> bool:
+    """Whether one row is enough: more would be as many more streams to follow, with nothing read less often."""
+    return facts.row is not None and not _rows_share(facts) and _reach(facts, facts.vector) >= _WIDE * facts.lanes
+
+
+def _rows_share(facts: Contraction) -> bool:
+    """Whether vectors that one row reads are another row's too: of an operand the rows have in common, or of windows
+    that overlap."""
+
+    def overlaps(operand: Operand) -> bool:
+        axes = [axes_of(i) for i in operand.node.indices]
+        return any(facts.row in met and any(a in facts.nest.reduce_axes for a in met) for met in axes)
+
+    return any(o.by_vector and (not o.by_row or overlaps(o)) for o in facts.operands)
 
 
 def _shares_taps(facts: Contraction) -> bool:

@@ -198,6 +198,7 @@ def _contraction_plans(
             order = [*(a for a in nest.axes if a not in outer), *outer]
             result.append((seconds * _DOT_WORTH + scatter, _with_loops(nest, base, sizes, order)))
         return result
+    scattered: dict[int, float] = {}
     for built in build_tiles(facts):
         rows = [row] if row is not None and built.rows > 1 else []
         sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * base.lanes}
@@ -206,7 +207,9 @@ def _contraction_plans(
         plan = _with_loops(nest, base, sizes, [*plain, *blocks])
         if built.cut is not None and facts.cut_axis is not None:
             plan = replace(plan, cut=((names[facts.cut_axis], built.cut),))
-        result.append((built.seconds + _scatter_seconds(nest, vector, sizes, context), plan))
+        if built.rows not in scattered:
+            scattered[built.rows] = _scatter_seconds(nest, vector, sizes, context)
+        result.append((built.seconds + scattered[built.rows], plan))
     return result
 
 
