@@ -57,6 +57,9 @@ def test_what_is_shared() -> None:
     assert shared((100, 90), (100, 45)) > 10 * shared((100, 90), (50, 90))
     # runs of whole lines share none in buffers of ours
     assert 0.0 < shared((100, 96), (100, 48)) < 0.5 * shared((100, 90), (100, 45))
+    assert shared((10, 90, 16), (10, 45, 16)) < 0.5 * shared((10, 90, 15), (10, 45, 15))
+    # but where a row begins inside a line its first half is no less shared for being of whole lines
+    assert shared((100, 90), (100, 48)) > 0.9 * shared((100, 90), (100, 45))
 
 
 def test_a_table_costs_what_is_looked_up() -> None:

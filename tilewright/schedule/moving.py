@@ -46,13 +46,18 @@ def shared_seconds(tensor: Tensor, box: Box, context: NestContext) -> Size:
     width = context.target.main.transaction
     run: Size = 1
     goes_on: Size = True
+    in_lines: Size = True  # from one run to the next are whole lines
+    pitch = tensor.dtype.bytes
     for part in reversed(context.layout(tensor).order):
         along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
+        in_lines = np.logical_and(in_lines, np.logical_or(goes_on, pitch % width == 0))
+        pitch *= part.size or -(-extent // part.step)
         run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
         goes_on = np.logical_and(goes_on, along >= extent)
     count = box_elements(box) / np.maximum(run, 1)
     size = run * tensor.dtype.bytes
-    each = np.minimum(_LINE_SECONDS, _RUN_SECONDS * size / width) * np.where(size % width == 0, _WHOLE_LINES, 1.0)
+    is_whole = np.logical_and(in_lines, size % width == 0)
+    each = np.minimum(_LINE_SECONDS, _RUN_SECONDS * size / width) * np.where(is_whole, _WHOLE_LINES, 1.0)
     return np.where(goes_on, 0.0, count * each)
 
 
