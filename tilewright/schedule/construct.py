@@ -25,6 +25,7 @@ _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
 _MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
 _PASSES_WORTH = 1.02
+_REST_WORTH = 1.015  # rows left over must promise so much more: they run less evenly than predicted
 _CUTS = ((1, 4), (1, 2, 8), (1, 2, 8))  # of the rows, the vector axis and the first plain axis
 
 
@@ -47,6 +48,8 @@ def build_tiles(facts: Contraction) -> list[Built]:
     columns = {a: np.tile(sizes.ravel(), len(forms)) for a, sizes in zip(facts.nest.axes, cuts, strict=True)}
     form = Form(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
     seconds = predicted(facts, form, columns).reshape(len(forms), -1).min(axis=1)
+    height = _reach(facts, facts.row) if facts.row not in facts.runs else 0  # a run has one rest alone
+    seconds = seconds * np.array([_REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
     whole = _whole(facts)
     found = [
         Built(rows, vectors, inside, None if cut >= whole else cut, time)
