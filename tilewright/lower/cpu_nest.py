@@ -37,7 +37,7 @@ from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block
-from tilewright.lower.rows import places, range_of
+from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
@@ -50,6 +50,9 @@ class CpuNest(NestParts):
     """The lowering of one nest under one plan."""
 
     def statements(self) -> tuple[Stmt, ...]:
+        if self.nest.monoid is not None and self.vector is not None and self.vector in self.nest.axes:
+            self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
+            self.outer = [a for a in self.outer if a not in self.run[:-1]]
         return self._output_loops(0, {}, [])
 
     def _passes_start(self, depth: int) -> bool:
@@ -73,7 +76,7 @@ class CpuNest(NestParts):
         if fresh:
             return self._held_before(fresh, env, lambda: self._axis_loops(depth, env, blocked))
         axis = self.outer[depth]
-        extent = self.ranges[axis]
+        extent = range_of(self.run, self.ranges) if axis in self.run[-1:] else self.ranges[axis]
         if self.run and axis is self.run[0]:
             return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
         if axis in self.nest.written_out and axis not in self.register and static(extent.count) == axis.extent:

@@ -25,7 +25,7 @@ from tilewright.lower.access import Access
 from tilewright.lower.register_block import Block, Names
 from tilewright.lower.rows import run_of_axes
 from tilewright.lower.sharing import shared_stores
-from tilewright.lower.turning import turned_stores
+from tilewright.lower.turning import turned_results, turned_stores
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
@@ -77,6 +77,8 @@ class NestParts:
             return self._written_out(block, plain)
         if rows is not None and len(plain) == len(body):
             return turned_stores(plain, block, rows, self.plan.lanes, self.names.fresh)
+        if self.nest.monoid is not None and len(plain) == len(body):
+            return turned_results(plain, block, self.plan.lanes, self.names.fresh) or block.around(*body)
         return block.around(*body)
 
     def _to_all_places(self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr, block: Block) -> tuple[Stmt, ...]:

@@ -5,30 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Expr, Load, Var, loads, var
+from tilewright.ir.expr import Axis, Expr, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.access import Access
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.propagate import Range, extent_of
+from tilewright.schedule.runs import axes_around, follows, free_axes, used_as_numbers
 
 
 def run_of_axes(nest: Nest, order: Sequence[Axis], ranges: Mapping[Axis, Range], access: Access) -> tuple[Axis, ...]:
     """The axes at the end of `order` that are one run of all that is read and stored; empty where it is but one."""
     if nest.monoid is not None or nest.written_out or not order:
         return ()
-    used = _used_as_numbers(nest.values)
-    offsets = [_flat(access.read[n.source].indices(n.indices), access.read[n.source].buffer.shape)
-               for n in loads(*nest.values)]  # fmt: skip
-    here = tuple(var(a) for a in nest.axes)
-    offsets += [_flat(p.indices(here), p.buffer.shape) for t in nest.stores for p in access.write[t]]
+    used = used_as_numbers(nest.values)
+    offsets = _offsets(nest, access)
     run = [order[-1]]
     for axis in reversed(order[:-1]):
         inner = run[0]
-        is_whole = static(ranges[inner].low) == 0 and static(ranges[inner].count) == extent_of(inner.extent)
-        if not is_whole or axis in used or inner in used or not all(_follows(o, axis, inner) for o in offsets):
+        is_run = axis not in used and inner not in used and all(follows(o, axis, inner) for o in offsets)
+        if not is_run or not _is_whole(ranges[inner], inner):
             break
         run.insert(0, axis)
     return tuple(run) if len(run) > 1 else ()
+
+
+def run_of_blocks(
+    nest: Nest, vector: Axis, register: Mapping[Axis, int], ranges: Mapping[Axis, Range], access: Access
+) -> tuple[Axis, ...]:
+    """The axes, outermost first, that a contraction's register tiles walk as one; empty where it is but one."""
+    for inner in (vector, *(a for a in register if a is not vector)):
+        run = [inner]
+        free = free_axes(nest, inner, tuple(register))
+        for axis in axes_around(inner, free, _offsets(nest, access)) if free else ():
+            if not _is_whole(ranges[run[0]], run[0]):
+                break
+            run.insert(0, axis)
+        if len(run) > 1:
+            return tuple(run)
+    return ()
 
 
 def places(run: Sequence[Axis], at: Expr) -> dict[Axis, Expr]:
@@ -49,10 +63,16 @@ def range_of(run: Sequence[Axis], ranges: Mapping[Axis, Range]) -> Range:
     return Range(simplify(first.low * inner), first.size * inner, first.extent * inner)
 
 
-def _follows(offset: Linear, axis: Axis, inner: Axis) -> bool:
-    if any(not isinstance(t, Var) and (axis in t.axes or inner in t.axes) for t in offset.terms):
-        return False
-    return offset.terms.get(var(axis), 0) == offset.terms.get(var(inner), 0) * extent_of(inner.extent)
+def _is_whole(part: Range, axis: Axis) -> bool:
+    return static(part.low) == 0 and static(part.count) == extent_of(axis.extent)
+
+
+def _offsets(nest: Nest, access: Access) -> list[Linear]:
+    """Where everything lies that a nest reads and stores."""
+    read = [(access.read[n.source], n.indices) for n in nest.loads()]
+    here = tuple(var(a) for a in nest.axes)
+    written = [(p, here) for t in nest.stores for p in access.write[t]]
+    return [_flat(place.indices(indices), place.buffer.shape) for place, indices in (*read, *written)]
 
 
 def _flat(indices: Sequence[Expr], shape: Sequence[object]) -> Linear:
@@ -60,17 +80,3 @@ def _flat(indices: Sequence[Expr], shape: Sequence[object]) -> Linear:
     for index, size in zip(indices, shape, strict=True):
         total = total.scaled(int(size)).plus(linear(simplify(index)))  # type: ignore[call-overload]
     return join_divisions(total)
-
-
-def _used_as_numbers(values: Sequence[Expr]) -> set[Axis]:
-    """Axes that a value uses other than to say what it reads."""
-    found: set[Axis] = set()
-    stack = list(values)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Load):
-            continue
-        if isinstance(node, Var):
-            found.add(node.axis)
-        stack.extend(node.args)
-    return found

@@ -16,6 +16,7 @@ from tilewright.lower.guards import worst
 from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import extent_of
 
+_TURNED = ("float32", "int32", "uint32")  # what the shuffles of a square are written for
 _MOST_WAYS = 4  # conditions that blocks are written out for
 
 
@@ -43,6 +44,54 @@ def turned_stores(
         return (If(simplify(worst(condition, inside)), then, block.around(*stores)),)
     otherwise = turned_stores([_decided(s, condition, False) for s in stores], block, rows, lanes, fresh, ways - 1)
     return (If(condition, then, otherwise),)
+
+
+def turned_results(
+    stores: Sequence[Store], block: Block, lanes: int, fresh: Callable[[str], str]
+) -> tuple[Stmt, ...] | None:
+    """The stores of a block of results whose lanes lie apart and whose rows side by side: squares of them are turned,
+    rows that fill none are stored lane by lane. None where it is otherwise."""
+    lane = block.lane
+    if lane is None or lane.extent != lanes or lanes < 2 or any(s.value.dtype.name not in _TURNED for s in stores):
+        return None
+    rows = [a for a in block.unrolled if all(_is_along(s, a, lane) for s in stores)]
+    if len(rows) != 1 or extent_of(rows[0].extent) < lanes:
+        return None
+    (along,) = rows
+    whole, rest = divmod(extent_of(along.extent), lanes)
+    square, row = Axis(f"{along.name}_square", whole), Axis(f"{along.name}_row", lanes)
+    column, across = Axis(f"{lane.name}_column", lanes), Axis(f"{along.name}_lane", lanes)
+    buffers = [Buffer(fresh("square"), (lanes, lanes), s.value.dtype, Memory.REGISTER) for s in stores]
+    at_row = {along: var(square) * lanes + var(row)}
+    fill = [Store(b, (var(row), var(lane)), substitute(s.value, at_row)) for s, b in zip(stores, buffers, strict=True)]
+    there = {along: var(square) * lanes + var(across), lane: var(column)}
+    leave = [
+        Store(s.buffer, tuple(simplify(substitute(i, there)) for i in s.indices), load(b, (var(across), var(column))))
+        for s, b in zip(stores, buffers, strict=True)
+    ]
+    body: tuple[Stmt, ...] = (
+        For(row, ForKind.UNROLL, (For(lane, ForKind.VECTOR, tuple(fill)),)),
+        For(column, ForKind.UNROLL, (For(across, ForKind.VECTOR, tuple(leave)),)),
+    )
+    for buffer in buffers:
+        body = (Alloc(buffer, body),)
+    body = (For(square, ForKind.UNROLL, body),)
+    if rest:
+        left = Axis(along.name, rest)
+        moved = {along: var(left) + whole * lanes}
+        single = [Store(s.buffer, tuple(simplify(substitute(i, moved)) for i in s.indices), substitute(s.value, moved))
+                  for s in stores]  # fmt: skip
+        body = (*body, For(left, ForKind.UNROLL, (For(lane, ForKind.VECTOR, tuple(single)),)))
+    for axis in reversed([a for a in block.unrolled if a is not along]):
+        body = (For(axis, ForKind.UNROLL, body),)
+    return body
+
+
+def _is_along(store: Store, rows: Axis, lane: Axis) -> bool:
+    """Whether neighbours along `rows` are stored side by side, and those along the lanes are not."""
+    total = _place(store.indices, store.buffer.shape)
+    plain = all(isinstance(t, Var) or (rows not in t.axes and lane not in t.axes) for t in total.terms)
+    return plain and total.terms.get(var(rows)) == 1 and total.terms.get(var(lane), 0) > 1
 
 
 def _turned(
@@ -94,12 +143,16 @@ def _is_across(node: Load, lane: Axis, rows: Axis) -> bool:
     """Whether a read is contiguous along `rows` and not along the lanes."""
     if node.source.memory is Memory.REGISTER or lane not in node.axes or any(i.reads for i in node.indices):
         return False
-    total = Linear({}, 0)
-    for index, size in zip(node.indices, node.source.shape, strict=True):
-        total = total.scaled(int(size)).plus(linear(simplify(index)))
-    total = join_divisions(total)
+    total = _place(node.indices, node.source.shape)
     plain = all(isinstance(t, Var) or rows not in t.axes for t in total.terms)
     return plain and total.terms.get(var(rows)) == 1 and total.terms.get(var(lane)) != 1
+
+
+def _place(indices: Sequence[Expr], shape: Sequence[object]) -> Linear:
+    total = Linear({}, 0)
+    for index, size in zip(indices, shape, strict=True):
+        total = total.scaled(int(size)).plus(linear(simplify(index)))  # type: ignore[call-overload]
+    return join_divisions(total)
 
 
 def _decided(store: Store, condition: Expr, side: bool) -> Store:

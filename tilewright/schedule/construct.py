@@ -13,17 +13,20 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.expr import Axis, axes_of
-from tilewright.schedule.micro import Contraction, Form, core_seconds, dot_seconds, moving_seconds
+from tilewright.schedule.micro import Contraction, Form, Operand, core_seconds, dot_seconds, moving_seconds
 from tilewright.schedule.nest import period
 from tilewright.schedule.propagate import Size, extent_of
+from tilewright.schedule.runs import reach
 
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
+_WIDE = 16  # the same where rows have nothing in common
 _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
 _VECTORS_AT_ONCE = 2
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
 _MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
 _PASSES_WORTH = 1.02
+_REST_WORTH = 1.015  # rows left over must promise so much more: they run less evenly than predicted
 _CUTS = ((1, 4), (1, 2, 8), (1, 2, 8))  # of the rows, the vector axis and the first plain axis
 
 
@@ -46,14 +49,19 @@ def build_tiles(facts: Contraction) -> list[Built]:
     columns = {a: np.tile(sizes.ravel(), len(forms)) for a, sizes in zip(facts.nest.axes, cuts, strict=True)}
     form = Form(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
     seconds = predicted(facts, form, columns).reshape(len(forms), -1).min(axis=1)
+    height = _reach(facts, facts.row) if facts.row not in facts.runs else 0  # a run has one rest alone
+    seconds = seconds * np.array([_REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
     whole = _whole(facts)
     found = [
         Built(rows, vectors, inside, None if cut >= whole else cut, time)
         for (rows, vectors, inside, cut), time in zip(forms, seconds.tolist(), strict=True)
     ]
-    # passes must earn their complication; among equals the tile with the fewer reads, the squarer one
+    # where rows have nothing in common the tile that follows each stream farthest; else passes must earn their
+    # complication, and among equals the squarer tile has the fewer reads
+    is_wide = _is_wide(facts)
     return sorted(found, key=lambda b: (
-        round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10), b.rows + b.vectors, b.row_inside
+        -b.vectors if is_wide else 0, round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10),
+        b.rows + b.vectors, b.row_inside,
     ))  # fmt: skip
 
 
@@ -74,21 +82,45 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     budget = registers * 3 // 4 if broadcast else registers * 3 // 8
     width = _reach(facts, facts.vector)
     height = _reach(facts, facts.row)
+    is_wide = _is_wide(facts)
+    most_vectors = _MOST_VECTORS
+    if is_wide:
+        most_vectors, height = _WIDE, 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     shared = _shares_taps(facts)
     result: list[tuple[int, int, bool, int]] = []
-    for vectors in range(1, _MOST_VECTORS + 1):
+    for vectors in range(1, most_vectors + 1):
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
             break
         for rows in range(1, min(height, _MOST_ROWS) + 1):
-            # a vector is multiplied into all rows before the next is needed: where rows wait in registers, two will do
-            waiting = min(vectors, _VECTORS_AT_ONCE) if facts.by_lane else vectors
+            # a vector is multiplied into all rows before the next is needed: where rows wait in registers, two will do,
+            # and so they do where there is one row
+            waiting = min(vectors, _VECTORS_AT_ONCE) if facts.by_lane or is_wide else vectors
             used = rows * vectors + waiting + (rows if facts.by_lane or shared else 1)
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
                 break
             for inside in orders:
                 result.extend((rows, vectors, inside, cut) for cut in _passes(facts, rows, vectors))
     return result
+
+
+def _is_wide(facts: Contraction) -> bool:
+    """Whether one row is enough: more would be as many more streams to follow, with nothing read less often. What is
+    packed is one stream, however many rows a panel has."""
+    streams = any(o.by_vector and not o.is_run for o in facts.operands)
+    wide = _reach(facts, facts.vector) >= _WIDE * facts.lanes
+    return facts.row is not None and streams and wide and not _rows_share(facts)
+
+
+def _rows_share(facts: Contraction) -> bool:
+    """Whether vectors that one row reads are another row's too: of an operand the rows have in common, or of windows
+    that overlap."""
+
+    def overlaps(operand: Operand) -> bool:
+        axes = [axes_of(i) for i in operand.node.indices]
+        return any(facts.row in met and any(a in facts.nest.reduce_axes for a in met) for met in axes)
+
+    return any(o.by_vector and (not o.by_row or overlaps(o)) for o in facts.operands)
 
 
 def _shares_taps(facts: Contraction) -> bool:
@@ -104,7 +136,7 @@ def _reach(facts: Contraction, axis: Axis | None) -> int:
     """How far a block along an axis may go: it ends with a group."""
     if axis is None:
         return 1
-    return period(facts.nest, axis) or extent_of(axis.extent)
+    return period(facts.nest, axis) or reach(axis, facts.runs.get(axis, ()))
 
 
 def _whole(facts: Contraction) -> int:
@@ -131,13 +163,17 @@ def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
 def _output_cuts(facts: Contraction) -> list[list[int]]:
     """Sizes of tiles worth a look along each output axis."""
     plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
+    # a run is cut along its outermost axis
+    ends = [(a, (a, *facts.runs.get(a, ()))[-1]) for a in (facts.row, facts.vector) if a is not None]
+    cut_along = {end: _CUTS[0] if axis is facts.row else _CUTS[1] for axis, end in ends}
+    cut_along |= {plain: _CUTS[2]} if plain is not None else {}
     choices: list[list[int]] = []
     for axis in facts.nest.axes:
         extent = max(1, extent_of(axis.extent))
-        pieces: tuple[int, ...] = _CUTS[0] if axis is facts.row else _CUTS[1] if axis is facts.vector else _CUTS[2]
-        if axis is not facts.row and axis is not facts.vector and axis is not plain:
-            pieces = (1,)
-        sizes = {-(-extent // n) for n in pieces}
+        if axis not in cut_along:
+            choices.append([extent])
+            continue
+        sizes = {-(-extent // n) for n in cut_along[axis]}
         if axis is facts.vector:  # as much of the vector operand as the tile level keeps
             room = facts.target.tile_level.capacity // (8 * facts.reduction)
             sizes.add(min(extent, max(1, room // (4 * facts.lanes)) * 4 * facts.lanes))

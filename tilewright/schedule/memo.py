@@ -8,9 +8,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tilewright.ir.expr import Axis
 from tilewright.schedule.plan import NestPlan
 
 if TYPE_CHECKING:
+    from tilewright.schedule.micro import Contraction
     from tilewright.schedule.tile import Choice
 
 
@@ -21,4 +23,7 @@ class Memo:
     plans: dict[Hashable, NestPlan] = field(default_factory=dict)
     choices: dict[Hashable, Choice | None] = field(default_factory=dict)
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
+    free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
+    runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
+    facts: dict[Hashable, Contraction] = field(default_factory=dict)
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels

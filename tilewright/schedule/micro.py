@@ -8,7 +8,8 @@ candidate, so that thousands of plans are compared in one batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import gcd, prod
 
 import numpy as np
@@ -18,6 +19,7 @@ from tilewright.ir.simplify import linear, simplify
 from tilewright.schedule.nest import Nest, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of, index_size
+from tilewright.schedule.runs import stretch
 from tilewright.target import Target
 
 _PIPES = 2  # vector FMA pipes, and vector loads a cycle
@@ -28,6 +30,7 @@ _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
 _OVERFULL = 1.8  # times its capacity: of so much nothing is found again
+_SCATTERED = 1.5  # times its bytes: what of a cache an operand takes whose steps are lines apart
 _CROWDED = 2.0  # times a line comes again that is thrown out before it is used up
 _RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
 _RUN_STALL = 1.0  # of what takes longer than that is seen
@@ -53,6 +56,7 @@ class Operand:
     by_vector: bool
     by_row: bool
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
+    is_scattered: bool = False  # every step of the reduction reads another line: the sets of a cache fill unevenly
     row_step: int = 1  # positions of the window from a row to the next
     gathered: bool = False  # its lanes are no neighbours in memory: read one by one
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
@@ -71,6 +75,7 @@ class Contraction:
     window: Axis | None  # a reduction axis written out: neighbouring rows share its reads
     cut_axis: Axis | None
     operands: tuple[Operand, ...]
+    runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
 
     @property
     def reduction(self) -> int:
@@ -86,7 +91,8 @@ class Contraction:
 
     @property
     def plain(self) -> list[Axis]:
-        return [a for a in self.nest.axes if a is not self.vector and a is not self.row]
+        along = {b for around in self.runs.values() for b in around}
+        return [a for a in self.nest.axes if a is not self.vector and a is not self.row and a not in along]
 
     @property
     def latency(self) -> float:
@@ -145,8 +151,8 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
 
 def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
     """Arithmetic of one tile, blocks that the register tile does not fill included."""
-    height, stacks = _stretch(facts, facts.row, tile)
-    width, groups = _stretch(facts, facts.vector, tile)
+    height, stacks = blocks_along(facts, facts.row, tile)
+    width, groups = blocks_along(facts, facts.vector, tile)
     full_rows, rest_rows = height // form.rows, height % form.rows
     full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
     rest_vectors, partial = rest // facts.lanes, np.minimum(rest % facts.lanes, 1)
@@ -166,13 +172,13 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     return (steps * facts.reduction + blocks * starting) * plain / facts.cycles_a_second
 
 
-def _stretch(facts: Contraction, axis: Axis | None, tile: Mapping[Axis, Size]) -> tuple[Size, Size]:
+def blocks_along(facts: Contraction, axis: Axis | None, tile: Mapping[Axis, Size]) -> tuple[Size, Size]:
     """How far blocks along an axis reach on a tile, and how often: they end with a group."""
     if axis is None:
         return 1, 1
     group = period(facts.nest, axis)
     if group is None:
-        return tile[axis], 1
+        return stretch(axis, facts.runs.get(axis, ()), tile)
     return np.minimum(tile[axis], group), np.maximum(1, -(-tile[axis] // group))
 
 
@@ -265,18 +271,25 @@ def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[d
         block[facts.vector] = np.minimum(form.vectors * facts.lanes, tile[facts.vector])
     if facts.row is not None:
         block[facts.row] = np.minimum(form.rows, tile[facts.row])
+    for axis, around in facts.runs.items():
+        left = form.rows if axis is facts.row else form.vectors * facts.lanes
+        for within, outer in pairwise((axis, *around)):
+            left = -(-left // extent_of(within.extent))
+            block[outer] = np.minimum(left, tile[outer])
     if facts.cut_axis is not None:
         block[facts.cut_axis] = np.minimum(form.cut, _cut_extent(facts))
     inner = dict(block)
     inside = np.asarray(form.row_inside)
     both = dict(block)
     if facts.row is not None:
-        inner[facts.row] = np.where(inside, tile[facts.row], block[facts.row])
-        both[facts.row] = tile[facts.row]
+        for axis in (facts.row, *facts.runs.get(facts.row, ())):
+            inner[axis] = np.where(inside, tile[axis], block[axis])
+            both[axis] = tile[axis]
     if facts.vector is not None and facts.vector in facts.nest.axes:
         outer_first = ~inside if facts.row is not None else np.asarray(True)
-        inner[facts.vector] = np.where(outer_first, tile[facts.vector], block[facts.vector])
-        both[facts.vector] = tile[facts.vector]
+        for axis in (facts.vector, *facts.runs.get(facts.vector, ())):
+            inner[axis] = np.where(outer_first, tile[axis], block[axis])
+            both[axis] = tile[axis]
     passes = dict(both)
     if facts.cut_axis is not None:
         passes[facts.cut_axis] = _cut_extent(facts)
@@ -286,9 +299,9 @@ def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[d
 
 def _loops(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> tuple[list[Size], list[list[Size]]]:
     """Trips of the loops between the depths, and for each whether an operand uses other data in every turn."""
-    rows = -(-tile[facts.row] // form.rows) if facts.row is not None else 1
+    rows = _trips(facts, facts.row, form.rows, tile) if facts.row is not None else 1
     in_vector = facts.vector is not None and facts.vector in facts.nest.axes
-    columns = -(-tile[facts.vector] // (form.vectors * facts.lanes)) if in_vector else 1  # type: ignore[index]
+    columns = _trips(facts, facts.vector, form.vectors * facts.lanes, tile) if in_vector else 1  # type: ignore[arg-type]
     inside = np.asarray(form.row_inside) if facts.row is not None else np.asarray(False)
     plain: Size = 1
     for axis in facts.plain:
@@ -306,14 +319,20 @@ def _loops(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> tuple[l
     return trips, uses
 
 
+def _trips(facts: Contraction, axis: Axis, block: Size, tile: Mapping[Axis, Size]) -> Size:
+    length, times = stretch(axis, facts.runs.get(axis, ()), tile)
+    return -(-length // block) * times
+
+
 def _traffic(
     facts: Contraction, held: Sequence[Sequence[Size]], trips: Sequence[Size], uses: Sequence[Sequence[Size]],
     capacity: float,
 ) -> list[Size]:  # fmt: skip
     """Bytes of each operand that come into a cache of that capacity during one tile."""
     # replacement is near random in the caches we know: of a little too much a good part is still found again
-    staying = [np.clip(_OVERFULL - sum(parts[1:], parts[0]) / capacity, 0.0, _OVERFULL - 1) / (_OVERFULL - 1)
-               for parts in held]  # fmt: skip
+    wide = [_SCATTERED if o.is_scattered else 1.0 for o in facts.operands]
+    taken = [sum((n * w for n, w in zip(parts, wide, strict=True)), 0.0) / capacity for parts in held]
+    staying = [np.clip(_OVERFULL - share, 0.0, _OVERFULL - 1) / (_OVERFULL - 1) for share in taken]
     result: list[Size] = []
     for number in range(len(facts.operands)):
         # nothing stays: every register tile fetches its own
@@ -340,15 +359,14 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
 
 
 def operands_of(
-    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], gathered: Mapping[Load, bool],
-    row_bytes: Mapping[Load, int],
+    nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
+    gathered: Mapping[Load, bool], row_bytes: Mapping[Load, int],
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
     for node in loads(*nest.elements):
         by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
-        found.append(
-            Operand(node, by_vector, by_row, is_run[node], max(1, step), gathered[node], row_bytes.get(node, 0))
-        )
+        found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
+                             row_bytes.get(node, 0)))  # fmt: skip
     return tuple(found)

@@ -16,6 +16,9 @@ from tilewright.schedule.propagate import Box, Size, box_elements, extent_of
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import NestContext
 
+_LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut in two
+_RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their way at a time
+_WHOLE_LINES = 0.2  # of it for runs of whole lines: buffers of ours begin with a line, a user's may not
 
 def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
@@ -26,6 +29,36 @@ def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     innermost = context.layout(tensor).order[-1].axis
     run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
+
+
+def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size:
+    """The most bytes that points of a nest can read of one of its tables."""
+    nodes = nest.tables[tensor]
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) * len(nodes)
+    innermost = context.layout(tensor).order[-1].axis
+    alone = any(n.indices[innermost].reads for n in nodes)  # no run: a line for every element
+    return points * steps * (context.target.main.transaction if alone else tensor.dtype.bytes)
+
+
+def shared_seconds(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """What a tile loses to neighbours that write the same lines at the same time: a line goes to and fro between units
+    wherever a contiguous run of the tile ends inside one, and runs of whole lines need not begin with one."""
+    width = context.target.main.transaction
+    run: Size = 1
+    goes_on: Size = True
+    in_lines: Size = True  # from one run to the next are whole lines
+    pitch = tensor.dtype.bytes
+    for part in reversed(context.layout(tensor).order):
+        along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
+        in_lines = np.logical_and(in_lines, np.logical_or(goes_on, pitch % width == 0))
+        pitch *= part.size or -(-extent // part.step)
+        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
+        goes_on = np.logical_and(goes_on, along >= extent)
+    count = box_elements(box) / np.maximum(run, 1)
+    size = run * tensor.dtype.bytes
+    is_whole = np.logical_and(in_lines, size % width == 0)
+    each = np.minimum(_LINE_SECONDS, _RUN_SECONDS * size / width) * np.where(is_whole, _WHOLE_LINES, 1.0)
+    return np.where(goes_on, 0.0, count * each)
 
 
 def footprint(

@@ -97,6 +97,12 @@ class Nest:
         return list(dict.fromkeys(n.source for n in self.loads()))
 
     @cached_property
+    def tables(self) -> Mapping[Tensor, Sequence[Load]]:
+        """Tensors read at places that are data, and the reads."""
+        found = {n.source: [m for m in self._loads if m.source is n.source] for n in self._loads if _is_looked_up(n)}
+        return {t: nodes for t, nodes in found.items() if all(_is_looked_up(n) for n in nodes)}
+
+    @cached_property
     def stepped(self) -> Mapping[Tensor, frozenset[int]]:
         """Dimensions of what is read along which only a Scan's step moves: one place at a time."""
         own = {*self.axes, *self.reduce_axes}
@@ -116,6 +122,10 @@ def _cuts(condition: Expr) -> bool:
 def _counts(values: Sequence[Expr]) -> tuple[int, int, int]:
     checks = sum(1 for n in walk(*values) if isinstance(n, Op) and n.op.name == "select")
     return data_cost(*values), len(loads(*values)), checks
+
+
+def _is_looked_up(node: Load) -> bool:
+    return any(i.reads for i in node.indices)
 
 
 def period(nest: Nest, axis: Axis) -> int | None:
@@ -208,9 +218,11 @@ _HEAVY = {
 }
 
 
-def data_cost(*roots: Expr) -> int:
-    """Weighted count of operations on data; index arithmetic and selects between loaded values are free."""
-    return sum(_HEAVY.get(n.op.name, 1) for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n))
+def data_cost(*roots: Expr, along: Axis | None = None) -> int:
+    """Weighted count of operations on data; index arithmetic and selects between loaded values are free. With `along`,
+    of those alone that differ along an axis: the others are done before its loop."""
+    found = [n for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n)]
+    return sum(_HEAVY.get(n.op.name, 1) for n in found if along is None or along in n.axes)
 
 
 def heavy(*roots: Expr) -> list[Op]:

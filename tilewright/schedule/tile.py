@@ -20,7 +20,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.schedule.moving import footprint, transactions
+from tilewright.schedule.moving import footprint, looked_up, shared_seconds, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import (
@@ -34,8 +34,17 @@ from tilewright.schedule.propagate import (
     reads_box,
     whole_blocks,
 )
+from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import NestContext, facts_of, is_contraction, offset_of, stride
+from tilewright.schedule.vectorise import (
+    NestContext,
+    facts_of,
+    is_contraction,
+    offset_of,
+    runs_of,
+    scatter_cycles,
+    stride,
+)
 from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
@@ -153,8 +162,12 @@ def _least_seconds(
     for tensor in touched:
         readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
         stepped = frozenset.intersection(*readers) if readers else frozenset()
-        elements = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped)
-        alone += elements * tensor.dtype.bytes * _byte_seconds(tensor, context)
+        size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
+        tables = [n for n in nests if tensor in n.tables]
+        if tables and tables == [n for n in nests if tensor in n.reads()]:
+            places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
+            size = min(size, sum(places))
+        alone += size * _byte_seconds(tensor, context)
     return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
 
 
@@ -244,11 +257,15 @@ def _compute_seconds(
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         if is_contraction(nest):
             total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
+            if plan.instruction is None:
+                vector = nest.named(plan.vector) if plan.vector else None
+                register = {nest.named(a): n for a, n in plan.register}
+                total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
             total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest]) / rate
+        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
     return total
 
 
@@ -351,17 +368,21 @@ def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     return apart * plan.lanes * context.target.gathered_reads
 
 
-def _fill(nest: Nest, plan: NestPlan, box: Box) -> Size:
+def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
     """How full register tiles are on a tile of this size."""
     full: Size = 1.0
     names = nest.axis_names()
     register = dict(plan.register)
-    for axis, extent in zip(nest.axes, box, strict=True):
+    by_tiles = is_contraction(nest) and plan.instruction is None
+    runs = runs_of(nest, plan, context) if by_tiles else {}
+    tile = {a: part.size for a, part in zip(nest.axes, box, strict=True)}
+    for axis in nest.axes:
+        size, _ = stretch(axis, runs.get(axis, ()), tile)
         block = register.get(names[axis], 1)
         if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
             block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
         if block > 1:
-            full = full * (extent.size / (-(-extent.size // block) * block))
+            full = full * (size / (-(-size // block) * block))
     return full
 
 
@@ -381,7 +402,10 @@ def _traffic(
             counted.update(n.source for n in loads(*nest.elements))
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = transactions(tensor, box, context) * repeats.get(nest, 1)
+            moved = transactions(tensor, box, context)
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            moved = moved * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
@@ -389,6 +413,7 @@ def _traffic(
         for tensor in nest.stores:
             if tensor in stored:
                 seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
+                near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
         if context.served is not None and tensor in context.served:

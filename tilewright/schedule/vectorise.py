@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
@@ -17,7 +19,8 @@ from tilewright.schedule.memo import Memo
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.propagate import Size, extent_of
+from tilewright.schedule.runs import axes_around, free_axes, reach
 from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.schedule.written_out import writes_streams
@@ -31,6 +34,10 @@ _TURNED = 2.0  # instructions for a vector that is turned from another axis
 _EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 _WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
 _WHOLE_WINDOW = 16  # the same over several axes
+_LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
+_FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
+_TURNED_STORE = 0.25  # of a lane that is turned with its neighbours first
+_FAR_STEP = 128  # bytes from one step of a reduction to the next that are not one stream
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
@@ -77,17 +84,27 @@ def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
-            step = coefficient
+            step += coefficient
         elif axis in axes_of(term) and moves(node, axis):
-            return _split_stride(term, axis)
+            inner = _inner_stride(term, axis, context.target.lanes(4))
+            if inner is None:
+                return None
+            step += coefficient * inner
     return step
 
 
-def _split_stride(term: Expr, axis: Axis) -> int | None:
-    """x % n and x // n look contiguous or constant to a vector that never crosses a multiple of n."""
-    if isinstance(term, Op) and term.op.name == "mod":
-        inner = linear(term.args[0]).terms.get(var(axis))
-        return inner
+def _inner_stride(term: Expr, axis: Axis, lanes: int) -> int | None:
+    """Of an index that is no sum: x % n and x // n look contiguous or constant to a vector that never crosses a
+    multiple of n, and a bound that x is kept within to one on its near side, where ranges are cut."""
+    if is_op(term, "mod") or is_op(term, "floordiv"):
+        inner, size = term.args
+        if not isinstance(size, Const) or int(size.value) < lanes:
+            return None
+        return linear(inner).terms.get(var(axis)) if is_op(term, "mod") else 0
+    if is_op(term, "min") or is_op(term, "max"):
+        moving = [a for a in term.args if axis in axes_of(a)]
+        bounds = [a for a in term.args if isinstance(a, Const)]
+        return linear(moving[0]).terms.get(var(axis)) if len(moving) == len(bounds) == 1 else None
     return None
 
 
@@ -146,7 +163,7 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector))
+        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector, context))
     names = nest.axis_names()
     reduction = _reduction_order(nest, context)
     row_lanes = lanes if _reads_rows(nest, vector, reduction, context) else 1
@@ -181,15 +198,16 @@ def _contraction_plans(
     facts = contraction_facts(
         nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
     )
-    scatter = _scatter_seconds(nest, vector, context)
     result = []
     if vector in nest.reduce_axes:
         rows = [a for a in nest.axes if extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+        scatter = _scatter_seconds(nest, vector, {}, context)
         for seconds, sizes in dot_tiles(facts, rows):
             outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
             order = [*(a for a in nest.axes if a not in outer), *outer]
             result.append((seconds * _DOT_WORTH + scatter, _with_loops(nest, base, sizes, order)))
         return result
+    scattered: dict[int, float] = {}
     for built in build_tiles(facts):
         rows = [row] if row is not None and built.rows > 1 else []
         sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * base.lanes}
@@ -198,20 +216,34 @@ def _contraction_plans(
         plan = _with_loops(nest, base, sizes, [*plain, *blocks])
         if built.cut is not None and facts.cut_axis is not None:
             plan = replace(plan, cut=((names[facts.cut_axis], built.cut),))
-        result.append((built.seconds + scatter, plan))
+        if built.rows not in scattered:
+            scattered[built.rows] = _scatter_seconds(nest, vector, sizes, context)
+        result.append((built.seconds + scattered[built.rows], plan))
     return result
 
 
-def _scatter_seconds(nest: Nest, vector: Axis, context: NestContext) -> float:
-    """Storing lane by lane, where the vector does not run along the result's storage: about a cycle an element."""
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    if vector in nest.axes and store.terms.get(var(vector), 0) == 1:
+def scatter_cycles(
+    nest: Nest, vector: Axis | None, register: Mapping[Axis, int], context: NestContext, points: Size
+) -> Size:
+    """Of storing elements lane by lane, where the vector does not run along the result's storage. Rows that do are
+    turned with the lanes, as many as fill squares."""
+    if vector is None or vector not in nest.axes:
         return 0.0
-    points = 1
-    for axis in nest.axes:
-        points *= extent_of(axis.extent)
-    cycles = context.target.fma_rate / (2 * context.target.lanes(4))
-    return points / cycles / context.target.units
+    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    if store.terms.get(var(vector), 0) == 1:
+        return 0.0
+    lanes = context.target.lanes(_widest(nest))
+    rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
+    turned = rows // lanes * lanes / rows if rows >= lanes else 0.0
+    near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
+    apart = np.where(near, _LANE_STORE, _FAR_LANE_STORE)
+    return points * ((1 - turned) * apart + turned * (apart / lanes + _TURNED_STORE))
+
+
+def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], context: NestContext) -> float:
+    points = prod(extent_of(a.extent) for a in nest.axes) / context.target.units
+    cycles = float(scatter_cycles(nest, vector, register, context, points)) if vector in nest.axes else points
+    return cycles / (context.target.fma_rate / (2 * context.target.lanes(4)))
 
 
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
@@ -227,21 +259,46 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if not is_contraction(nest):
         return [costs[0][1]]
     best = costs[0][1]
-    if best in nest.axes and _span(nest, best) >= _WIDE * context.target.lanes(_widest(nest)):
+    if best in nest.axes and _span(nest, best, context) >= _WIDE * context.target.lanes(_widest(nest)):
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
 def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
     """The facts of a contraction as a plan lays it out."""
-    vector = nest.named(plan.vector) if plan.vector else None
-    rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
-    row = rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None
+    vector, row = _tile_axes(nest, plan, context)
     unroll = [nest.named(a) for a in plan.unroll]
     return contraction_facts(nest, vector, row, plan.lanes, plan.row_lanes > 1, unroll, context)
 
 
+def runs_of(nest: Nest, plan: NestPlan, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:
+    """Axes that the register tiles of a contraction walk on to, by the axis they begin along."""
+    return _walked_on(nest, *_tile_axes(nest, plan, context), context)
+
+
+def _tile_axes(nest: Nest, plan: NestPlan, context: NestContext) -> tuple[Axis | None, Axis | None]:
+    vector = nest.named(plan.vector) if plan.vector else None
+    rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
+    return vector, rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None
+
+
 def contraction_facts(
+    nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
+    context: NestContext,
+) -> Contraction:  # fmt: skip
+    known = context.memo.facts
+    key = (nest, vector, row, lanes, by_lane, tuple(unroll), _layouts(nest, context))
+    if key not in known:
+        known[key] = _facts(nest, vector, row, lanes, by_lane, unroll, context)
+    return known[key]
+
+
+def _layouts(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
+    """All that facts of a contraction depend on beside the nest itself."""
+    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
+
+
+def _facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
 ) -> Contraction:  # fmt: skip
@@ -249,20 +306,64 @@ def contraction_facts(
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
+    scattered: dict[Load, bool] = {}
     gathered: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
     for node in loads(*nest.elements):
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
-        runs[node] = packed or row is None or not moves(node, row)
+        by_row = row is not None and moves(node, row)
+        scattered[node] = not packed and not by_row and _is_scattered(node, vector, reduction, context)
+        runs[node] = packed or row is None or not (by_row or scattered[node])
         gathered[node] = vector is not None and not packed and stride(node, vector, context) not in (0, 1)
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, gathered, pitches),
+        operands_of(nest, vector, row, runs, scattered, gathered, pitches), _walked_on(nest, vector, row, context),
     )  # fmt: skip
+
+
+def _walked_on(
+    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
+    if vector is None or vector not in nest.axes:
+        return {}
+    taken = (vector,) if row is None else (vector, row)
+    memo, key = context.memo, (nest, taken)
+    if key not in memo.free:
+        memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
+    if not memo.free[key]:
+        return {}
+    layouts = (*key, _layouts(nest, context))
+    if layouts not in memo.runs:
+        memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
+    return memo.runs[layouts]
+
+
+def _run_of_one(
+    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    here = tuple(var(a) for a in nest.axes)
+    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
+    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
+    for axis in free:
+        if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
+            continue  # packed in panels of the register tile
+        around = axes_around(axis, free[axis], offsets)
+        if around:
+            return {axis: around}
+    return {}
+
+
+def _is_scattered(node: Load, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
+    """Whether every step of the reduction reads vectors of another line: as many streams as there are steps."""
+    if vector is None or not reduction or not moves(node, vector) or not moves(node, reduction[-1]):
+        return False
+    step = stride(node, reduction[-1], context)
+    return step is None or abs(step) * node.source.dtype.bytes > _FAR_STEP
 
 
 def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> Axis | None:
@@ -291,9 +392,12 @@ def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], cont
     return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements))
 
 
-def _span(nest: Nest, axis: Axis) -> int:
-    """How far blocks along an axis may reach: a group, or all of it."""
-    return period(nest, axis) or extent_of(axis.extent)
+def _span(nest: Nest, axis: Axis, context: NestContext) -> int:
+    """How far blocks along an axis may reach: a group, or all of it and of what follows it in one run."""
+    group = period(nest, axis)
+    if group is not None or not is_contraction(nest):
+        return group or extent_of(axis.extent)
+    return reach(axis, _walked_on(nest, axis, None, context).get(axis, ()))
 
 
 def _widest(nest: Nest) -> int:
@@ -319,7 +423,7 @@ def _round_up(size: int, unit: int) -> int:
 
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
-    extent = _span(nest, axis)
+    extent = _span(nest, axis, context)
     lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent)
     if lanes == 1:
         return None
@@ -427,10 +531,10 @@ def _chains(nest: Nest, vector: Axis, target: Target) -> int:
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
     fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
-    if fills or data_cost(*nest.values) < 12:
+    if fills or data_cost(*nest.values, along=vector) < 12:
         return 4
-    has_chain = any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*nest.values))
-    return target.calls_together if has_chain else 1
+    chained = [n for n in walk(*nest.values) if isinstance(n, Op) and n.op.name in CHAINS and vector in n.axes]
+    return target.calls_together if chained else 1
 
 
 def _shares_a_read(nest: Nest, axis: Axis) -> bool:
@@ -444,7 +548,7 @@ def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> fl
     for node in loads(*nest.elements):
         if not moves(node, axis):
             merit += 6.0 if moves(node, vector) else 1.0
-    extent = _span(nest, axis)
+    extent = _span(nest, axis, context)
     return merit * min(extent, 8) + (0.5 if extent > 8 else 0.0)
 
 

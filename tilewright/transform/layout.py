@@ -32,13 +32,13 @@ from tilewright.ir.expr import (
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
-from tilewright.transform.merging import merge_reductions
+from tilewright.transform.merging import lone_elements, merge_reductions
 
 _MOST_AXES = 5  # permutations of more axes are not searched
 
 
 def choose_layouts(program: Program, target: Target) -> Program:
-    program = split_constants(program)
+    program = split_constants(lone_elements(program))
     inner = _inner_axes(program, target)
     layouts = dict(program.layouts)
     fixed = {*program.inputs, *program.outputs, *program.constants, *_scan_tensors(program)}

@@ -1,16 +1,32 @@
-"""Neighbouring axes of a reduction summed as one where all that is read is one run: no loop ends with every row."""
+"""Neighbouring axes of a reduction summed as one where all that is read is one run: no loop ends with every row. What
+reduces one element is no reduction."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.compute import Compute, Program, Reduce
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, const, loads, substitute, var
+from tilewright.ir.compute import Compute, Map, Program, Reduce
+from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, const, loads, replace_nodes, substitute, var
 from tilewright.ir.simplify import join_divisions, linear, simplify
 
 
 def merge_reductions(program: Program) -> Program:
     return program.with_computes(tuple(_merged(c, program) for c in program.computes))
+
+
+def lone_elements(program: Program) -> Program:
+    """Reductions of one element as maps: a 1x1 window over single channels, a mean along an axis of one."""
+    return program.with_computes(tuple(_alone(c) for c in program.computes))
+
+
+def _alone(compute: Compute) -> Compute:
+    if not isinstance(compute, Reduce) or len(compute.outputs) != 1 or len(compute.elements) != 1:
+        return compute
+    if not compute.reduce_axes or any(a.extent != 1 for a in compute.reduce_axes):
+        return compute
+    element = substitute(compute.elements[0], dict.fromkeys(compute.reduce_axes, const(0)))
+    value = replace_nodes(compute.monoid.final[0], {compute.monoid.left[0]: element})
+    return Map(compute.outputs[0], compute.axes, simplify(value), compute.origin)
 
 
 def _merged(compute: Compute, program: Program) -> Compute:
