@@ -165,3 +165,12 @@ def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:
     assert made.plan is not None
     projection, step = made.plan.kernels[0], made.plan.kernels[1]
     assert step.scan is not None and (projection.tile, step.tile) == ((("o3", 128),), (("o1", 128),))
+
+
+def test_packed_weights_are_one_stream_whatever_their_rows() -> None:
+    """The gates of a unit side by side: the weights of a tile are one piece, which steps walk to and fro."""
+    model = recurrence("LSTM", hidden=256, steps=100, inputs=256)
+    made = build(load(model, {}), two_units(), Options(stop_after="plan"))
+    assert made.plan is not None
+    step = next(k for k in made.plan.kernels if k.scan is not None)
+    assert dict(step.nests[0].register) == {"o1": 4, "o2": 16}
