@@ -168,7 +168,7 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
     convolution = None if options.convolution == "direct" else alone
-    return convolution, None if options.contraction == "direct" else alone, recurrence
+    return convolution, alone if options.contraction == "strassen" else None, recurrence
 
 
 def _backend(target: Target) -> Any:

@@ -16,7 +16,7 @@ TARGETS = ("cpu", "cuda", "cuda-emulated")
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 CONVOLUTIONS = ("auto", "direct")
-CONTRACTIONS = ("auto", "direct")
+CONTRACTIONS = ("direct", "strassen")
 FALLBACKS = ("error",)
 PLANNED_FALLBACKS = ("host",)
 PRECISIONS = ("float32", "bfloat16")
@@ -39,8 +39,8 @@ class Options:
                 neighbours; "none" is one kernel an operator
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
                 at a relative error of about 2e-6 a layer instead of 3e-7; "direct" always sums as the model says
-    contraction "auto" may compute large products with weights by Strassen's algorithm, where it is predicted to save
-                time, at twice the relative error a layer; "direct" always sums as the model says
+    contraction "direct" sums as the model says; "strassen" may compute large products with weights by Strassen's
+                algorithm, where it is predicted to save time: rows then share their rounding errors two by two
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
     tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
@@ -59,7 +59,7 @@ class Options:
     precision: str | None = None
     schedule: str = "connected"
     convolution: str = "auto"
-    contraction: str = "auto"
+    contraction: str = "direct"
     fallback: str = "error"
     tune: int = 0
     tune_seconds: float | None = None

@@ -65,7 +65,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--contraction",
         choices=CONTRACTIONS,
-        help="auto: Strassen's algorithm where it is predicted to save time (default); direct: never",
+        help="strassen: by Strassen's algorithm where it is predicted to save time; direct: never (default)",
     )
     group.add_argument(
         "--fallback",
