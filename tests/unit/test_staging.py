@@ -149,7 +149,8 @@ def test_the_model_decides() -> None:
 def test_products_of_activations_are_read_in_panels() -> None:
     plan = lowered(programs(product((512, 512), (512, 512)))["layout"]).plan
     panel = dict(plan.layouts)["b_staged"]
-    assert panel.order[-1].axis == 1 and panel.order[-1].size in (4, 8, 12, 16, 24, 32, 48, 64)
+    size = panel.order[-1].size
+    assert panel.order[-1].axis == 1 and size is not None and size % CPU.lanes(4) == 0
 
 
 def test_gpus_stage_for_themselves() -> None:
