@@ -12,8 +12,9 @@ from tilewright.ir import dtypes
 from tilewright.ir.compute import Map
 from tilewright.ir.expr import Axis, Expr, load, lt, maximum, minimum, select, var
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.context import NestContext, stride
 from tilewright.schedule.nest import build_nest
-from tilewright.schedule.vectorise import NestContext, candidate_plans, stride
+from tilewright.schedule.vectorise import candidate_plans
 
 CONTEXT = NestContext(CPU, lambda t: Layout.natural(t.rank), frozenset())
 ALONG, OTHER = Axis("i", 640), Axis("j", 10)

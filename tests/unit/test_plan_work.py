@@ -20,10 +20,10 @@ from tilewright.ir.expr import Expr, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.options import Options
 from tilewright.schedule import connect, nest, planner
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.signature import signature
-from tilewright.schedule.vectorise import NestContext
 from tilewright.schedule.written_out import positions
 from tilewright.transform.winograd import Winograd, find_sliding
 

@@ -13,10 +13,11 @@ import tilewright.target
 from tests.cpu_stages import CPU, Lowered, error, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.ir.loops import Alloc, For, ForKind, statements
 from tilewright.ir.tensor import Layout
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import build_nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.vectorise import NestContext, candidate_plans, facts_of
+from tilewright.schedule.vectorise import candidate_plans, facts_of
 from tilewright.target import machine
 
 

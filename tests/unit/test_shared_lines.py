@@ -13,12 +13,12 @@ from tests.cpu_stages import CPU, Step, model_of, programs
 from tilewright.ir import dtypes
 from tilewright.ir.expr import const
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.moving import looked_up, shared_seconds
 from tilewright.schedule.nest import build_nest
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.schedule.propagate import Range
-from tilewright.schedule.vectorise import NestContext
 
 CONTEXT = NestContext(CPU, lambda t: Layout.natural(t.rank), frozenset())
 

@@ -14,9 +14,9 @@ from tilewright.ir.compute import Compute, Map, Reduce
 from tilewright.ir.expr import Load, axes_of, loads, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.micro import fold_cycles
 from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.vectorise import NestContext
 from tilewright.target import Target
 
 _PIPES = 2  # vector multiply-adds a cycle

@@ -16,10 +16,11 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule import tile as costs
 from tilewright.schedule import vectorise as choices
+from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan, Sizes
 from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.vectorise import NestContext, candidate_plans, is_contraction
+from tilewright.schedule.vectorise import candidate_plans
 
 _WORST_VECTOR = 8.0  # times the cost of the best vector axis: beyond it nothing would make up for the choice
 _MOST_ROWS = 12

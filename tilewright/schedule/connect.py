@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, propagate
 from tilewright.schedule.signature import signature
 from tilewright.schedule.streams import find_stream
 from tilewright.schedule.tile import Choice, choose_tile
-from tilewright.schedule.vectorise import NestContext, is_contraction
 
 _MOST_NESTS = 16
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis

@@ -14,11 +14,11 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
+from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, NestPlan
 from tilewright.schedule.propagate import Box, Range, Size, extent_of
 from tilewright.schedule.streams import stream_phases
-from tilewright.schedule.vectorise import NestContext, is_contraction, offset_of, stride
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
 _WISHED_THREADS = 132 * 128  # on the whole GPU, below which register tiles shrink to make more of them

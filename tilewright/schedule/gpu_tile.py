@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.gpu import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.schedule.moving import compulsory, footprint, transactions
 from tilewright.schedule.nest import Nest, data_cost
@@ -20,7 +21,6 @@ from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.tile import Choice
-from tilewright.schedule.vectorise import NestContext
 
 _MOST_CANDIDATES = 2000
 _CLOCK = 1.7e9

@@ -15,11 +15,11 @@ import numpy as np
 from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS, Dot
 from tilewright.ir.expr import Axis, Load, loads
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.context import NestContext, stride
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
-from tilewright.schedule.vectorise import NestContext, stride
 from tilewright.schedule.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.target import Target
 

@@ -11,10 +11,10 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.propagate import Box, Size, box_elements, extent_of
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import NestContext
 
 _LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut in two
 _RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their way at a time

@@ -10,10 +10,12 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.apart import transposed_views
 from tilewright.schedule.connect import Connector, Group, microseconds
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
 from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, build_nest
+from tilewright.schedule.panels import constant_layouts
 from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
 from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.select import select_plan
@@ -27,7 +29,6 @@ from tilewright.schedule.steps import (
     step_seconds,
 )
 from tilewright.schedule.tile import Choice
-from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays

@@ -6,10 +6,11 @@ First reads from main memory are not the same for all: passes and the order of t
 
 from __future__ import annotations
 
+from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.tile import choose_tile
-from tilewright.schedule.vectorise import NestContext, candidate_plans, is_contraction, plan_nest
+from tilewright.schedule.vectorise import candidate_plans, plan_nest
 
 _MOST_FORMS = 4  # orders and passes that are compared, the best register tile of each
 _NEAR = 40  # of the plans the construction ranks, those that may hold one

@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
@@ -36,15 +37,7 @@ from tilewright.schedule.propagate import (
 )
 from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
-from tilewright.schedule.vectorise import (
-    NestContext,
-    facts_of,
-    is_contraction,
-    offset_of,
-    runs_of,
-    scatter_cycles,
-    stride,
-)
+from tilewright.schedule.vectorise import facts_of, runs_of, scatter_cycles
 from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000

@@ -15,10 +15,11 @@ import numpy as np
 from tilewright.ir.compute import Program, all_computes, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.candidates import candidate_tiles, feasible_plans, predict
+from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import Nest
+from tilewright.schedule.panels import constant_layouts
 from tilewright.schedule.plan import KernelPlan, NestPlan, Plan, Sizes
 from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.vectorise import NestContext, constant_layouts
 from tilewright.target import Target
 
 _MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Load, Op, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
-from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
-from tilewright.ir.tensor import Layout, StorageAxis, Tensor
+from tilewright.ir.tensor import Layout
 from tilewright.schedule.construct import build_tiles, dot_tiles
-from tilewright.schedule.memo import Memo
+from tilewright.schedule.context import NestContext, is_contraction, offset_of, packed_axis, stride
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of
 from tilewright.schedule.runs import axes_around, free_axes, reach
-from tilewright.schedule.served import Served
 from tilewright.schedule.turning import turned_axis, turned_block
 from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
@@ -42,86 +39,6 @@ _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
 _SHORT = 7  # vectors of a short reduction that is written out
-
-
-@dataclass(frozen=True)
-class NestContext:
-    """What planning a nest needs to know around it."""
-
-    target: Target
-    layout: Callable[[Tensor], Layout]
-    constants: frozenset[Tensor] | Mapping[Tensor, object]
-    staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
-    memo: Memo = field(default_factory=Memo)
-    served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
-    stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
-
-    @cached_property
-    def weights(self) -> int:
-        """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
-        return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
-
-    def packable(self, tensor: Tensor) -> bool:
-        """Whether whoever reads the tensor may say how it is packed."""
-        return (tensor in self.constants or tensor in self.staged) and self.layout(tensor).is_natural
-
-
-def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Linear:
-    """The flat position of a read in storage."""
-    offset = Linear({}, 0)
-    for index, size in zip(layout.storage_indices(indices), layout.storage_shape(tensor.shape), strict=True):
-        outer = offset.scaled(size) if isinstance(size, int) else linear(simplify(offset.expr() * size))
-        offset = outer.plus(linear(simplify(index)))
-    return offset
-
-
-def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
-    """Elements of storage between neighbours along `axis`; None when it is not one number."""
-    layout = context.layout(node.source)
-    if context.packable(node.source) and packed_axis(node, axis) is not None:
-        return 1
-    total = join_divisions(offset_of(node.source, layout, node.indices))
-    step = 0
-    for term, coefficient in total.terms.items():
-        if isinstance(term, Var) and term.axis is axis:
-            step += coefficient
-        elif axis in axes_of(term) and moves(node, axis):
-            inner = _inner_stride(term, axis, context.target.lanes(4))
-            if inner is None:
-                return None
-            step += coefficient * inner
-    return step
-
-
-def _inner_stride(term: Expr, axis: Axis, lanes: int) -> int | None:
-    """Of an index that is no sum: x % n and x // n look contiguous or constant to a vector that never crosses a
-    multiple of n, and a bound that x is kept within to one on its near side, where ranges are cut."""
-    if is_op(term, "mod") or is_op(term, "floordiv"):
-        inner, size = term.args
-        if not isinstance(size, Const) or int(size.value) < lanes:
-            return None
-        return linear(inner).terms.get(var(axis)) if is_op(term, "mod") else 0
-    if is_op(term, "min") or is_op(term, "max"):
-        moving = [a for a in term.args if axis in axes_of(a)]
-        bounds = [a for a in term.args if isinstance(a, Const)]
-        return linear(moving[0]).terms.get(var(axis)) if len(moving) == len(bounds) == 1 else None
-    return None
-
-
-def packed_axis(node: Load, axis: Axis) -> int | None:
-    """The axis of a constant that is indexed by `axis` and by nothing else, and no other axis is."""
-    plain = [d for d, i in enumerate(node.indices) if i is var(axis) or (is_op(i, "mod") and i.args[0] is var(axis))]
-    used = [
-        d
-        for d, i in enumerate(node.indices)
-        if axis in axes_of(i) and not (is_op(i, "floordiv") and i.args[0] is var(axis))
-    ]
-    return plain[0] if len(plain) == 1 and plain == used else None
-
-
-def is_contraction(nest: Nest) -> bool:
-    """A sum of products of at least two reads."""
-    return nest.monoid is not None and nest.monoid.operator == "add" and len(loads(nest.elements[0])) >= 2
 
 
 def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> NestPlan:
@@ -417,10 +334,6 @@ def _fit_lanes(lanes: int, extent: int) -> int:
     return lanes
 
 
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
 def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     """Instructions for one vector's worth of elements, relative to a perfect vector."""
     extent = _span(nest, axis, context)
@@ -597,61 +510,4 @@ def _short_windows(reduction: Sequence[Axis]) -> list[Axis]:
         if extent > _WINDOW or (found and steps > _WHOLE_WINDOW):
             break
         found.append(axis)
-    return found
-
-
-def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
-    """Panels for constants read along the vector axis: (outer, other axes in loop order, one register tile wide)."""
-    if plan.instruction is not None:
-        from tilewright.schedule.instructions import instruction_layouts
-
-        return instruction_layouts(nest, plan, context)
-    if plan.vector is None or not is_contraction(nest) or context.target.kind == "gpu":
-        return {}
-    vector = nest.named(plan.vector)
-    if vector not in nest.axes:
-        return _rows_layouts(nest, vector, context)
-    register = dict(plan.register)
-    names = nest.axis_names()
-    width = register.get(plan.vector, plan.lanes)
-    order = [nest.named(a) for a in plan.order]
-    found: dict[Tensor, Layout] = {}
-    for node in loads(*nest.elements):
-        tensor = node.source
-        if not context.packable(tensor) or tensor.rank < 2:
-            continue
-        axis = packed_axis(node, vector)
-        if axis is None:
-            continue
-
-        def depth(dim: int, node: Load = node) -> int:
-            axes = [a for a in axes_of(node.indices[dim]) if a in order]
-            if any(register.get(names[a], 0) >= extent_of(a.extent) > 1 for a in axes):
-                return len(order)  # written out inside every loop: next to the vector, so that one run is read
-            return max((order.index(a) for a in axes), default=-1)
-
-        others = sorted((d for d in range(tensor.rank) if d != axis), key=depth)
-        # padded to whole vectors: the last one is read whole
-        run = min(width, _round_up(extent_of(tensor.shape[axis]), plan.lanes))
-        around = [d for d in others if -1 < depth(d) <= order.index(vector)]  # loops around the panels: batches, groups
-        inside = [d for d in others if d not in around]
-        panel = [StorageAxis(axis, run), *(StorageAxis(d) for d in inside), StorageAxis(axis, 1, run)]
-        parts = [*(StorageAxis(d) for d in around), *panel]
-        if run == extent_of(tensor.shape[axis]):
-            parts = [*(StorageAxis(d) for d in others), StorageAxis(axis)]
-        found[tensor] = Layout(tuple(parts))
-    return found
-
-
-def _rows_layouts(nest: Nest, vector: Axis, context: NestContext) -> dict[Tensor, Layout]:
-    """Constants of dot products: the reduction that fills the vector innermost."""
-    found: dict[Tensor, Layout] = {}
-    for node in loads(*nest.elements):
-        tensor = node.source
-        if not context.packable(tensor) or tensor.rank < 2:
-            continue
-        axis = packed_axis(node, vector)
-        if axis is not None and axis != tensor.rank - 1:
-            others = [d for d in range(tensor.rank) if d != axis]
-            found[tensor] = Layout.permuted((*others, axis))
     return found

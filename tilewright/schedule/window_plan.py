@@ -8,10 +8,10 @@ import numpy as np
 
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.context import NestContext, stride
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
-from tilewright.schedule.vectorise import NestContext, stride
 from tilewright.schedule.window import CHANNELS, splits_well, window_of
 from tilewright.target import Target
 
