@@ -415,6 +415,20 @@ def axes_of(*roots: Expr) -> list[Axis]:
     return list(roots[0].axes if len(roots) == 1 else _joined_axes(roots))
 
 
+def used_as_numbers(values: Iterable[Expr]) -> set[Axis]:
+    """Axes that values use other than to say what they read."""
+    found: set[Axis] = set()
+    stack = list(values)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Load):
+            continue
+        if isinstance(node, Var):
+            found.add(node.axis)
+        stack.extend(node.args)
+    return found
+
+
 def rewrite(root: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild bottom-up; `rule` sees each node after its operands were rewritten, None keeps it."""
     done: dict[Expr, Expr] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Expr, var
+from tilewright.ir.expr import Axis, Expr, used_as_numbers, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.access import Access
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.propagate import Range, extent_of
-from tilewright.schedule.runs import axes_around, follows, free_axes, used_as_numbers
+from tilewright.schedule.runs import axes_around, follows, free_axes
 
 
 def run_of_axes(nest: Nest, order: Sequence[Axis], ranges: Mapping[Axis, Range], access: Access) -> tuple[Axis, ...]:

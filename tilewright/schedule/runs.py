@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Expr, Load, Var, var
+from tilewright.ir.expr import Axis, Var, used_as_numbers, var
 from tilewright.ir.simplify import Linear
 from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.propagate import Size, extent_of
@@ -44,20 +44,6 @@ def follows(offset: Linear, axis: Axis, inner: Axis) -> bool:
     if any(not isinstance(t, Var) and (axis in t.axes or inner in t.axes) for t in offset.terms):
         return False
     return offset.terms.get(var(axis), 0) == offset.terms.get(var(inner), 0) * extent_of(inner.extent)
-
-
-def used_as_numbers(values: Sequence[Expr]) -> set[Axis]:
-    """Axes that a value uses other than to say what it reads."""
-    found: set[Axis] = set()
-    stack = list(values)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Load):
-            continue
-        if isinstance(node, Var):
-            found.add(node.axis)
-        stack.extend(node.args)
-    return found
 
 
 def reach(axis: Axis, around: Sequence[Axis]) -> int:

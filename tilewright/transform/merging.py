@@ -6,7 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.ir.compute import Compute, Map, Program, Reduce
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, const, loads, replace_nodes, substitute, var
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    Load,
+    Var,
+    axes_of,
+    const,
+    loads,
+    replace_nodes,
+    substitute,
+    used_as_numbers,
+    var,
+)
 from tilewright.ir.simplify import join_divisions, linear, simplify
 
 
@@ -52,7 +64,7 @@ def _as_one(compute: Reduce, outer: Axis, inner: Axis, program: Program) -> Redu
     elements = tuple(simplify(substitute(e, places)) for e in compute.elements)
     if any(merged in axes_of(n) and not _is_run(n, merged, program) for n in loads(*elements)):
         return None
-    if any(merged in axes_of(e) for e in _outside_reads(elements)):
+    if merged in used_as_numbers(elements):
         return None
     kept = tuple(merged if a is inner else a for a in compute.reduce_axes if a is not outer)
     return replace(compute, reduce_axes=kept, elements=elements)
@@ -65,17 +77,3 @@ def _is_run(node: Load, axis: Axis, program: Program) -> bool:
         offset = offset * size + index
     total = join_divisions(linear(simplify(offset)))
     return var(axis) in total.terms and all(isinstance(t, Var) or axis not in t.axes for t in total.terms)
-
-
-def _outside_reads(elements: tuple[Expr, ...]) -> list[Expr]:
-    """Parts of the elements that are not below a read: conditions and index values."""
-    found: list[Expr] = []
-    stack = list(elements)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Load):
-            continue
-        if isinstance(node, Var):
-            found.append(node)
-        stack.extend(node.args)
-    return found
