@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, State, const, loads, op, state
+from tilewright.ir.expr import Axis, Const, Expr, State, const, is_op, loads, op, state
 from tilewright.ir.tensor import Layout, Tensor
 
 
@@ -224,6 +224,13 @@ def expressions(compute: Compute) -> tuple[Expr, ...]:
     if isinstance(compute, Sort):
         return (compute.key, *compute.payloads)
     return ()
+
+
+def factors(compute: Compute) -> tuple[Expr, ...]:
+    """The two factors of the products that a Reduce adds up; none where it does something else."""
+    if not isinstance(compute, Reduce) or len(compute.outputs) != 1 or compute.monoid.operator != "add":
+        return ()
+    return compute.elements[0].args if is_op(compute.elements[0], "mul") else ()
 
 
 def reads(compute: Compute) -> list[Tensor]:

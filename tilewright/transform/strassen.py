@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Compute, Map, Program, Reduce, plain_monoid
-from tilewright.ir.expr import Axis, Const, Expr, Load, Var, add, const, eq, is_op, load, lt, select, sub, var
+from tilewright.ir.compute import Compute, Map, Program, Reduce, factors, plain_monoid
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, add, const, eq, load, lt, select, sub, var
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
@@ -67,12 +67,10 @@ class Product:
 
 def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Product | None:
     """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None."""
-    if not isinstance(compute, Reduce) or len(compute.outputs) != 1 or compute.monoid.operator != "add":
+    both = factors(compute)
+    if not both or not isinstance(compute, Reduce) or compute.outputs[0].dtype is not dtypes.float32:
         return None
-    element = compute.elements[0]
-    if compute.outputs[0].dtype is not dtypes.float32 or not is_op(element, "mul"):
-        return None
-    for data, weight in (element.args, element.args[::-1]):
+    for data, weight in (both, both[::-1]):
         if isinstance(data, Load) and isinstance(weight, Load) and weight.source in constants:
             return _product(compute, data, weight)
     return None

@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Compute, Map, Program, Reduce, plain_monoid
+from tilewright.ir.compute import Compute, Map, Program, Reduce, factors, plain_monoid
 from tilewright.ir.expr import (
     Axis,
     Const,
@@ -77,12 +77,10 @@ class Sliding:
 
 def find_sliding(compute: Compute, constants: object) -> Sliding | None:
     """The convolution a Reduce computes when it is one of three taps an axis, stride 1, one group; else None."""
-    if not isinstance(compute, Reduce) or len(compute.outputs) != 1 or compute.monoid.operator != "add":
+    both = factors(compute)
+    if not both or not isinstance(compute, Reduce) or compute.outputs[0].dtype is not dtypes.float32:
         return None
-    element = compute.elements[0]
-    if compute.outputs[0].dtype is not dtypes.float32 or not is_op(element, "mul"):
-        return None
-    for data, weight in (element.args, element.args[::-1]):
+    for data, weight in (both, both[::-1]):
         if isinstance(weight, Load) and weight.source in constants and weight.dtype is dtypes.float32:  # type: ignore[operator]
             found = _sliding(compute, data, weight)
             if found is not None:
