@@ -183,6 +183,29 @@ def test_a_worker_held_up_in_a_tile_keeps_only_that_tile(built: Builder, balance
             assert int(worker[0]) not in worker[1:4].tolist()
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not bind processes to processors")
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_a_march_goes_on_without_a_worker_that_is_away(built: Builder, threads: int) -> None:
+    """Workers march through stages of one tile each; here they have to share a processor, which they learn too late."""
+    rounds = 300
+    count = Stage("count", threads, (BufferRef("output", 1),))
+    blur = blur_image(threads, rounds)
+    stages = tuple(s for stage in blur.stages for s in (stage, count))
+    image = replace(blur, kernels={"blur": BLUR, "count": COUNT}, stages=stages, output_bytes=(4 * threads,) * 2)
+    x = np.random.default_rng(4).integers(-100, 100, threads, np.int32)
+    y, counts = np.zeros_like(x), np.zeros_like(x)
+    allowed = os.sched_getaffinity(0)
+    with CpuModel(built(image), threads) as model:
+        try:
+            os.sched_setaffinity(0, {min(allowed)})  # before the first run, which starts the other workers
+            for run in range(1, 31):
+                (model.profile if run % 7 == 3 else model.run)([x], [y, counts])
+                np.testing.assert_array_equal(y, blur_reference(x, rounds))
+                assert set(counts.tolist()) == {run * rounds}
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
 def random_image(seed: int, width: int = 48, count: int = 30) -> ModelImage:
     """Stages of all kinds in groups of random length; each reads a group before its own, the last sums them all up.
 

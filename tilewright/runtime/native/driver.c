@@ -20,6 +20,8 @@
 /* A dynamic stage hands out about this many pieces a worker: enough to even out, few enough to stay cheap. */
 #define PIECES_PER_WORKER 8
 #define DYNAMIC_ABOVE_TILES_PER_WORKER 4
+/* In a march every worker reads a line of every other: among many, one line to count on is quicker. */
+#define MOST_WORKERS_OF_A_MARCH 8
 
 enum { SHARED_EVENLY, ONE_TILE_A_WORKER, BALANCED, FIRST_WORKER_ONLY };
 
@@ -34,11 +36,15 @@ typedef struct {
 } step;
 
 /* Steps that run without a barrier between them. Those of a chain all belong to worker 0 and may depend on each
- * other: one worker runs them in order, and they are one unit of work. Elsewhere a unit is a tile. */
+ * other: one worker runs them in order, and they are one unit of work. Elsewhere a unit is a tile.
+ * Those of a march have one tile a worker and do have barriers between them: every worker says for itself that it is
+ * through a step and goes on when all have said so, where counting on a common line and opening the next group would
+ * send two more lines from one worker to the other. Only the last step is counted. */
 typedef struct {
     int64_t end; /* the step that starts the next group */
     int64_t units;
-    int32_t chain, eager; /* eager: the tiles are uneven, whoever is free takes the others' at once */
+    int32_t chain, march;
+    int32_t eager; /* the tiles are uneven, whoever is free takes the others' at once */
 } group;
 
 typedef struct {
@@ -180,6 +186,42 @@ static int64_t run_parts_of_others(
     return units;
 }
 
+/* Runs the worker's part of a march; the units of the last step it has run, or -1 when the group is over already. As
+ * elsewhere it takes tiles of others only after some patience, unless they were away at the step before and still
+ * are. */
+static int64_t run_march(const tw_model *m, const group *g, uint32_t opened, int64_t first, int self)
+{
+    worker *me = m->members + self;
+    const step *last = m->steps + g->end - 1;
+    uint32_t epoch = opened;
+    int64_t from, mine = tw_team_claim(m->team, self, epoch, 1, 1, &from);
+    for (const step *s = m->steps + first; s < last; s++, epoch++) {
+        int hurried = me->hurried;
+        me->hurried = 0;
+        if (mine) {
+            run_tiles(s, self, self + 1, me->scratch);
+            tw_team_pass(m->team, self, epoch, 1);
+        }
+        /* a step that streams its weights has pushed the tables out of the near caches */
+        __builtin_prefetch(s[1].buffers);
+        __builtin_prefetch(s[1].extents);
+        for (int owner = 0; owner < m->workers; owner++) {
+            for (int tries = 0;; tries++) {
+                int away = hurried && tw_team_away(m->team, owner, epoch);
+                if (!away && tw_team_passed_soon(m->team, owner, epoch, tries)) break;
+                if (!tw_team_is_open(m->team, opened)) return -1;
+                if (!tw_team_claim(m->team, owner, epoch, 1, 1, &from)) continue;
+                run_tiles(s, owner, owner + 1, me->scratch);
+                tw_team_pass(m->team, owner, epoch, 0);
+                me->hurried = 1;
+            }
+        }
+        if (!mine) mine = tw_team_claim(m->team, self, epoch + 1, 1, 1, &from);
+    }
+    if (mine) run_tiles(last, self, self + 1, me->scratch);
+    return mine;
+}
+
 /* Counts units the worker has run; the one who completes the group opens the next. Whether that was this one. */
 static int complete(tw_model *m, const group *g, uint32_t epoch, int64_t first, int self, int64_t units)
 {
@@ -204,17 +246,23 @@ static void run_group(void *argument, int self, uint32_t epoch, int64_t first)
     worker *me = m->members + self;
     group g = m->groups[first];
     if (atomic_load_explicit(&m->stage_ns, memory_order_relaxed))
-        g = (group){first + 1, units_of(m->steps + first), 0, m->steps[first].mode == BALANCED};
+        g = (group){first + 1, units_of(m->steps + first), 0, 0, m->steps[first].mode == BALANCED};
+    uint32_t opened = epoch;
+    int64_t units = g.march ? run_march(m, &g, opened, first, self) : run_part(m, &g, epoch, first, self, me->scratch);
+    if (units < 0) return;
+    if (g.march) {
+        epoch += (uint32_t)(g.end - 1 - first);
+        first = g.end - 1;
+    }
     int hurried = me->hurried;
     me->hurried = 0;
-    int64_t units = run_part(m, &g, epoch, first, self, me->scratch);
     if (g.eager && units < g.units) units += run_parts_of_others(m, &g, epoch, first, self, 0);
     if (complete(m, &g, epoch, first, self, units) || g.eager) return;
     if (hurried) {
         units = run_parts_of_others(m, &g, epoch, first, self, 1);
         if (complete(m, &g, epoch, first, self, units)) return;
     }
-    if (tw_team_over_soon(m->team, epoch)) return;
+    if (tw_team_over_soon(m->team, opened)) return;
     units = run_parts_of_others(m, &g, epoch, first, self, 0);
     complete(m, &g, epoch, first, self, units);
 }
@@ -296,13 +344,20 @@ static int prepare_steps(tw_model *m)
     return 1;
 }
 
-/* Between two groups that only worker 0 runs, program order is the barrier. Returns whether any group needs more. */
-static int prepare_groups(tw_model *m)
+static int marches(const tw_model *m, const step *s, const group *g)
+{
+    if (m->workers < 2 || m->workers > MOST_WORKERS_OF_A_MARCH) return 0;
+    return m->steps + g->end == s + 1 && s->mode == SHARED_EVENLY && s->tiles == m->workers;
+}
+
+/* Between two groups that only worker 0 runs, program order is the barrier. In a march workers look for each other:
+ * not where they may not spin. Returns whether any group needs more than one worker. */
+static int prepare_groups(tw_model *m, int may_spin)
 {
     int parallel = 0;
     group *previous = NULL;
     for (int64_t i = 0; i < tw_model_table.stages;) {
-        group g = {i, 0, 1, 0};
+        group g = {i, 0, 1, 0, 0};
         do {
             const step *s = m->steps + g.end++;
             if (s->mode != FIRST_WORKER_ONLY) g.chain = 0;
@@ -311,7 +366,8 @@ static int prepare_groups(tw_model *m)
         } while (g.end < tw_model_table.stages && !m->steps[g.end].barrier);
         if (g.chain) g.units = 1;
         else parallel = 1;
-        if (g.chain && previous && previous->chain) {
+        g.march = may_spin && marches(m, m->steps + i, &g);
+        if (previous && ((g.chain && previous->chain) || (g.march && previous->march))) {
             previous->end = g.end;
         } else {
             m->groups[i] = g;
@@ -334,7 +390,7 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
     if (!map_pages(&m->arena, t->arena_bytes)) return 0;
     prepare_buffers(m, weights);
     if (!prepare_steps(m)) return 0;
-    if (!prepare_groups(m)) m->workers = 1;
+    if (!prepare_groups(m, run_spin_ns > 0 && !tw_team_crowded(m->workers))) m->workers = 1;
 
     m->scratch = calloc((size_t)m->workers, sizeof *m->scratch);
     if (!m->scratch) return 0;

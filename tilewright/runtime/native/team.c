@@ -23,6 +23,7 @@
 /* How long a worker leaves the others' unstarted tiles alone. Longer than workers on processors of their own drift
  * apart, so that each keeps the data in its caches; far shorter than the milliseconds a descheduled one is away. */
 #define PATIENCE_NS 10000
+#define NAP_NS 50000
 
 /* claim says how far the worker's own work is handed out: the epoch of a step in the upper half, the next unit of the
  * worker's share of that step in the lower. A later epoch means that nothing is left, since steps are claimed in
@@ -166,7 +167,46 @@ int64_t tw_team_claim(tw_team *team, int owner, uint32_t epoch, int64_t share, i
 
 int tw_team_away(const tw_team *team, int owner, uint32_t epoch)
 {
-    return before((uint32_t)(atomic_load_explicit(&team->members[owner].claim, memory_order_relaxed) >> 32), epoch);
+    uint64_t claim = atomic_load_explicit(&team->members[owner].claim, memory_order_relaxed);
+    return before((uint32_t)(claim >> 32), epoch) || claim == (uint64_t)epoch << 32;
+}
+
+/* A plain store will do: until all is said to be done, nobody claims anything of the next step, and what was claimed of
+ * this one is claimed no more. */
+void tw_team_pass(tw_team *team, int owner, uint32_t epoch, int take_next)
+{
+    uint64_t claim = (uint64_t)(epoch + 1) << 32 | (uint64_t)take_next;
+    atomic_store_explicit(&team->members[owner].claim, claim, memory_order_release);
+}
+
+static inline int has_passed(const tw_team *team, int owner, uint32_t epoch)
+{
+    return before(epoch, (uint32_t)(atomic_load_explicit(&team->members[owner].claim, memory_order_acquire) >> 32));
+}
+
+/* Nobody wakes a worker here: after a while it looks again from time to time only. */
+int tw_team_passed_soon(tw_team *team, int owner, uint32_t epoch, int tries)
+{
+    if (has_passed(team, owner, epoch)) return 1;
+    if (tries * team->patience_ns > team->run_spin_ns) {
+        struct timespec nap = {0, NAP_NS};
+        nanosleep(&nap, NULL);
+    }
+    int64_t deadline = 0;
+    for (;;) {
+        for (int i = 0; i < PAUSES_PER_CLOCK; i++) {
+            if (has_passed(team, owner, epoch)) return 1;
+            pause_briefly();
+        }
+        int64_t now = now_ns();
+        if (deadline == 0) deadline = now + team->patience_ns;
+        if (now >= deadline) return 0;
+    }
+}
+
+int tw_team_is_open(const tw_team *team, uint32_t epoch)
+{
+    return open_epoch(team) == epoch;
 }
 
 /* Acquire and release: the worker that completes a group has seen all of it, and hands that on with the epoch. */
@@ -311,6 +351,11 @@ static int usable_processors(void)
     return online > 0 ? (int)online : 1;
 }
 
+int tw_team_crowded(int workers)
+{
+    return workers > usable_processors();
+}
+
 static void *allocate_lines(size_t bytes)
 {
     size_t rounded = (bytes + LINE - 1) / LINE * LINE;
@@ -334,7 +379,7 @@ tw_team *tw_team_create(
         team->members[i].team = team;
     }
     /* With fewer processors than workers, a worker that spins keeps the one it waits for from running. */
-    int crowded = workers > usable_processors();
+    int crowded = tw_team_crowded(workers);
     team->workers = workers;
     team->steps = steps;
     team->run_spin_ns = crowded ? 0 : run_spin_ns;

@@ -19,6 +19,9 @@ typedef struct {
     void (*group)(void *argument, int worker, uint32_t epoch, int64_t step);
 } tw_team_work;
 
+/* Whether so many workers have to share processors. */
+int tw_team_crowded(int workers);
+
 /* A waiting worker spins for run_spin_ns inside a run and idle_spin_ns between runs before it sleeps. */
 tw_team *tw_team_create(
     int workers, int64_t steps, int64_t run_spin_ns, int64_t idle_spin_ns, tw_team_work work, void *argument);
@@ -43,6 +46,16 @@ int64_t tw_team_claim(tw_team *team, int owner, uint32_t epoch, int64_t share, i
 
 /* Whether nobody has yet claimed anything of this owner's shares in the group with this epoch. */
 int tw_team_away(const tw_team *team, int owner, uint32_t epoch);
+
+/* For groups in which everybody has one unit a step: says that the owner's of the step with this epoch is done. The
+ * owner takes its unit of the next step with the same word; who has done it for the owner leaves that open. */
+void tw_team_pass(tw_team *team, int owner, uint32_t epoch, int take_next);
+
+/* Waits a little for that; whether it has been said. With every further try the caller is in less of a hurry. */
+int tw_team_passed_soon(tw_team *team, int owner, uint32_t epoch, int tries);
+
+/* Whether the group with this epoch is the open one. */
+int tw_team_is_open(const tw_team *team, uint32_t epoch);
 
 /* Counts units of the open group as done. True for the one worker that completes it; it calls tw_team_open. */
 int tw_team_complete(tw_team *team, int64_t units, int64_t units_of_group);
