@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +16,32 @@ from tilewright import Options, backend_cpu
 from tilewright.compiler import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx import load
-from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, Alloc, Instruction, Memory, statements
+from tilewright.ir.expr import Axis, substitute
+from tilewright.ir.loops import (
+    PREFETCH,
+    PREFETCH_BESIDE,
+    Alloc,
+    Buffer,
+    For,
+    Instruction,
+    Memory,
+    Stmt,
+    statements,
+)
+from tilewright.ir.simplify import simplify
 from tilewright.schedule.check import check_plan
 from tilewright.schedule.plan import Plan
+from tilewright.schedule.propagate import extent_of
 from tilewright.target import MemoryLevel, Target
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+STEPS = 5
+LINE = 16  # elements of float32 in a cache line
 SIZES = {"LSTM": 84, "GRU": 100, "RNN": 170}  # weights of one direction just beyond a 64 KB cache
 
 
 def recurrence(
-    kind: str, *, hidden: int, batch: int = 1, direction: str = "forward", steps: int = 5, inputs: int = 7
+    kind: str, *, hidden: int, batch: int = 1, direction: str = "forward", steps: int = STEPS, inputs: int = 7
 ) -> ModelProto:
     rng = np.random.default_rng(3)
     gates, ways = GATES[kind], 2 if direction == "bidirectional" else 1
@@ -61,10 +78,11 @@ def test_small_weights_are_walked_one_way() -> None:
 
 
 def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> None:
-    """The state first, since other tiles wrote most of it; where one tile does everything, it is near already."""
+    """The state first, since other tiles wrote most of it; where one tile does everything, it is near already. The
+    cell is its own, but so many weights push it out."""
     made = lowered(programs(recurrence("LSTM", hidden=84))["layout"])
     step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
-    assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_input")
+    assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_c", "h_forward_input")
     alone = lowered(programs(recurrence("LSTM", hidden=20))["layout"]).plan
     assert [k.prefetch for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
     kernel = next(k for k in made.loops.kernels if k.step is not None)
@@ -72,6 +90,36 @@ def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> No
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
     text = backend_cpu.render(made.loops, CPU)[kernel.name]
     assert 0 < text.index("__builtin_prefetch") < text.index("acc_0")
+
+
+def hints(body: Sequence[Stmt], at: dict[Axis, int]) -> Iterator[tuple[Buffer, int]]:
+    """What is asked for, element by element, when the loops around are where they are."""
+    for stmt in body:
+        if isinstance(stmt, Alloc):
+            yield from hints(stmt.body, at)
+        if isinstance(stmt, For):
+            for value in range(extent_of(stmt.axis.extent)):
+                yield from hints(stmt.body, at | {stmt.axis: value})
+        if isinstance(stmt, Instruction) and stmt.name == PREFETCH:
+            (operand,) = stmt.operands
+            where = [int(simplify(substitute(i, at)).value) for i in operand.origin]  # type: ignore[attr-defined]
+            yield operand.buffer, int(np.ravel_multi_index(where, operand.buffer.shape))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "asks"), [("LSTM", 96, 3), ("LSTM", 84, 3), ("LSTM", 256, 3), ("GRU", 112, 1)]
+)
+def test_hints_cover_the_lines_of_a_step(kind: str, hidden: int, asks: int) -> None:
+    """A few in each turn of the first nest's loop, whether their number is a multiple of its turns or not."""
+    made = lowered(programs(recurrence(kind, hidden=hidden))["layout"])
+    kernel = next(k for k in made.loops.kernels if k.step is not None)
+    asked: dict[Buffer, set[int]] = {}
+    for buffer, place in hints(kernel.body, {kernel.step: 0}):  # type: ignore[dict-item]
+        asked.setdefault(buffer, set()).add(place // LINE)
+    assert len(asked) >= asks
+    for buffer, lines in asked.items():
+        read = prod(extent_of(e) for e in (buffer.shape[1:] if buffer.shape[0] == STEPS else buffer.shape))
+        assert lines == set(range(-(-read // LINE))), buffer.name
 
 
 def test_every_step_gives_a_worker_the_same_tiles() -> None:

@@ -16,7 +16,7 @@ from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_instruction import CpuInstruction
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_window import CpuWindow
-from tilewright.lower.prefetch import prefetches
+from tilewright.lower.prefetch import with_prefetches
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.plan import KernelPlan
@@ -99,7 +99,7 @@ def lower_cpu_kernel(
     bind_writes(phases, access, params, arguments, scratch, layout, scan)
     names = Names()
     step = scan.step if scan else None
-    body: list[Stmt] = prefetches(plan.prefetch, phases, access)
+    body: list[Stmt] = []
     for part in phases.before:
         body.extend(_nest(part, phases, access, names, step))
     if phases.loop is not None:
@@ -107,7 +107,7 @@ def lower_cpu_kernel(
         body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
     for part in phases.after:
         body.extend(_nest(part, phases, access, names, step))
-    wrapped: tuple[Stmt, ...] = tuple(body)
+    wrapped = with_prefetches(body, plan.prefetch, phases, access)
     for buffer in reversed(scratch):
         wrapped = (Alloc(buffer, wrapped),)
     wrapped = (For(tile, ForKind.PARALLEL, wrapped),)

@@ -145,13 +145,15 @@ def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[int,
 
 
 def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:
-    """Tensors to ask for when a tile starts, in no near cache yet. Carried over, and needed at once: other tiles wrote
-    most of it, and all lines travel together instead of one after the other. Indexed by the step, and needed only by a
-    later nest: the first leaves the time to bring it."""
+    """Tensors to ask for early, in no near cache yet. Carried over, and needed at once: other tiles wrote most of it,
+    and all lines travel together instead of one after the other. Indexed by the step, and needed only by a later nest:
+    the first leaves the time to bring it. Carried over, needed only by a later nest, and pushed out by the first."""
     if context.target.kind != "cpu":
         return ()
     at_once = set(nests[0].reads())
     wanted = {n.source for nest in nests for n in nest.loads() if scan.axis in axes_of(*n.indices)} - at_once
+    if is_walked_to_and_fro(nests[0], context):
+        wanted |= {t for nest in nests[1:] for t in nest.reads() if t in scan.carry} - at_once
     carried = at_once & set(scan.carry) if tile else set()
     if not wanted | carried:
         return ()
