@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tilewright.runtime import (
     CacheError,
     CompileError,
     CpuModel,
+    KeptWeights,
     ModelImage,
     Stage,
     ToolchainError,
@@ -110,9 +112,14 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
                             balance="static" if repeated else "auto"))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
     outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
+    starts = [*sorted(weight_offsets.values()), len(weights)]
+    ends = dict(pairwise(starts))
+    kept = [KeptWeights(start, ends[start] - start, k.tiles)
+            for k in plan.kernels for start in (weight_offsets[name] for name in k.keeps)]  # fmt: skip
     return ModelImage(
         sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
         tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
+        tuple(dict.fromkeys(kept)),
     )  # fmt: skip
 
 

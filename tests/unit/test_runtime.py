@@ -24,6 +24,7 @@ from tilewright.runtime import (
     CacheError,
     CompileError,
     CpuModel,
+    KeptWeights,
     Machine,
     ModelImage,
     ModelImageError,
@@ -306,6 +307,36 @@ def test_weights_extents_and_scratch_reach_the_kernel(built: Builder) -> None:
         np.testing.assert_array_equal(y, 5000 * tiles + tiles + 11)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_kept_weights_are_the_same_in_their_new_place(built: Builder, parts: int) -> None:
+    """Some are cut into whole pages and some are not; a stage may begin in the middle of what is kept."""
+    body = """const unsigned char *w = buffers[0]; uint64_t *y = buffers[1]; uint64_t sum = 0;
+    for (int64_t i = 0; i < extents[0]; i++) sum = 31 * sum + w[i];
+    y[tile] = sum; y[2] = (uintptr_t)w;"""
+    sizes = (6 * 4096 * 64, 5000 * 64, 64)
+    starts = np.cumsum([0, *sizes])
+    data = np.random.default_rng(2).integers(0, 256, int(starts[-1]) + 64, np.uint8)
+    kept = tuple(KeptWeights(int(at), size, parts) for at, size in zip(starts, sizes, strict=False))
+    kernels = {"k": kernel("k", body)}
+
+    def seen(kept: tuple[KeptWeights, ...]) -> tuple[list[int], list[int]]:
+        sums, places = [], []
+        for start in (0, 64, 64 * 4096 * 5, int(starts[1]), int(starts[2]), int(starts[3])):
+            stage = Stage("k", 2, (BufferRef("weight", start), Y), first_extent=0)
+            image = ModelImage(kernels, (stage,), (), (24,), weights=data.tobytes(), extents=(64,), kept=kept)
+            y = np.zeros(3, np.uint64)
+            with CpuModel(built(image), 2) as model:
+                model.run([], [y])
+            assert y[0] == y[1]
+            sums.append(int(y[0]))
+            places.append(int(y[2]))
+        return sums, places
+
+    plain, moved = seen(()), seen(kept)
+    assert plain[0] == moved[0]
+    assert all(place % 64 == 0 for place in moved[1])
+
+
 def test_concurrent_callers_take_turns(built: Builder) -> None:
     model = CpuModel(built(blur_image(33, 20)), 2)
     failures: list[int] = []
@@ -522,7 +553,7 @@ def test_nothing_is_compiled_twice(cache: Cache) -> None:
         image, compiler, flags, machine, cache, jobs=2, progress=lambda *event: events.append(event)
     )
     assert first == second
-    assert sorted(events) == [("affine", True), ("tw_driver", True), ("tw_table", True), ("tw_team", True)]
+    assert sorted(events) == [(name, True) for name in ("affine", "tw_driver", "tw_placing", "tw_table", "tw_team")]
     elsewhere = replace(machine, identity="another processor")
     other = compile_objects(image.kernels, compiler, flags, elsewhere, cache, jobs=1)
     here = compile_objects(image.kernels, compiler, flags, machine, cache, jobs=1)

@@ -185,6 +185,7 @@ def test_the_projection_brings_weights_near_that_stay_there(l2: int, warmed: boo
     before = made.plan.kernels[made.plan.kernels.index(step) - 1]
     assert step.tiles == 2
     assert (before.warms == ("h_forward_recurrence_as_4x256x256",)) is warmed
+    assert step.keeps == before.warms
 
 
 def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
@@ -204,6 +205,21 @@ def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="cannot bring weights near for itself"):
         steps = tuple(replace(k, warms=(weights,)) if k.scan else k for k in plan.kernels)
         check_plan(replace(plan, kernels=steps), program)
+
+
+def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
+    """The whole of them as they are packed: 4 x 84 x 84 in panels of 28 columns."""
+    program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]
+    plan = lowered(program).plan
+    weights = next(name for name, _ in plan.layouts if "recurrence" in name)
+    keeping = replace(plan, kernels=tuple(replace(k, keeps=(weights,)) if k.scan else k for k in plan.kernels))
+    made = lowered(program, plan=Plan.from_json(keeping.to_json()))
+    image = backend_cpu.model_image(backend_cpu.render(made.loops, CPU), made.loops, made.program, made.plan)
+    (kept,) = image.kept
+    assert (kept.bytes, kept.parts) == (4 * 84 * 84 * 4, 2)
+    assert {r.value for s in image.stages for r in s.buffers if r.space == "weight"} >= {kept.offset}
+    with pytest.raises(InternalError, match="only the steps of a Scan keep weights near"):
+        check_plan(replace(plan, kernels=(replace(plan.kernels[0], keeps=(weights,)), *plan.kernels[1:])), program)
 
 
 def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:

@@ -81,6 +81,15 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class KeptWeights:
+    """Weights that stages read again and again, each worker one of so many equal parts: worth a place of their own."""
+
+    offset: int
+    bytes: int
+    parts: int
+
+
+@dataclass(frozen=True)
 class ModelImage:
     """Everything that makes a model: kernels (name to C source), stages in order, and what their buffers refer to."""
 
@@ -91,6 +100,7 @@ class ModelImage:
     weights: bytes | bytearray | memoryview = b""
     arena_bytes: int = 0
     extents: tuple[int, ...] = ()
+    kept: tuple[KeptWeights, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.kernels:
@@ -104,6 +114,9 @@ class ModelImage:
         }
         for position, stage in enumerate(self.stages):
             _check_stage(position, stage, self.kernels, limits)
+        for kept in self.kept:
+            if kept.offset < 0 or kept.bytes < 1 or kept.parts < 1 or kept.offset + kept.bytes >= limits["weight"]:
+                raise ModelImageError(f"kept weights {kept} are out of range")
 
 
 def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits: Mapping[str, int]) -> None:
@@ -151,9 +164,12 @@ def table_source(image: ModelImage) -> str:
         )
         first += len(stage.buffers)
     scratch = max((stage.scratch_bytes for stage in image.stages), default=0)
-    counts = (len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes))
+    counts = (
+        len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes), len(image.kept),
+    )  # fmt: skip
     sizes = (memoryview(image.weights).nbytes, image.arena_bytes, scratch)
     numbers = ", ".join(str(number) for number in (*counts, *sizes))
+    arrays = "stages, buffers, extents, input_bytes, output_bytes, kept"
     return "\n".join(
         [
             '#include "driver.h"',
@@ -163,7 +179,8 @@ def table_source(image: ModelImage) -> str:
             _array("int64_t", "extents", [str(extent) for extent in image.extents]),
             _array("int64_t", "input_bytes", [str(size) for size in image.input_bytes]),
             _array("int64_t", "output_bytes", [str(size) for size in image.output_bytes]),
-            f"const tw_table tw_model_table = {{{numbers}, stages, buffers, extents, input_bytes, output_bytes}};",
+            _array("tw_kept", "kept", [f"{{{k.offset}, {k.bytes}, {k.parts}}}" for k in image.kept]),
+            f"const tw_table tw_model_table = {{{numbers}, {arrays}}};",
             "",
         ]
     )
@@ -177,7 +194,7 @@ def _array(c_type: str, name: str, items: Sequence[str]) -> str:
 
 def _with_headers(source: str) -> str:
     """The source with our own headers in place, so that its text alone determines the object."""
-    for name in ("driver.h", "team.h"):
+    for name in ("driver.h", "placing.h", "team.h"):
         source = source.replace(f'#include "{name}"', (_NATIVE / name).read_text())
     return source
 
@@ -195,7 +212,7 @@ def build(
 ) -> BuiltModel:
     """Compile and link what the cache does not have yet. Weights that are not worth keeping may go elsewhere."""
     sources = dict(image.kernels)
-    for name in ("driver", "team"):
+    for name in ("driver", "placing", "team"):
         sources[f"tw_{name}"] = _with_headers((_NATIVE / f"{name}.c").read_text())
     sources["tw_table"] = _with_headers(table_source(image))
     objects = compile_objects(sources, compiler, flags, machine, cache, jobs=jobs, progress=progress)
@@ -208,7 +225,7 @@ class _Table(ctypes.Structure):
     """tw_table in native/driver.h; the arrays of stages and buffers are not read here."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("stages", "buffers", "extents", "inputs", "outputs")),
+        *((name, ctypes.c_int64) for name in ("stages", "buffers", "extents", "inputs", "outputs", "kept")),
         *((name, ctypes.c_int64) for name in ("weight_bytes", "arena_bytes", "scratch_bytes")),
         *((name, ctypes.c_void_p) for name in ("stage", "buffer", "extent")),
         *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("input_bytes", "output_bytes")),

@@ -51,6 +51,8 @@ def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"edge '{edge.tensor}' cannot be recomputed: it is no map")
     if kernel.scan is None and (kernel.prefetch or any(n.alternate for n in kernel.nests)):
         raise ValueError("only the steps of a Scan read ahead and walk to and fro")
+    if kernel.scan is None and kernel.keeps:
+        raise ValueError("only the steps of a Scan keep weights near")
     if kernel.scan is not None and kernel.warms:
         raise ValueError("a step cannot bring weights near for itself")
     if kernel.stream is not None and kernel.stream.block < 1:

@@ -70,6 +70,7 @@ class KernelPlan:
     scan: str | None = None  # first output of the Scan whose body this kernel is part of
     prefetch: tuple[str, ...] = ()  # tensors whose part is asked for when a tile starts
     warms: tuple[str, ...] = ()  # weights of the steps that follow, brought near while this kernel computes
+    keeps: tuple[str, ...] = ()  # weights that stay in the tile level from step to step, each tile its even part
     predicted_seconds: float = 0.0
     traffic: Sizes = ()  # predicted bytes by level
     footprint: int = 0  # bytes at the tile level
@@ -121,6 +122,8 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
         lines.append(f"  asks early for {', '.join(kernel.prefetch)}")
     if kernel.warms:
         lines.append(f"  brings near {', '.join(kernel.warms)}, for the steps that follow")
+    if kernel.keeps:
+        lines.append(f"  keeps {', '.join(kernel.keeps)} near from step to step")
     if kernel.stream:
         lines.append(f"  stream {kernel.stream.tensor} axis {kernel.stream.axis} in blocks of {kernel.stream.block}")
     for nest in kernel.nests:
@@ -154,7 +157,7 @@ def _kernel(value: dict[str, Any]) -> KernelPlan:
                          "edges": tuple(EdgePlan(**e) for e in value["edges"]),
                          "stream": StreamPlan(**value["stream"]) if value["stream"] else None,
                          "traffic": _sizes(value["traffic"]), "prefetch": tuple(value["prefetch"]),
-                         "warms": tuple(value["warms"])})  # fmt: skip
+                         "warms": tuple(value["warms"]), "keeps": tuple(value["keeps"])})  # fmt: skip
 
 
 def _layout(value: dict[str, Any]) -> Layout:

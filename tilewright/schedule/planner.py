@@ -68,7 +68,6 @@ def make_plan(
             layouts.update(constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
     kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
-    near: dict[str, tuple[int, tuple[str, ...]]] = {}  # of each Scan: its tiles, and the weights that stay with them
     for part, fused, nests, plans in planned:
         connector = Connector(context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
         groups = connector.connect(nests, joining=schedule == "connected")
@@ -78,10 +77,11 @@ def make_plan(
             repeated = _repeated([plan for plan, _, _ in made], groups, stored, part.scan, context)
             steps = [StepKernel(g.nests, p.nests, kept, choice_of(g))
                      for p, g, kept in zip(repeated, groups, stored, strict=True)]  # fmt: skip
-            near[part.scan.outputs[0].name] = kept_near(steps, context)
-            made = [(plan, writes, needs) for plan, (_, writes, needs) in zip(repeated, made, strict=True)]
+            keeps = kept_near(steps, context)
+            made = [(replace(plan, keeps=keeps), writes, needs)
+                    for plan, (_, writes, needs) in zip(repeated, made, strict=True)]  # fmt: skip
         kernels.extend(made)
-    ordered = _warming(_in_order(program, parts, kernels), near, target)
+    ordered = _warming(_in_order(program, parts, kernels), target)
     names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, tuple(names), shown)
@@ -198,15 +198,12 @@ def _repeated(
     return [replace(p, predicted_seconds=round(t, 9)) for p, t in zip(turned, times, strict=True)]
 
 
-def _warming(
-    kernels: list[KernelPlan], near: Mapping[str, tuple[int, tuple[str, ...]]], target: Target
-) -> list[KernelPlan]:
+def _warming(kernels: list[KernelPlan], target: Target) -> list[KernelPlan]:
     """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
     result = list(kernels)
     unhurried = _UNHURRIED * target.tile_level.capacity / target.main.bandwidth
     for place, kernel in enumerate(kernels):
-        tiles, weights = near.get(kernel.scan, (0, ())) if kernel.scan is not None else (0, ())
-        if not weights:
+        if not kernel.keeps:
             continue
         for earlier in range(place - 1, max(-1, place - 1 - _JUST_BEFORE), -1):
             before = result[earlier]
@@ -214,9 +211,9 @@ def _warming(
                 break
             is_sum = any(axis.startswith("r") for axis in before.nests[0].order) and before.stream is None
             # tiles in order and no more than a worker takes at a time: each part goes to the worker that needs it
-            fits = before.tiles in (tiles, 2 * tiles)
+            fits = before.tiles in (kernel.tiles, 2 * kernel.tiles)
             if is_sum and fits and before.predicted_seconds > unhurried:
-                result[earlier] = replace(before, warms=weights)
+                result[earlier] = replace(before, warms=kernel.keeps)
                 break
     return result
 

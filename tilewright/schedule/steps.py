@@ -119,11 +119,10 @@ def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
     return found
 
 
-def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[int, tuple[str, ...]]:
-    """Weights that a Scan's steps leave in the tile level, each tile its even part in one piece: the number of tiles
-    and their names; none where the first step must find them for itself."""
+def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[str, ...]:
+    """Weights that a Scan's steps leave in the tile level, each tile its even part in one piece."""
     if context.target.kind != "cpu" or len(kernels) != 1 or kernels[0].choice.stream is not None:
-        return 0, ()
+        return ()
     (kernel,) = kernels
     tiles = kernel.choice.tiles
     boxes = propagate(kernel.nests, _any_tile(kernel.nests[-1], kernel.choice.tile))
@@ -136,12 +135,12 @@ def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[int,
             if _bytes(tensor) <= context.target.levels[1].capacity:
                 continue
             if cut != [outermost] or int(box[outermost].size) * tiles != box[outermost].extent or tensor in found:
-                return 0, ()
+                return ()
             found[tensor] = _bytes(tensor) // tiles
     if not found or not 1 < tiles <= context.target.units:
-        return 0, ()
+        return ()
     fits = sum(found.values()) <= context.target.tile_level.capacity * _FULL
-    return (tiles, tuple(sorted(t.name for t in found))) if fits else (0, ())
+    return tuple(sorted(t.name for t in found)) if fits else ()
 
 
 def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestContext) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #endif
 #include "driver.h"
+#include "placing.h"
 #include "team.h"
 
 #include <fcntl.h>
@@ -76,7 +77,7 @@ struct tw_model {
      * then sees other groups, but can claim nothing in them. */
     _Atomic(int64_t *) stage_ns;
     int64_t opened_ns;
-    pages arena, weights, member_pages;
+    pages arena, weights, kept, member_pages;
     pages *scratch;
 };
 
@@ -309,6 +310,32 @@ static void prepare_buffers(tw_model *m, const char *weights)
     }
 }
 
+static int64_t whole_pages(int64_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Where there is no room for it, the weights stay where they are. */
+static void place_kept_weights(tw_model *m, const char *weights)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += whole_pages(tw_model_table.kept_weights[i].bytes);
+    if (bytes == 0 || !map_pages(&m->kept, bytes)) return;
+    char *room = m->kept.start;
+    tw_losers losers = {0};
+    for (int64_t i = 0; i < tw_model_table.kept; i++) {
+        const tw_kept *k = &tw_model_table.kept_weights[i];
+        int placed = tw_place(room, weights + k->offset, k->bytes, k->parts, &losers);
+        for (int64_t j = 0; placed && j < tw_model_table.buffers; j++) {
+            const tw_buffer *b = &tw_model_table.buffer[j];
+            int64_t inside = b->space == TW_WEIGHT ? b->value - k->offset : -1;
+            if (inside >= 0 && inside < k->bytes) m->buffers[j] = room + inside;
+        }
+        room += whole_pages(k->bytes);
+    }
+    tw_release(&losers);
+}
+
 static int choose_mode(const tw_model *m, const step *s, int balance)
 {
     if (balance == TW_SERIAL || m->workers == 1) return FIRST_WORKER_ONLY;
@@ -389,6 +416,7 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
     if (!m->steps || !m->groups || !m->buffers || !m->input_patches || !m->output_patches) return 0;
     if (!map_pages(&m->arena, t->arena_bytes)) return 0;
     prepare_buffers(m, weights);
+    place_kept_weights(m, weights);
     if (!prepare_steps(m)) return 0;
     if (!prepare_groups(m, run_spin_ns > 0 && !tw_team_crowded(m->workers))) m->workers = 1;
 
@@ -413,6 +441,7 @@ void tw_destroy(tw_model *m)
     unmap_pages(&m->member_pages);
     unmap_pages(&m->arena);
     unmap_pages(&m->weights);
+    unmap_pages(&m->kept);
     free(m->scratch);
     free(m->output_patches);
     free(m->input_patches);

@@ -32,14 +32,20 @@ typedef struct {
     int64_t first_extent; /* the kernel sees the extents from here on */
 } tw_stage;
 
+/* Weights that the steps of a loop read again and again, each worker one of so many equal parts. */
 typedef struct {
-    int64_t stages, buffers, extents, inputs, outputs;
+    int64_t offset, bytes, parts;
+} tw_kept;
+
+typedef struct {
+    int64_t stages, buffers, extents, inputs, outputs, kept;
     int64_t weight_bytes, arena_bytes, scratch_bytes;
     const tw_stage *stage;
     const tw_buffer *buffer;
     const int64_t *extent;
     const int64_t *input_bytes;
     const int64_t *output_bytes;
+    const tw_kept *kept_weights;
 } tw_table;
 
 /* Defined by the generated table. */

@@ -24,6 +24,9 @@
  * apart, so that each keeps the data in its caches; far shorter than the milliseconds a descheduled one is away. */
 #define PATIENCE_NS 10000
 #define NAP_NS 50000
+/* Between runs a worker also spins for this part of what a run takes: to be woken up takes it tens of microseconds, and
+ * after a long run it may wait for the next a little longer to spare them. */
+#define IDLE_PART_OF_RUN 64
 
 /* claim says how far the worker's own work is handed out: the epoch of a step in the upper half, the next unit of the
  * worker's share of that step in the lower. A later epoch means that nothing is left, since steps are claimed in
@@ -48,6 +51,7 @@ struct tw_team {
     pthread_cond_t sleep_signal;
     int workers, started;
     int64_t steps, run_spin_ns, idle_spin_ns, patience_ns;
+    _Atomic int64_t pause_ns; /* how long to spin for the next run */
     tw_team_work work;
     void *argument;
     member *members;
@@ -75,6 +79,18 @@ static int64_t now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* To a few milliseconds, and in no time. */
+static int64_t coarse_now_ns(void)
+{
+#if defined(CLOCK_MONOTONIC_COARSE)
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+#else
+    return 0;
+#endif
 }
 
 /* ---- waiting ---- */
@@ -231,7 +247,8 @@ static void *helper(void *argument)
         uint32_t left = atomic_load_explicit(&team->end, memory_order_relaxed) - epoch;
         if (left > 0 && left <= (uint32_t)team->steps)
             team->work.group(team->argument, self->index, epoch, team->steps - left);
-        epoch = await_another(team, epoch, left == 0 ? team->idle_spin_ns : team->run_spin_ns);
+        int64_t pause_ns = atomic_load_explicit(&team->pause_ns, memory_order_relaxed);
+        epoch = await_another(team, epoch, left == 0 ? pause_ns : team->run_spin_ns);
     }
     return NULL;
 }
@@ -287,12 +304,16 @@ void tw_team_run(tw_team *team)
 {
     uint32_t epoch = atomic_load_explicit(&team->end, memory_order_relaxed) + 1;
     uint32_t end = epoch + (uint32_t)team->steps;
+    int64_t begin = coarse_now_ns();
     atomic_store_explicit(&team->end, end, memory_order_relaxed);
     tw_team_open(team, epoch, 1);
     while (epoch != end) {
         team->work.group(team->argument, 0, epoch, team->steps - (end - epoch));
         epoch = await_another(team, epoch, team->run_spin_ns);
     }
+    int64_t part = team->idle_spin_ns > 0 ? (coarse_now_ns() - begin) / IDLE_PART_OF_RUN : 0;
+    int64_t pause_ns = part > team->idle_spin_ns ? part : team->idle_spin_ns;
+    atomic_store_explicit(&team->pause_ns, pause_ns, memory_order_relaxed);
 }
 
 void tw_team_lock(tw_team *team)
@@ -384,6 +405,7 @@ tw_team *tw_team_create(
     team->steps = steps;
     team->run_spin_ns = crowded ? 0 : run_spin_ns;
     team->idle_spin_ns = crowded ? 0 : idle_spin_ns;
+    atomic_store(&team->pause_ns, team->idle_spin_ns);
     team->patience_ns = team->run_spin_ns < PATIENCE_NS ? team->run_spin_ns : PATIENCE_NS;
     team->work = work;
     team->argument = argument;
