@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MOST_LOSERS = 256 };
+enum { MOST_LOSERS = 64 };
 
 typedef struct {
     void *start;
