@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
 from tilewright import Options, backend_cpu
@@ -205,6 +205,40 @@ def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="cannot bring weights near for itself"):
         steps = tuple(replace(k, warms=(weights,)) if k.scan else k for k in plan.kernels)
         check_plan(replace(plan, kernels=steps), program)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path: Path) -> None:
+    """Weights that are no number would make themselves felt there, and a state that is given need not be zero."""
+    model = recurrence("LSTM", hidden=24, direction=direction)
+    program = programs(model)["layout"]
+    made = lowered(program)
+    rests = [n.rests for k in made.plan.kernels if k.scan is not None for n in k.nests if n.rests is not None]
+    assert rests == {"forward": [0], "reverse": [STEPS - 1], "bidirectional": [0, STEPS - 1]}[direction]
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["h"]
+    assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+
+
+@pytest.mark.parametrize("what", ["infinite weights", "a state that is not zero"])
+def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) -> None:
+    model = recurrence("LSTM", hidden=24)
+    constants = {c.name: c for c in model.graph.initializer}
+    if what == "infinite weights":
+        weights = numpy_helper.to_array(constants["r"]).copy()
+        weights[0, 3, 5] = np.inf
+        constants["r"].CopyFrom(numpy_helper.from_array(weights, "r"))
+    else:
+        state = np.full((1, 1, 24), 0.5, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(state, "h0"))
+        model.graph.node[0].input.extend(["", "h0"])
+    program = programs(model)["layout"]
+    made = lowered(program)
+    assert all(n.rests is None for k in made.plan.kernels for n in k.nests)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs)["h"]
+    np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_stay_near_get_a_place_of_their_own() -> None:

@@ -185,7 +185,10 @@ class CpuNest(NestParts):
         if self.passes is not None:
             begin, end = self._in_passes(self.passes, block, states[0], begin, end)
         ordered = block if across is None else self._register_order(block, across)
-        return _alloc(states, [*begin, *self._reduce_loops(0, ordered, states, monoid, elements, conditions), *end])
+        loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
+        if self.works is not None:
+            loops = (If(self.works, loops),)
+        return _alloc(states, [*begin, *loops, *end])
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.

@@ -13,6 +13,7 @@ from tilewright.ir.expr import (
     Load,
     is_op,
     load,
+    lt,
     replace_nodes,
     substitute,
     var,
@@ -45,6 +46,9 @@ class NestParts:
         self.access = access
         self.names = names
         self.turning = step if plan.alternate else None
+        self.works: Expr | None = None  # at which steps there is something to sum up
+        if step is not None and plan.rests is not None:
+            self.works = lt(0, var(step)) if plan.rests == 0 else lt(var(step), plan.rests)
         self.vector = nest.named(plan.vector) if plan.vector else None
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
