@@ -16,7 +16,7 @@ from tilewright import Options, backend_cpu
 from tilewright.compiler import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx import load
-from tilewright.ir.expr import Axis, substitute
+from tilewright.ir.expr import Axis, axes_of, loads, substitute
 from tilewright.ir.loops import (
     PREFETCH,
     PREFETCH_BESIDE,
@@ -26,6 +26,7 @@ from tilewright.ir.loops import (
     Instruction,
     Memory,
     Stmt,
+    Store,
     statements,
 )
 from tilewright.ir.simplify import simplify
@@ -66,6 +67,34 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
     made = lowered(program)
     repeated = [k for k in made.plan.kernels if k.scan is not None]
     assert any(n.alternate for k in repeated for n in k.nests)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["h"]
+    assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 96), ("LSTM", 112), ("GRU", 112), ("RNN", 256)])
+def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_path: Path) -> None:
+    """What a step reads last, the next one reads first: the same quarter of the same block of the weights."""
+    program = programs(recurrence(kind, hidden=hidden))["layout"]
+    made = lowered(program)
+    kernel = next(k for k in made.loops.kernels if k.step is not None)
+    (blocks,) = [s for s in statements(kernel.body) if isinstance(s, For) and s.axis.name.endswith("_block")][:1]
+    (quarters,) = [s for s in statements(blocks.body) if isinstance(s, For) and s.axis.name.endswith("_quarter")][:1]
+    sums = next(s for s in statements(quarters.body) if isinstance(s, For))
+    weights = max(
+        (n for s in statements(sums.body) if isinstance(s, Store) for n in loads(s.value) if n.source in kernel.params),
+        key=lambda n: prod(extent_of(e) for e in n.source.shape),
+    )
+    inside = [a for a in axes_of(*weights.indices) if a not in (blocks.axis, quarters.axis, kernel.step)]
+
+    def read(step: int, block: int, quarter: int) -> list[int]:
+        at = dict.fromkeys(inside, 0) | {kernel.step: step, blocks.axis: block, quarters.axis: quarter}
+        return [int(simplify(substitute(i, at)).value) for i in weights.indices]  # type: ignore[arg-type, attr-defined]
+
+    last = extent_of(blocks.axis.extent) - 1
+    for step in range(1, 4):
+        assert read(step, 0, 0) == read(step - 1, last, 3) != read(step - 1, last, 0)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6

@@ -44,6 +44,7 @@ from tilewright.schedule.propagate import Range, extent_of
 
 _MANY_ROWS = 7  # of a register tile, each a stream of its own
 _SHORT_SUM = 48
+_QUARTERS = 4
 
 
 class CpuNest(NestParts):
@@ -136,16 +137,31 @@ class CpuNest(NestParts):
                 result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
                 continue
             loop = Axis(f"{axis.name}_block", _extent(piece.trips))
-            start = simplify(extent.low + piece.base + self._walked(loop, trips, blocked) * piece.size)
+            walked: Expr = var(loop)
+            turned: Expr | None = None
+            # the outermost loop over blocks goes the other way round in odd steps
+            if self.turning is not None and trips is not None and all(static(p.trips) == 1 for _, p, _ in blocked):
+                odd = var(self.turning) % 2
+                walked = walked + odd * (trips - 1 - 2 * var(loop))
+                turned = odd * select(eq(var(loop) % (trips - 1), 0), 1, 0)
+            start = simplify(extent.low + piece.base + walked * piece.size)
+            before = self.backwards
+            self.backwards = turned or before
             inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
+            self.backwards = before
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
 
-    def _walked(self, loop: Axis, trips: int | None, blocked: Sequence[object]) -> Expr:
-        """The block that an iteration of the outermost loop over blocks takes: the other way round in odd steps."""
-        if self.turning is None or trips is None or blocked:
-            return var(loop)
-        return var(loop) + (var(self.turning) % 2) * (trips - 1 - 2 * var(loop))
+    def _walk(self, name: str, count: Expr) -> tuple[list[Axis], Expr]:
+        """Loops over a sum, and the place in it. In the blocks where a walk turns round, what was read last comes first
+        here as well: backwards by quarters, each of them forwards as the hardware's prefetching likes it."""
+        steps = static(count)
+        if self.backwards is None or steps is None or steps % _QUARTERS or steps < 2 * _QUARTERS:
+            loop = Axis(name, _extent(count))
+            return [loop], var(loop)
+        quarter, loop = Axis(f"{name}_quarter", _QUARTERS), Axis(name, steps // _QUARTERS)
+        turned = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
+        return [quarter, loop], turned * (steps // _QUARTERS) + var(loop)
 
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
@@ -272,12 +288,18 @@ class CpuNest(NestParts):
         if static(extent.count) == 1:
             here = replace(block, env={**block.env, axis: extent.low})
             return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
-        loop = Axis(axis.name, _extent(extent.count))
-        here = replace(block, env={**block.env, axis: simplify(extent.low + var(loop))})
+        if depth == 0 and not unroll:
+            loops, place = self._walk(axis.name, extent.count)
+        else:
+            loops = [Axis(axis.name, _extent(extent.count))]
+            place = var(loops[0])
+        here = replace(block, env={**block.env, axis: simplify(extent.low + place)})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         # the last block of a streamed axis is shorter: a loop then
         written_out = unroll and static(extent.count) is not None
-        return (For(loop, ForKind.UNROLL if written_out else ForKind.SERIAL, inner),)
+        for loop in reversed(loops):
+            inner = (For(loop, ForKind.UNROLL if written_out else ForKind.SERIAL, inner),)
+        return inner
 
     def _lane_loop(
         self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
@@ -286,9 +308,9 @@ class CpuNest(NestParts):
         width = self.plan.row_lanes
         extent = self.ranges[axis]
         full = simplify(extent.count // width)
-        loop = Axis(axis.name, _extent(full))
+        loops, place = self._walk(axis.name, full)
         inner = Axis(f"{axis.name}_k", width)
-        env = {**block.env, axis: simplify(extent.low + var(loop) * width + var(inner))}
+        env = {**block.env, axis: simplify(extent.low + place * width + var(inner))}
         right = [self.access.lower(substitute(e, env)) for e in elements]
         # a read that a select guards must stay behind its condition
         guarded = {n for s in walk(*right) if is_op(s, "select") for n in loads(*s.args[1:])}
@@ -317,7 +339,10 @@ class CpuNest(NestParts):
         # a few steps and what is left over, written out: no branch mispredicted at the end of every row of a window
         rest = simplify(extent.count - full * width)
         short = axis in self.unrolled_reduction and static(full) is not None and static(rest) is not None
-        result: list[Stmt] = [For(loop, ForKind.UNROLL if short else ForKind.SERIAL, _alloc(buffers, body))]
+        repeated = _alloc(buffers, body)
+        for loop in reversed(loops):
+            repeated = (For(loop, ForKind.UNROLL if short else ForKind.SERIAL, repeated),)
+        result: list[Stmt] = [*repeated]
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}

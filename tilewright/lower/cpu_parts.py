@@ -46,6 +46,7 @@ class NestParts:
         self.access = access
         self.names = names
         self.turning = step if plan.alternate else None
+        self.backwards: Expr | None = None  # 1 in the blocks in which a sum is walked the other way round, too
         self.works: Expr | None = None  # at which steps there is something to sum up
         if step is not None and plan.rests is not None:
             self.works = lt(0, var(step)) if plan.rests == 0 else lt(var(step), plan.rests)
