@@ -33,7 +33,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.lower.blocks import Piece, pieces
-from tilewright.lower.cpu_parts import NestParts
+from tilewright.lower.cpu_parts import NestParts, trip_count
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block
@@ -44,7 +44,6 @@ from tilewright.schedule.propagate import Range, extent_of
 
 _MANY_ROWS = 7  # of a register tile, each a stream of its own
 _SHORT_SUM = 48
-_QUARTERS = 4
 
 
 class CpuNest(NestParts):
@@ -87,13 +86,13 @@ class CpuNest(NestParts):
             count = extent.count
             if static(count) == 1:
                 return self._output_loops(depth + 1, {**env, axis: extent.low}, blocked)
-            loop = Axis(axis.name, _extent(count))
+            loop = Axis(axis.name, trip_count(count))
             inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
         group = period(self.nest, axis)
         if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
-            loop = Axis(f"{axis.name}_group", _extent(simplify(extent.count // group)))
+            loop = Axis(f"{axis.name}_group", trip_count(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)
             inner = self._blocks(axis, part, depth, env, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
@@ -136,7 +135,7 @@ class CpuNest(NestParts):
                 start = simplify(extent.low + piece.base)
                 result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
                 continue
-            loop = Axis(f"{axis.name}_block", _extent(piece.trips))
+            loop = Axis(f"{axis.name}_block", trip_count(piece.trips))
             walked: Expr = var(loop)
             turned: Expr | None = None
             # the outermost loop over blocks goes the other way round in odd steps
@@ -151,17 +150,6 @@ class CpuNest(NestParts):
             self.backwards = before
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
-
-    def _walk(self, name: str, count: Expr) -> tuple[list[Axis], Expr]:
-        """Loops over a sum, and the place in it. In the blocks where a walk turns round, what was read last comes first
-        here as well: backwards by quarters, each of them forwards as the hardware's prefetching likes it."""
-        steps = static(count)
-        if self.backwards is None or steps is None or steps % _QUARTERS or steps < 2 * _QUARTERS:
-            loop = Axis(name, _extent(count))
-            return [loop], var(loop)
-        quarter, loop = Axis(f"{name}_quarter", _QUARTERS), Axis(name, steps // _QUARTERS)
-        turned = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
-        return [quarter, loop], turned * (steps // _QUARTERS) + var(loop)
 
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
@@ -291,7 +279,7 @@ class CpuNest(NestParts):
         if depth == 0 and not unroll:
             loops, place = self._walk(axis.name, extent.count)
         else:
-            loops = [Axis(axis.name, _extent(extent.count))]
+            loops = [Axis(axis.name, trip_count(extent.count))]
             place = var(loops[0])
         here = replace(block, env={**block.env, axis: simplify(extent.low + place)})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
@@ -344,7 +332,7 @@ class CpuNest(NestParts):
             repeated = (For(loop, ForKind.UNROLL if short else ForKind.SERIAL, repeated),)
         result: list[Stmt] = [*repeated]
         if static(rest) != 0:
-            tail = Axis(f"{axis.name}_tail", _extent(rest))
+            tail = Axis(f"{axis.name}_tail", trip_count(rest))
             env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}
             last = [self.access.lower(substitute(e, env)) for e in elements]
             kind = ForKind.UNROLL if short else ForKind.SERIAL
@@ -417,7 +405,7 @@ class CpuNest(NestParts):
         step = lanes * chains
         others = [a for a in self.reduction if a is not axis]
         full = simplify(count // step)
-        loop = Axis(axis.name, _extent(full))
+        loop = Axis(axis.name, trip_count(full))
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
         body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
                                      [loop], states, monoid))  # fmt: skip
@@ -431,7 +419,7 @@ class CpuNest(NestParts):
         body.extend(block.around(*self._fold_lanes(monoid, totals, halves.states, block.index, first, halves.lanes)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
-            tail = Axis(f"{axis.name}_tail", _extent(rest))
+            tail = Axis(f"{axis.name}_tail", trip_count(rest))
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
@@ -466,7 +454,7 @@ class CpuNest(NestParts):
         env = dict(block.env)
         loops: list[Axis] = []
         for axis in others:
-            loop = Axis(axis.name, _extent(self.ranges[axis].count))
+            loop = Axis(axis.name, trip_count(self.ranges[axis].count))
             env[axis] = simplify(self.ranges[axis].low + var(loop))
             loops.append(loop)
         right = [self.access.lower(substitute(e, env)) for e in self.nest.elements]
@@ -491,7 +479,7 @@ class _SingleUnroll:
         around: list[Axis] = []
         for axis in self.nest.reduction[depth:]:
             extent = self.nest.ranges[axis]
-            loop = Axis(axis.name, _extent(extent.count))
+            loop = Axis(axis.name, trip_count(extent.count))
             env[axis] = simplify(extent.low + var(loop))
             around.append(loop)
         right = [self.nest.access.lower(substitute(e, env)) for e in elements]
@@ -499,11 +487,6 @@ class _SingleUnroll:
         for loop in reversed(around):
             body = (For(loop, ForKind.SERIAL, body),)
         return body
-
-
-def _extent(count: Expr) -> int | Expr:
-    known = static(count)
-    return count if known is None else known
 
 
 def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:

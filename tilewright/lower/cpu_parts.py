@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.decide import decide
 from tilewright.ir.expr import (
@@ -30,6 +31,8 @@ from tilewright.lower.turning import turned_results, turned_stores
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Range, extent_of, whole
+
+_QUARTERS = 4
 
 
 class NestParts:
@@ -67,6 +70,17 @@ class NestParts:
             if axis not in reduce_box and size < extent:  # a streamed axis comes in blocks already
                 self.passes = Axis("pass", -(-extent // size))
                 self.ranges[axis] = Range(simplify(var(self.passes) * size), size, extent)
+
+    def _walk(self, name: str, count: Expr) -> tuple[list[Axis], Expr]:
+        """Loops over a sum, and the place in it. In the blocks where a walk turns round, what was read last comes first
+        here as well: backwards by quarters, each of them forwards as the hardware's prefetching likes it."""
+        steps = static(count)
+        if self.backwards is None or steps is None or steps % _QUARTERS or steps < 2 * _QUARTERS:
+            loop = Axis(name, trip_count(count))
+            return [loop], var(loop)
+        quarter, loop = Axis(f"{name}_quarter", _QUARTERS), Axis(name, steps // _QUARTERS)
+        turned = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
+        return [quarter, loop], turned * (steps // _QUARTERS) + var(loop)
 
     def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
@@ -157,3 +171,9 @@ def _turned_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> 
     """The axis of a map's blocks that is read along where the vector axis is stored along."""
     others = [a for a in register if a is not vector]
     return others[0] if nest.monoid is None and not nest.written_out and others else None
+
+
+def trip_count(count: Expr) -> int | Expr:
+    """The number of turns of a loop, as a number where it is known."""
+    known = static(count)
+    return count if known is None else known

@@ -173,7 +173,8 @@ def rests_at(nest: Nest, scan: Scan, context: NestContext) -> int | None:
         return None
     if not is_op(nest.elements[0], "mul"):
         return None
-    zero = {c for c, i in zip(scan.carry, scan.initial, strict=True) if i in values and not np.any(values[i])}
+    begins = zip(scan.carry, scan.initial, strict=True)
+    zero = {carry for carry, initial in begins if initial in values and not np.asarray(values[initial]).any()}
     for state, other in (nest.elements[0].args, nest.elements[0].args[::-1]):
         weights = [n.source for n in loads(other)]
         if isinstance(state, Load) and state.source in zero and all(w in values for w in weights):
