@@ -95,3 +95,8 @@ def packed_axis(node: Load, axis: Axis) -> int | None:
 def is_contraction(nest: Nest) -> bool:
     """A sum of products of at least two reads."""
     return nest.monoid is not None and nest.monoid.operator == "add" and len(loads(nest.elements[0])) >= 2
+
+
+def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
+    """All that facts of a contraction depend on beside the nest itself."""
+    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
