@@ -26,6 +26,7 @@ from tilewright.ir.expr import (
     axes_of,
     cast,
     const,
+    flattened,
     is_op,
     le,
     load,
@@ -122,7 +123,7 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
                 continue
             # the neutral element of a sum is zero in any type, others may not exist in a narrower one
             if (_unwidened(node.args[1]) if compute.monoid.operator == "add" else node.args[1]) is read:
-                guarded, conditions = node, tuple(_conjuncts(node.args[0]))
+                guarded, conditions = node, tuple(flattened(node.args[0], "and"))
         found.append(_Read(guarded, read, conditions))
     return found
 
@@ -135,12 +136,6 @@ def _is_neutral(node: Expr, compute: Reduce) -> bool:
 def _unwidened(node: Expr) -> Expr:
     """What is widened on the way into a sum of integers."""
     return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    if is_op(condition, "and"):
-        return [c for a in condition.args for c in _conjuncts(a)]
-    return [condition]
 
 
 def _copy(

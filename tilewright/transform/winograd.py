@@ -28,6 +28,7 @@ from tilewright.ir.expr import (
     Var,
     all_of,
     const,
+    flattened,
     is_op,
     le,
     load,
@@ -96,7 +97,7 @@ def _sliding(compute: Reduce, guarded: Expr, weight: Load) -> Sliding | None:
         condition, data, otherwise = guarded.args
         if not isinstance(otherwise, Const) or otherwise.value != 0:
             return None
-        conditions = _conjuncts(condition)
+        conditions = flattened(condition, "and")
     if not isinstance(data, Load) or any(not isinstance(i, Var) for i in weight.indices):
         return None
     own = [i.axis for i in weight.indices if isinstance(i, Var)]
@@ -153,10 +154,6 @@ def _is_range_check(condition: Expr, data: Load, windows: Sequence[WindowAxis]) 
 
 def _is_const(node: Expr, value: int) -> bool:
     return isinstance(node, Const) and node.value == value
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    return [c for a in condition.args for c in _conjuncts(a)] if is_op(condition, "and") else [condition]
 
 
 # --- the rewrite
