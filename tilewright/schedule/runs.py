@@ -11,8 +11,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, Var, used_as_numbers, var
 from tilewright.ir.simplify import Linear
-from tilewright.schedule.context import NestContext, layouts_around, offset_of
-from tilewright.schedule.nest import Nest, moves, period
+from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.propagate import Size, extent_of
 
 
@@ -63,36 +62,3 @@ def stretch(axis: Axis, around: Sequence[Axis], tile: Mapping[Axis, Size]) -> tu
         length, times = np.where(goes_on, length * tile[outer], length), np.where(goes_on, times, times * tile[outer])
         inner = outer
     return length, times
-
-
-def walked_on(
-    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
-    """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
-    if vector is None or vector not in nest.axes:
-        return {}
-    taken = (vector,) if row is None else (vector, row)
-    memo, key = context.memo, (nest, taken)
-    if key not in memo.free:
-        memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
-    if not memo.free[key]:
-        return {}
-    layouts = (*key, layouts_around(nest, context))
-    if layouts not in memo.runs:
-        memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
-    return memo.runs[layouts]
-
-
-def _run_of_one(
-    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
-    here = tuple(var(a) for a in nest.axes)
-    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
-    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
-    for axis in free:
-        if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
-            continue  # packed in panels of the register tile
-        around = axes_around(axis, free[axis], offsets)
-        if around:
-            return {axis: around}
-    return {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tilewright.ir.expr import Axis, axes_of, is_op, loads, var, walk
-from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
+from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride, walked_on
 from tilewright.schedule.nest import Nest, period
 from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.runs import reach, walked_on
+from tilewright.schedule.runs import reach
 from tilewright.schedule.turning import turned_axis
 
 BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in

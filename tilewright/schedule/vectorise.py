@@ -12,13 +12,20 @@ from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Load, Op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.schedule.construct import build_tiles, dot_tiles
-from tilewright.schedule.context import NestContext, is_contraction, layouts_around, offset_of, packed_axis, stride
+from tilewright.schedule.context import (
+    NestContext,
+    is_contraction,
+    layouts_around,
+    offset_of,
+    packed_axis,
+    stride,
+    walked_on,
+)
 from tilewright.schedule.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.schedule.micro import Contraction, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of
-from tilewright.schedule.runs import walked_on
 from tilewright.schedule.turning import turned_block
 from tilewright.schedule.vector_cost import fit_lanes, span, turned_from, vector_cost, widest_bytes
 from tilewright.schedule.written_out import writes_streams

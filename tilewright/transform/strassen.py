@@ -78,15 +78,15 @@ def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Produc
 
 
 def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
-    read, fixed = _axes_read(data), _axes_read(weight)
-    if read is None or fixed is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
+    read, kept = _axes_read(data), _axes_read(weight)
+    if read is None or kept is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
         return None
     rows = tuple(a for a in compute.axes if a in read)
-    columns = tuple(a for a in compute.axes if a in fixed)
+    columns = tuple(a for a in compute.axes if a in kept)
     everything = {*compute.axes, *compute.reduce_axes}
     if not rows or not columns or set(rows) & set(columns) or any(not isinstance(a.extent, int) for a in everything):
         return None
-    if set(read) != everything - set(columns) or set(fixed) != everything - set(rows):
+    if set(read) != everything - set(columns) or set(kept) != everything - set(rows):
         return None
     return Product(compute, data, weight, rows, compute.reduce_axes, columns)
 
