@@ -279,7 +279,7 @@ def _in_order(
         by_scan[plan.scan][0].append(plan)
     maker = {name: i for i, (_, writes, _) in enumerate(units) for name in writes}
 
-    def needs(unit: int) -> list[int]:
+    def before(unit: int) -> list[int]:
         return [maker[n] for n in sorted(units[unit][2]) if n in maker and maker[n] != unit]
 
-    return [plan for i in _needs_first(range(len(units)), needs) for plan in units[i][0]]
+    return [plan for i in _needs_first(range(len(units)), before) for plan in units[i][0]]
