@@ -28,7 +28,7 @@ from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, row_env
-from tilewright.lower.nesting import alloc, loop_extent, serial, unrolled, walked
+from tilewright.lower.nesting import alloc, serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
@@ -128,11 +128,11 @@ class CpuInstruction(CpuNest):
         down = [p for p in pieces(setting.height, setting.size, 1) if _any(p)]
         body: list[Stmt] = []
         for piece in across:
-            loop = Axis(f"{setting.found.column.name}_block", loop_extent(piece.trips))
+            loop = Axis(f"{setting.found.column.name}_block", trip_count(piece.trips))
             position = simplify(piece.base + var(loop) * piece.size)
             inner: list[Stmt] = []
             for part in down:
-                row_loop = Axis("row_block", loop_extent(part.trips))
+                row_loop = Axis("row_block", trip_count(part.trips))
                 row = simplify(part.base + var(row_loop) * part.size)
                 here = _Part(row, part.size, position, simplify(columns.low + position), piece.size, piece.lanes)
                 if sums is None:
@@ -170,7 +170,7 @@ class CpuInstruction(CpuNest):
             last = Axis(setting.inner.name, setting.steps)
             return [*loops, last], env, var(last) * setting.block
         first = var(sums.loop) * sums.steps
-        last = Axis(setting.inner.name, loop_extent(simplify(minimum(sums.steps, const(setting.steps) - first))))
+        last = Axis(setting.inner.name, trip_count(simplify(minimum(sums.steps, const(setting.steps) - first))))
         return [*loops, last], env, simplify((first + var(last)) * setting.block)
 
     # --- accumulators in vector registers

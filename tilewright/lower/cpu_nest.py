@@ -30,13 +30,12 @@ from tilewright.ir.expr import (
     var,
     walk,
 )
-from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
-from tilewright.lower.nesting import alloc, loop_extent, serial, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
@@ -87,13 +86,13 @@ class CpuNest(NestParts):
             count = extent.count
             if static(count) == 1:
                 return self._output_loops(depth + 1, {**env, axis: extent.low}, blocked)
-            loop = Axis(axis.name, loop_extent(count))
+            loop = Axis(axis.name, _extent(count))
             inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
         group = period(self.nest, axis)
         if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
-            loop = Axis(f"{axis.name}_group", loop_extent(simplify(extent.count // group)))
+            loop = Axis(f"{axis.name}_group", _extent(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)
             inner = self._blocks(axis, part, depth, env, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
@@ -118,7 +117,7 @@ class CpuNest(NestParts):
         before, self.held = self.held, {**self.held, **{n: load(b, ()) for n, b in zip(parts, buffers, strict=True)}}
         body = inner()
         self.held = before
-        return alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
+        return _alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
 
     def _blocks(
         self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
@@ -136,7 +135,7 @@ class CpuNest(NestParts):
                 start = simplify(extent.low + piece.base)
                 result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
                 continue
-            loop = Axis(f"{axis.name}_block", loop_extent(piece.trips))
+            loop = Axis(f"{axis.name}_block", _extent(piece.trips))
             start = simplify(extent.low + piece.base + self._walked(loop, trips, blocked) * piece.size)
             inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
             result.append(For(loop, ForKind.SERIAL, inner))
@@ -186,7 +185,7 @@ class CpuNest(NestParts):
         if self.passes is not None:
             begin, end = self._in_passes(self.passes, block, states[0], begin, end)
         ordered = block if across is None else self._register_order(block, across)
-        return alloc(states, [*begin, *self._reduce_loops(0, ordered, states, monoid, elements, conditions), *end])
+        return _alloc(states, [*begin, *self._reduce_loops(0, ordered, states, monoid, elements, conditions), *end])
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
@@ -270,7 +269,7 @@ class CpuNest(NestParts):
         if static(extent.count) == 1:
             here = replace(block, env={**block.env, axis: extent.low})
             return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
-        loop = Axis(axis.name, loop_extent(extent.count))
+        loop = Axis(axis.name, _extent(extent.count))
         here = replace(block, env={**block.env, axis: simplify(extent.low + var(loop))})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         # the last block of a streamed axis is shorter: a loop then
@@ -284,7 +283,7 @@ class CpuNest(NestParts):
         width = self.plan.row_lanes
         extent = self.ranges[axis]
         full = simplify(extent.count // width)
-        loop = Axis(axis.name, loop_extent(full))
+        loop = Axis(axis.name, _extent(full))
         inner = Axis(f"{axis.name}_k", width)
         env = {**block.env, axis: simplify(extent.low + var(loop) * width + var(inner))}
         right = [self.access.lower(substitute(e, env)) for e in elements]
@@ -304,8 +303,10 @@ class CpuNest(NestParts):
             buffer = Buffer(self.names.fresh("row"), shape, node.dtype, Memory.REGISTER)
             position = tuple(var(a) for a in moving)
             value = substitute(node, {inner: var(lane)})
-            filled = For(lane, ForKind.VECTOR, (Store(buffer, (*position, var(lane)), value),))
-            body.extend(unrolled(moving, (filled,)))
+            filled: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(buffer, (*position, var(lane)), value),)),)
+            for a in reversed(moving):
+                filled = (For(a, ForKind.UNROLL, filled),)
+            body.extend(filled)
             buffers.append(buffer)
             held[node] = load(buffer, (*position, var(inner)))
         update = self._update(monoid, states, block.index, [replace_nodes(e, held) for e in right])
@@ -313,9 +314,9 @@ class CpuNest(NestParts):
         # a few steps and what is left over, written out: no branch mispredicted at the end of every row of a window
         rest = simplify(extent.count - full * width)
         short = axis in self.unrolled_reduction and static(full) is not None and static(rest) is not None
-        result: list[Stmt] = [For(loop, ForKind.UNROLL if short else ForKind.SERIAL, alloc(buffers, body))]
+        result: list[Stmt] = [For(loop, ForKind.UNROLL if short else ForKind.SERIAL, _alloc(buffers, body))]
         if static(rest) != 0:
-            tail = Axis(f"{axis.name}_tail", loop_extent(rest))
+            tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}
             last = [self.access.lower(substitute(e, env)) for e in elements]
             kind = ForKind.UNROLL if short else ForKind.SERIAL
@@ -349,7 +350,9 @@ class CpuNest(NestParts):
         others = tuple(a for a in block.unrolled if a not in guards)
         single = Block(block.env, others, block.lane)
         slow = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
-        slow = unrolled(guards, (If(all_of(lowered), slow),))
+        slow = (If(all_of(lowered), slow),)
+        for axis in reversed(guards):
+            slow = (For(axis, ForKind.UNROLL, slow),)
         if depth < len(self.reduction) and len(guards) == 1 and extent_of(guards[0].extent) > 2:
             # a window hangs over one end at a time: the rest of the block still runs as one
             for first in (False, True):
@@ -386,7 +389,7 @@ class CpuNest(NestParts):
         step = lanes * chains
         others = [a for a in self.reduction if a is not axis]
         full = simplify(count // step)
-        loop = Axis(axis.name, loop_extent(full))
+        loop = Axis(axis.name, _extent(full))
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
         body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
                                      [loop], states, monoid))  # fmt: skip
@@ -400,11 +403,11 @@ class CpuNest(NestParts):
         body.extend(block.around(*self._fold_lanes(monoid, totals, halves.states, block.index, first, halves.lanes)))
         rest = simplify(count - full * step)
         if static(rest) != 0:
-            tail = Axis(f"{axis.name}_tail", loop_extent(rest))
+            tail = Axis(f"{axis.name}_tail", _extent(rest))
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
-        return alloc([*states, *totals, *halves.buffers], body)
+        return _alloc([*states, *totals, *halves.buffers], body)
 
     def _fold_lanes(
         self, monoid: Monoid, totals: Sequence[Buffer], states: Sequence[Buffer], index: tuple[Expr, ...],
@@ -435,7 +438,7 @@ class CpuNest(NestParts):
         env = dict(block.env)
         loops: list[Axis] = []
         for axis in others:
-            loop = Axis(axis.name, loop_extent(self.ranges[axis].count))
+            loop = Axis(axis.name, _extent(self.ranges[axis].count))
             env[axis] = simplify(self.ranges[axis].low + var(loop))
             loops.append(loop)
         right = [self.access.lower(substitute(e, env)) for e in self.nest.elements]
@@ -460,8 +463,23 @@ class _SingleUnroll:
         around: list[Axis] = []
         for axis in self.nest.reduction[depth:]:
             extent = self.nest.ranges[axis]
-            loop = Axis(axis.name, loop_extent(extent.count))
+            loop = Axis(axis.name, _extent(extent.count))
             env[axis] = simplify(extent.low + var(loop))
             around.append(loop)
         right = [self.nest.access.lower(substitute(e, env)) for e in elements]
-        return serial(around, self.block.around(*self.nest._update(monoid, states, self.index, right)))
+        body = self.block.around(*self.nest._update(monoid, states, self.index, right))
+        for loop in reversed(around):
+            body = (For(loop, ForKind.SERIAL, body),)
+        return body
+
+
+def _extent(count: Expr) -> int | Expr:
+    known = static(count)
+    return count if known is None else known
+
+
+def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    result: tuple[Stmt, ...] = tuple(body)
+    for buffer in reversed(buffers):
+        result = (Alloc(buffer, result),)
+    return result

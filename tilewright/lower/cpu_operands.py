@@ -30,7 +30,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.cpu_nest import CpuNest
-from tilewright.lower.nesting import loop_extent, serial
+from tilewright.lower.nesting import serial, trip_count
 from tilewright.schedule.contraction import Contraction
 from tilewright.schedule.propagate import Range, extent_of
 
@@ -147,7 +147,7 @@ class Rows:
         if self.buffer is None:
             return ()
         setting = self.setting
-        row = Axis("row", loop_extent(setting.height.count))
+        row = Axis("row", trip_count(setting.height.count))
         loops = [Axis(a.name, n) for a, n in zip(setting.outer, self.outer_sizes, strict=True)]
         outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
         places = (var(row), *(var(loop) for loop in loops))
@@ -245,8 +245,8 @@ class Panels:
         setting, width, group = self.setting, self.width, self.group
         columns = self.nest.ranges[setting.found.column]
         count = columns.count
-        panel = Axis("panel", loop_extent(simplify((count + (width - 1)) // width)))
-        column = Axis("column", loop_extent(simplify(minimum(width, count - var(panel) * width))))
+        panel = Axis("panel", trip_count(simplify((count + (width - 1)) // width)))
+        column = Axis("column", trip_count(simplify(minimum(width, count - var(panel) * width))))
         loops = [Axis(a.name, extent_of(a.extent)) for a in setting.outer]
         outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
         here = simplify(columns.low + var(panel) * width + var(column))

@@ -19,7 +19,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_operands import Env, do
-from tilewright.lower.nesting import loop_extent, serial, unrolled, walked
+from tilewright.lower.nesting import serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import Range, extent_of
 from tilewright.schedule.window import CHANNELS, Window, splits_well, window_of
@@ -67,7 +67,7 @@ class CpuWindow(CpuNest):
         found = taps.found
         row = self.ranges[found.row]
         count = simplify(found.step * (row.count - 1) + extent_of(found.outer.extent))
-        position = Axis("position", loop_extent(count))
+        position = Axis("position", trip_count(count))
         # conditions and reads ask for row·step + outer alone: the first output of the row stands for all
         env = {**env, found.row: row.low, found.outer: var(position)}
         across = [c for c in found.conditions if found.inner not in axes_of(c)]
@@ -113,7 +113,7 @@ class CpuWindow(CpuNest):
         """Blocks over the tile's channels; the last begins earlier where the channels are not whole blocks."""
         channels = self.ranges[found.channel]
         count = channels.count
-        block = Axis("channel_block", loop_extent(simplify((count + (CHANNELS - 1)) // CHANNELS)))
+        block = Axis("channel_block", trip_count(simplify((count + (CHANNELS - 1)) // CHANNELS)))
         if static(block.extent) == 1:
             return inner(const(0))
         start: Expr = var(block) * CHANNELS
@@ -138,7 +138,7 @@ class CpuWindow(CpuNest):
     def _row_blocks(self, piece: Piece, row: Range, start: Expr, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         if static(piece.trips) == 1:
             return self._sums(piece.base, piece.size, start, env, taps)
-        loop = Axis("row_block", loop_extent(piece.trips))
+        loop = Axis("row_block", trip_count(piece.trips))
         first = simplify(piece.base + var(loop) * piece.size)
         return (For(loop, ForKind.SERIAL, self._sums(first, piece.size, start, env, taps)),)
 

@@ -9,14 +9,13 @@ from math import prod
 from tilewright.intrinsics.cpu import WINDOW_DOTS
 from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, Expr, const, var
-from tilewright.ir.loops import Buffer, For, ForKind, Kernel, Memory, Stmt
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_instruction import CpuInstruction
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_window import CpuWindow
-from tilewright.lower.nesting import alloc
 from tilewright.lower.prefetch import prefetches
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest, build_nest
@@ -108,8 +107,11 @@ def lower_cpu_kernel(
         body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
     for part in phases.after:
         body.extend(_nest(part, phases, access, names, step))
-    whole = For(tile, ForKind.PARALLEL, alloc(scratch, body))
-    return Binding(Kernel(plan.name, tuple(params), (whole,), (), step), tuple(arguments))
+    wrapped: tuple[Stmt, ...] = tuple(body)
+    for buffer in reversed(scratch):
+        wrapped = (Alloc(buffer, wrapped),)
+    wrapped = (For(tile, ForKind.PARALLEL, wrapped),)
+    return Binding(Kernel(plan.name, tuple(params), wrapped, (), step), tuple(arguments))
 
 
 def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:

@@ -11,7 +11,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.schedule.propagate import Range
 
 
-def loop_extent(count: Expr) -> int | Expr:
+def trip_count(count: Expr) -> int | Expr:
     """What a loop runs to: a number wherever it is one."""
     known = static(count)
     return count if known is None else known
@@ -26,7 +26,7 @@ def walked(axes: Sequence[Axis], ranges: Mapping[Axis, Range]) -> tuple[list[Axi
         if static(extent.count) == 1:
             env[axis] = extent.low
             continue
-        loops.append(Axis(axis.name, loop_extent(extent.count)))
+        loops.append(Axis(axis.name, trip_count(extent.count)))
         env[axis] = simplify(extent.low + var(loops[-1]))
     return loops, env
 
