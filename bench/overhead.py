@@ -1,7 +1,6 @@
 """What a call costs beyond its arithmetic: models of one Add beside other runtimes, each in a process of its own."""
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -13,10 +12,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from bench.slice import number_text, table
+from bench.support import RESULTS, add_runtime_options, number_text, table, write_files
 from tilewright.report.sidebyside import Comparison, compare
 
-RESULTS = Path(__file__).parent / "results"
 RUNTIMES = ("tilewright", "onnxruntime", "openvino")
 SHAPES = ((1,), (1, 64), (1, 4096))
 
@@ -62,19 +60,15 @@ def to_markdown(cases: Sequence[Case]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description="The cost of a call.")
-    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="comma-separated (default: %(default)s)")
+    add_runtime_options(parser, RUNTIMES, rounds=7, seconds=0.3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.3, help="per round and runtime")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for overhead.json and overhead.md")
     given = parser.parse_args()
     runtimes = given.runtimes.split(",")
     cases = [measure(shape, runtimes, given.threads, given.rounds, given.seconds) for shape in SHAPES]
-    given.results.mkdir(parents=True, exist_ok=True)
-    (given.results / "overhead.md").write_text(to_markdown(cases))
-    document = {"cases": [case.to_json() for case in cases]}
-    (given.results / "overhead.json").write_text(json.dumps(document, indent=2) + "\n")
-    print(to_markdown(cases))
+    text = to_markdown(cases)
+    write_files(given.results, "overhead", {"cases": [case.to_json() for case in cases]}, text)
+    print(text)
 
 
 if __name__ == "__main__":

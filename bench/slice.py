@@ -1,7 +1,6 @@
 """The slice in numbers: accuracy and latency of the zoo's models beside other runtimes."""
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -11,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from bench import zoo
-from bench.support import RESULTS, failure_lines, geometric_mean, latency_text, number_text, table
+from bench.support import (
+    RESULTS,
+    add_runtime_options,
+    failure_lines,
+    geometric_mean,
+    latency_text,
+    number_text,
+    table,
+    write_files,
+)
 from tilewright.report.sidebyside import Comparison, compare
 
 RUNTIMES = ("tilewright", "tilewright:none", "onnxruntime", "openvino", "torch", "torch:frozen")
@@ -46,15 +54,12 @@ def main() -> None:
     )
     parser.add_argument("--size", choices=zoo.SIZES, default="full")
     parser.add_argument("--model", choices=tuple(zoo.MODELS), action="append", help="only this one; repeatable")
-    parser.add_argument("--runtimes", default=",".join(RUNTIMES), help="comma-separated (default: %(default)s)")
+    add_runtime_options(parser, RUNTIMES, rounds=7, seconds=0.5)
     parser.add_argument("--exporter", choices=zoo.EXPORTERS, default="torchscript")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per round and runtime")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for slice.json and slice.md")
     arguments = parser.parse_args()
 
-    arguments.results.mkdir(parents=True, exist_ok=True)
     reports = []
     for name in arguments.model or zoo.SLICE:
         reports.append(
@@ -70,9 +75,8 @@ def main() -> None:
         )
         # Written after each model, so that an interrupted run leaves what it has learnt.
         text = to_markdown(reports)
-        (arguments.results / "slice.md").write_text(text)
         document = {"models": [report.to_json() for report in reports], "summary": summarise(reports)}
-        (arguments.results / "slice.json").write_text(json.dumps(document, indent=2) + "\n")
+        write_files(arguments.results, "slice", document, text)
     print(text)
 
 

@@ -17,7 +17,9 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.interpret_loops import run_loops
 from tilewright.ir.loops import LoopProgram
+from tilewright.ir.parse import parse_program
 from tilewright.ir.tensor import Layout
+from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_loops, verify_program
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
@@ -49,6 +51,14 @@ def evaluated(program: Program, inputs: Arrays, wide: bool = False) -> dict[str,
     """The outputs by the model's names, as the interpreter computes them."""
     found = evaluate(program, inputs, wide=wide)
     return {n: found[t.name] for n, t in zip(output_names(program), program.outputs, strict=True)}
+
+
+def read_back(program: Program) -> Program:
+    """The Program that its dump gives; dumped again it is the same text."""
+    text = program_text(program)
+    again = parse_program(text, {t.name: a for t, a in program.constants.items()})
+    assert program_text(again) == text
+    return again
 
 
 def input_names(program: Program) -> tuple[str, ...]:

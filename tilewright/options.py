@@ -38,7 +38,7 @@ class Options:
     schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
                 neighbours; "none" is one kernel an operator
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
-                at a relative error of about 2e-6 a layer instead of 3e-7; "direct" always sums as the model says
+                at a relative error of about 2e-6 a layer instead of 1e-6; "direct" always sums as the model says
     contraction "direct" sums as the model says; "strassen" may compute large products with weights by Strassen's
                 algorithm, where it is predicted to save time: rows then share their rounding errors two by two
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.zoo.initialise import RESIDUAL_SCALE, calibrate_batch_norms, initialise_layers
+from bench.zoo.initialise import initialise_image_network
 
 # The gate's hidden width is this fraction of the channels that enter the block, not of the expanded ones.
 SQUEEZE = 4
@@ -117,13 +117,9 @@ class EfficientNet(nn.Module):
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
     config = CONFIGS[size]
-    generator = torch.Generator().manual_seed(16)
     module = EfficientNet(config)
-    initialise_layers(module, generator)
-    for layer in module.modules():
-        if isinstance(layer, Block) and layer.is_residual:
-            nn.init.constant_(layer.last_norm.weight, RESIDUAL_SCALE)
-    shape = (config.calibration_batch, 3, config.resolution, config.resolution)
-    calibrate_batch_norms(module, torch.randn(shape, generator=generator))
-    image = np.random.default_rng(6).standard_normal((1, *shape[1:]), dtype=np.float32)
-    return module, {"image": image}
+    last_norms = [m.last_norm for m in module.modules() if isinstance(m, Block) and m.is_residual]
+    inputs = initialise_image_network(
+        module, config.calibration_batch, config.resolution, seed=16, image_seed=6, last_norms=last_norms
+    )
+    return module, inputs

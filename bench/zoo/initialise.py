@@ -1,5 +1,8 @@
 """Healthy random weights: activations of order one, no rounding amplified, nothing denormal."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -47,3 +50,19 @@ def calibrate_batch_norms(module: nn.Module, batch: torch.Tensor) -> None:
     with torch.no_grad():
         module(batch)
     module.eval()
+
+
+def initialise_image_network(
+    module: nn.Module, batch: int, resolution: int, *, seed: int, image_seed: int, last_norms: Iterable[nn.Module] = ()
+) -> dict[str, np.ndarray]:
+    """Weights for a network with batch norms, calibrated on a random batch; its example input is returned.
+
+    `last_norms` end the branches of residual blocks: small scales there keep a deep sum of order one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    initialise_layers(module, generator)
+    for norm in last_norms:
+        nn.init.constant_(norm.weight, RESIDUAL_SCALE)
+    shape = (batch, 3, resolution, resolution)
+    calibrate_batch_norms(module, torch.randn(shape, generator=generator))
+    return {"image": np.random.default_rng(image_seed).standard_normal((1, *shape[1:]), dtype=np.float32)}

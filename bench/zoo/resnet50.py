@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.zoo.initialise import RESIDUAL_SCALE, calibrate_batch_norms, initialise_layers
+from bench.zoo.initialise import initialise_image_network
 
 EXPANSION = 4
 
@@ -79,13 +79,9 @@ class ResNet50(nn.Module):
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
     config = CONFIGS[size]
-    generator = torch.Generator().manual_seed(15)
     module = ResNet50(config)
-    initialise_layers(module, generator)
-    for layer in module.modules():
-        if isinstance(layer, Bottleneck):
-            nn.init.constant_(layer.last_norm.weight, RESIDUAL_SCALE)
-    shape = (config.calibration_batch, 3, config.resolution, config.resolution)
-    calibrate_batch_norms(module, torch.randn(shape, generator=generator))
-    image = np.random.default_rng(5).standard_normal((1, *shape[1:]), dtype=np.float32)
-    return module, {"image": image}
+    last_norms = [m.last_norm for m in module.modules() if isinstance(m, Bottleneck)]
+    inputs = initialise_image_network(
+        module, config.calibration_batch, config.resolution, seed=15, image_seed=5, last_norms=last_norms
+    )
+    return module, inputs

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.zoo.initialise import calibrate_batch_norms, initialise_layers
+from bench.zoo.initialise import initialise_image_network
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,6 @@ class UNet(nn.Module):
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
     config = CONFIGS[size]
-    generator = torch.Generator().manual_seed(18)
     module = UNet(config)
-    initialise_layers(module, generator)
-    shape = (config.calibration_batch, 3, config.resolution, config.resolution)
-    calibrate_batch_norms(module, torch.randn(shape, generator=generator))
-    image = np.random.default_rng(8).standard_normal((1, *shape[1:]), dtype=np.float32)
-    return module, {"image": image}
+    batch = config.calibration_batch
+    return module, initialise_image_network(module, batch, config.resolution, seed=18, image_seed=8)

@@ -75,6 +75,11 @@ def test_a_failing_runtime_is_recorded(model: Path, spec: str, error: str) -> No
     assert runtime.median_ms is None and not runtime.skipped
 
 
+def test_algorithms_are_options_of_ours(model: Path) -> None:
+    (runtime,) = compare(model, ["tilewright"], 1, algorithms={"contraction": "fast"}, **QUICK).runtimes
+    assert runtime.error == "OptionError: contraction cannot be 'fast': it is one of direct, strassen"
+
+
 def test_a_missing_runtime_is_skipped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     (runtime,) = compare(model, ["openvino"], 1, **QUICK).runtimes

@@ -10,12 +10,10 @@ import pytest
 from onnx import ModelProto
 
 import tilewright
-from tests.cpu_stages import CPU, Step, error, evaluated, lowered, model_of, programs, random_inputs
+from tests.cpu_stages import CPU, Step, error, evaluated, lowered, model_of, programs, random_inputs, read_back
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Map, Program, Reduce
-from tilewright.ir.parse import parse_program
-from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
@@ -198,9 +196,7 @@ def test_a_gain_must_be_worth_it() -> None:
 
 def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     program = forced(folded(MODELS["odd"]), monkeypatch)
-    text = program_text(program)
-    again = parse_program(text, {t.name: a for t, a in program.constants.items()})
-    assert program_text(again) == text
+    again = read_back(program)
     inputs = random_inputs(program)
     np.testing.assert_array_equal(evaluated(again, inputs)["y"], evaluated(program, inputs)["y"])
 

@@ -28,6 +28,7 @@ EXAMPLE = """\
   tilewright bench model.onnx
   tilewright bench model.onnx --peers onnxruntime,openvino --threads 4
   tilewright bench model.onnx --peers tilewright:none,onnxruntime --json
+  tilewright bench model.onnx --contraction strassen
   tilewright bench mmoe.onnx --peers torch --torch bench.zoo:build:mmoe:full"""
 
 
@@ -51,6 +52,7 @@ def add_parser(commands: Any) -> None:
         help="a function that returns the model as (torch module, example inputs), since torch reads no ONNX",
     )
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of a table")
+    common.add_algorithms(parser.add_argument_group("compiling in tilewright"))
     parser.set_defaults(command=run)
 
 
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             seconds_per_round=arguments.seconds,
             progress=tell,
             torch_spec=arguments.torch,
+            algorithms={"convolution": arguments.convolution, "contraction": arguments.contraction},
         )
     if arguments.json:
         common.print_json(comparison.to_json())

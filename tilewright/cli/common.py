@@ -57,16 +57,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         choices=SCHEDULES,
         help="connected: keep tiles of neighbouring operators on chip (default); none: a kernel an operator",
     )
-    group.add_argument(
-        "--convolution",
-        choices=CONVOLUTIONS,
-        help="auto: Winograd's algorithms where they are predicted to save time (default); direct: never",
-    )
-    group.add_argument(
-        "--contraction",
-        choices=CONTRACTIONS,
-        help="strassen: by Strassen's algorithm where it is predicted to save time; direct: never (default)",
-    )
+    add_algorithms(group)
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
@@ -95,6 +86,19 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="take FILE, an edited dump, as the result of STAGE; may be repeated",
     )
     stages.add_argument("--verify", action="store_true", help="check every stage against the interpreter (slow)")
+
+
+def add_algorithms(parser: Any) -> None:
+    parser.add_argument(
+        "--convolution",
+        choices=CONVOLUTIONS,
+        help="auto: Winograd's algorithms where they are predicted to save time (default); direct: never",
+    )
+    parser.add_argument(
+        "--contraction",
+        choices=CONTRACTIONS,
+        help="strassen: by Strassen's algorithm where it is predicted to save time; direct: never (default)",
+    )
 
 
 def compile_model(arguments: argparse.Namespace) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Const, Expr, Extent, Op, Symbol, Var, walk
 from tilewright.ir.scalar import UNBOUNDED, Interval
 
@@ -69,3 +70,11 @@ def static(extent: Extent) -> int | None:
         return extent
     low, high = bounds(extent)
     return int(low) if low == high and not math.isinf(low) else None
+
+
+def fixed(extent: Extent) -> int:
+    """The extent as an integer, where one that varies has been refused before."""
+    known = static(extent)
+    if known is None:
+        raise InternalError(f"extent {extent!r} is not fixed")
+    return known

@@ -366,6 +366,19 @@ def is_op(node: Expr, name: str) -> bool:
     return isinstance(node, Op) and node.op.name == name
 
 
+def flattened(node: Expr, name: str) -> list[Expr]:
+    """a, b and c of (a and b) and c: the operands of one operation nested in itself, in order."""
+    found: list[Expr] = []
+    stack = [node]
+    while stack:
+        part = stack.pop()
+        if is_op(part, name):
+            stack.extend(reversed(part.args))
+        else:
+            found.append(part)
+    return found
+
+
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node below the roots, operands before their users."""
     done: set[Expr] = set()

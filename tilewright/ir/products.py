@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.expr import Axis, Const, Expr, axes_of, const, is_op, op, select
+from tilewright.ir.expr import Axis, Const, Expr, axes_of, const, flattened, is_op, op, select
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,7 @@ def factors(element: Expr, axes: Sequence[Axis], reduce_axes: Sequence[Axis]) ->
             product = then
         else:
             break
-    found: list[Expr] = []
-    stack = [product]
-    while stack:
-        node = stack.pop()
-        if is_op(node, "mul"):
-            stack.extend(reversed(node.args))
-        else:
-            found.append(node)
+    found = flattened(product, "mul")
     for condition in conditions:
         wanted = set(axes_of(condition))
         place = next((i for i, v in enumerate(found) if wanted <= set(axes_of(v))), 0)

@@ -14,6 +14,7 @@ from tilewright.ir.bounds import bounds, lower
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, loads, op, replace_nodes, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.scalar import CHAINS
+from tilewright.lower.nesting import alloc
 
 _AHEAD = 16  # calls are looked for in so many statements
 
@@ -127,10 +128,7 @@ class _Straight:
             while len(found := self.side_by_side(position, item)) > 1:
                 result.extend(self.together(found))
             result.append(item.loop())
-        wrapped = tuple(result)
-        for buffer in reversed(self.registers):
-            wrapped = (Alloc(buffer, wrapped),)
-        return wrapped
+        return alloc(list(self.registers), result)
 
     def side_by_side(self, position: int, item: _VectorStore) -> list[tuple[_VectorStore, Op]]:
         """Calls of one function, the first of this item and the others of this one or later; none where it has no

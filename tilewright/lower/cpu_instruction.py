@@ -27,7 +27,8 @@ from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Me
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_nest import CpuNest
-from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, known, row_env
+from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, row_env
+from tilewright.lower.nesting import alloc, serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
@@ -78,7 +79,8 @@ class CpuInstruction(CpuNest):
         if setting is None:
             return super().statements()
         plain = [a for a in self.outer if a is not setting.found.column and a not in setting.rows]
-        body = self._plain_loops(plain, {}, setting)
+        loops, env = walked(plain, self.ranges)
+        body = serial(loops, self._panel(env, setting))
         if setting.dot.is_tile:
             body = (*body, Instruction("tile_release", ()))
         return body
@@ -117,16 +119,6 @@ class CpuInstruction(CpuNest):
 
     # --- loops around
 
-    def _plain_loops(self, axes: Sequence[Axis], env: Env, setting: Setting) -> tuple[Stmt, ...]:
-        if not axes:
-            return self._panel(env, setting)
-        extent = self.ranges[axes[0]]
-        if static(extent.count) == 1:
-            return self._plain_loops(axes[1:], {**env, axes[0]: extent.low}, setting)
-        loop = Axis(axes[0].name, known(extent.count))
-        inner = self._plain_loops(axes[1:], {**env, axes[0]: simplify(extent.low + var(loop))}, setting)
-        return (For(loop, ForKind.SERIAL, inner),)
-
     def _panel(self, env: Env, setting: Setting) -> tuple[Stmt, ...]:
         rows = Rows(self, setting, env)
         panels = Panels(self, setting, env)
@@ -136,11 +128,11 @@ class CpuInstruction(CpuNest):
         down = [p for p in pieces(setting.height, setting.size, 1) if _any(p)]
         body: list[Stmt] = []
         for piece in across:
-            loop = Axis(f"{setting.found.column.name}_block", known(piece.trips))
+            loop = Axis(f"{setting.found.column.name}_block", trip_count(piece.trips))
             position = simplify(piece.base + var(loop) * piece.size)
             inner: list[Stmt] = []
             for part in down:
-                row_loop = Axis("row_block", known(part.trips))
+                row_loop = Axis("row_block", trip_count(part.trips))
                 row = simplify(part.base + var(row_loop) * part.size)
                 here = _Part(row, part.size, position, simplify(columns.low + position), piece.size, piece.lanes)
                 if sums is None:
@@ -178,7 +170,7 @@ class CpuInstruction(CpuNest):
             last = Axis(setting.inner.name, setting.steps)
             return [*loops, last], env, var(last) * setting.block
         first = var(sums.loop) * sums.steps
-        last = Axis(setting.inner.name, known(simplify(minimum(sums.steps, const(setting.steps) - first))))
+        last = Axis(setting.inner.name, trip_count(simplify(minimum(sums.steps, const(setting.steps) - first))))
         return [*loops, last], env, simplify((first + var(last)) * setting.block)
 
     # --- accumulators in vector registers
@@ -197,7 +189,7 @@ class CpuInstruction(CpuNest):
         if seed is not None:
             first = simplify(self.access.lower(substitute(seed[1], {**env, **row, setting.found.column: column})))
         zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), first),)
-        body: list[Stmt] = list(_unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
+        body: list[Stmt] = list(unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
         lost = _Lost(self, setting, vectors) if setting.lost else None
         loops, outer, _ = self._loops(setting)
 
@@ -209,7 +201,7 @@ class CpuInstruction(CpuNest):
                 e = Axis("k_lane", setting.block)
                 source = rows.at(simplify(part.row + var(u)), outer, simplify(k + var(e)))
                 kept = Store(held, (var(u), var(e)), load(source.buffer, source.origin))
-                inner.extend(_unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
+                inner.extend(unrolled((u,), (For(e, ForKind.VECTOR, (kept,)),)))
             for group in range(groups):
                 here = simplify(k + group * dot.group)
                 own = rows.at(simplify(part.row + var(u)), outer, here) if held is None else None
@@ -217,7 +209,7 @@ class CpuInstruction(CpuNest):
                 b = panels.at(part.place, part.column, var(v) * dot.lanes, outer, here)
                 scalars = (const(group),) if held is not None else ()
                 one = Instruction(setting.name, (Operand(acc, (var(u), var(v), const(0))), a, b), scalars)
-                inner.extend(_unrolled((u, v), (one,)))
+                inner.extend(unrolled((u, v), (one,)))
                 if lost is not None:
                     inner.extend(lost.add(panels, part, outer, here, group))
             return tuple(inner) if held is None else (Alloc(held, tuple(inner)),)
@@ -230,7 +222,7 @@ class CpuInstruction(CpuNest):
             along = (For(last, ForKind.SERIAL, step(var(last) * setting.block, dot.row_groups)),)
         if rest:
             along = (*along, *step(const(full * setting.block), rest))
-        body.extend(_serial(loops[:-1], along))
+        body.extend(serial(loops[:-1], along))
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
             at = {**env, **row, setting.found.column: column}
@@ -297,11 +289,9 @@ class CpuInstruction(CpuNest):
             for i in range(down):
                 inner.append(load_a(i))
                 inner.extend(multiply(i, j) for j in range(across))
-        body.extend(_serial(loops, tuple(inner)))
+        body.extend(serial(loops, tuple(inner)))
         body.extend(do("tile_store", (kept[t], _whole(t)), heights[i], dot.lanes, width) for i, _, t in every)
-        multiplied: tuple[Stmt, ...] = tuple(body)
-        for tile in reversed([*(t for row in c for t in row), *a, *b]):
-            multiplied = (Alloc(tile, multiplied),)
+        multiplied = alloc([*(t for row in c for t in row), *a, *b], body)
         finished = self._finish(part, sums, setting, env)
         if sums.loop is not None:
             finished = (If(eq(var(sums.loop), extent_of(sums.loop.extent) - 1), finished),)
@@ -345,13 +335,13 @@ class _Lost:
         e = Axis("k_lane", self.setting.block)
         one = Store(self.ones, (var(e),), const(1, self.ones.dtype))
         zero = Store(self.sums, (var(self.v), var(self.lane)), const(0, self.sums.dtype))
-        cleared = _unrolled((self.v,), (For(self.lane, ForKind.VECTOR, (zero,)),))
+        cleared = unrolled((self.v,), (For(self.lane, ForKind.VECTOR, (zero,)),))
         return (Alloc(self.ones, (Alloc(self.sums, (For(e, ForKind.VECTOR, (one,)), *cleared, *body)),)),)
 
     def add(self, panels: Panels, part: _Part, outer: Env, k: Expr, group: int) -> tuple[Stmt, ...]:
         columns = panels.at(part.place, part.column, var(self.v) * self.setting.dot.lanes, outer, k)
         operands = (Operand(self.sums, (var(self.v), const(0))), Operand(self.ones, (const(0),)), columns)
-        return _unrolled((self.v,), (do(self.setting.name, operands, *((group,) if self.by_lane else ())),))
+        return unrolled((self.v,), (do(self.setting.name, operands, *((group,) if self.by_lane else ())),))
 
     def value(self, index: tuple[Expr, ...]) -> Expr:
         return load(self.sums, index) * const(self.setting.lost, self.sums.dtype)
@@ -388,18 +378,6 @@ def _name(dot: Dot, found: Contraction) -> str | None:
 
 def _whole(tile: Buffer) -> Operand:
     return Operand(tile, (const(0), const(0)))
-
-
-def _unrolled(axes: Sequence[Axis], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for axis in reversed(axes):
-        body = (For(axis, ForKind.UNROLL, body),)
-    return body
-
-
-def _serial(loops: Sequence[Axis], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for axis in reversed(loops):
-        body = (For(axis, ForKind.SERIAL, body),)
-    return body
 
 
 def _any(piece: Piece) -> bool:

@@ -30,6 +30,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.cpu_nest import CpuNest
+from tilewright.lower.nesting import serial, trip_count
 from tilewright.schedule.contraction import Contraction
 from tilewright.schedule.propagate import Range, extent_of
 
@@ -146,7 +147,7 @@ class Rows:
         if self.buffer is None:
             return ()
         setting = self.setting
-        row = Axis("row", known(setting.height.count))
+        row = Axis("row", trip_count(setting.height.count))
         loops = [Axis(a.name, n) for a, n in zip(setting.outer, self.outer_sizes, strict=True)]
         outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
         places = (var(row), *(var(loop) for loop in loops))
@@ -169,9 +170,7 @@ class Rows:
         if setting.padded > extent:
             rest = Operand(self.buffer, (*places, const(extent)))
             body = (*body, do("clear_run", (rest,), setting.padded - extent))
-        for loop in reversed((row, *loops)):
-            body = (For(loop, ForKind.SERIAL, body),)
-        return body
+        return serial((row, *loops), body)
 
     def _computed(self, env: Env, places: tuple[Expr, ...], extent: int) -> tuple[Stmt, ...]:
         """Elements that are no plain run of memory."""
@@ -246,8 +245,8 @@ class Panels:
         setting, width, group = self.setting, self.width, self.group
         columns = self.nest.ranges[setting.found.column]
         count = columns.count
-        panel = Axis("panel", known(simplify((count + (width - 1)) // width)))
-        column = Axis("column", known(simplify(minimum(width, count - var(panel) * width))))
+        panel = Axis("panel", trip_count(simplify((count + (width - 1)) // width)))
+        column = Axis("column", trip_count(simplify(minimum(width, count - var(panel) * width))))
         loops = [Axis(a.name, extent_of(a.extent)) for a in setting.outer]
         outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
         here = simplify(columns.low + var(panel) * width + var(column))
@@ -271,9 +270,7 @@ class Panels:
                 one = Store(self.buffer, (*at, var(q)), self._read(here, outer, simplify(k + var(q))))
                 move = (For(q, ForKind.UNROLL, (one,)),)
                 order = (loop, column)
-            for axis in reversed((panel, *loops, *order)):
-                move = (For(axis, ForKind.SERIAL, move),)
-            body = (*body, *move)
+            body = (*body, *serial((panel, *loops, *order), move))
         shape = [int(e) for e in self.buffer.shape]  # type: ignore[arg-type]
         if extent == setting.padded and static(count) == shape[0] * width:
             return body
@@ -291,11 +288,6 @@ class Panels:
 
 def do(name: str, operands: tuple[Operand, ...], *scalars: int) -> Instruction:
     return Instruction(name, operands, tuple(const(s) for s in scalars))
-
-
-def known(count: Expr) -> int | Expr:
-    known = static(count)
-    return count if known is None else known
 
 
 def _flat(node: Load) -> Linear:

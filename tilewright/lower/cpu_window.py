@@ -6,7 +6,7 @@ position, padding as zeros. A position then serves all the outputs whose window 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -18,7 +18,8 @@ from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Me
 from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_nest import CpuNest
-from tilewright.lower.cpu_operands import Env, do, known
+from tilewright.lower.cpu_operands import Env, do
+from tilewright.lower.nesting import serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import Range, extent_of
 from tilewright.schedule.window import CHANNELS, Window, splits_well, window_of
@@ -49,7 +50,8 @@ class CpuWindow(CpuNest):
         buffer = Buffer(self.names.fresh("taps"), shape, found.a.dtype, Memory.SCRATCH)
         taps = _Taps(buffer, dot, found, found.groups(dot), prod(shape[1:]))
         plain = [a for a in self.outer if a not in (found.row, found.channel)]
-        return (Alloc(buffer, self._plain_loops(plain, {}, taps)),)
+        loops, env = walked(plain, self.ranges)
+        return (Alloc(buffer, serial(loops, (*self._fill(env, taps), *self._outputs(env, taps)))),)
 
     def _is_ready(self, found: Window, dot: Dot) -> bool:
         channels = self.ranges[found.channel]
@@ -59,23 +61,13 @@ class CpuWindow(CpuNest):
         is_packed = not place.lows and place.layout == found.layout(dot)
         return whole and is_packed and bool(splits_well(size, channels.extent)) and not self.nest.initial
 
-    def _plain_loops(self, axes: Sequence[Axis], env: Env, taps: _Taps) -> tuple[Stmt, ...]:
-        if not axes:
-            return (*self._fill(env, taps), *self._outputs(env, taps))
-        extent = self.ranges[axes[0]]
-        if static(extent.count) == 1:
-            return self._plain_loops(axes[1:], {**env, axes[0]: extent.low}, taps)
-        loop = Axis(axes[0].name, known(extent.count))
-        inner = self._plain_loops(axes[1:], {**env, axes[0]: simplify(extent.low + var(loop))}, taps)
-        return (For(loop, ForKind.SERIAL, inner),)
-
     # --- taps
 
     def _fill(self, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         found = taps.found
         row = self.ranges[found.row]
         count = simplify(found.step * (row.count - 1) + extent_of(found.outer.extent))
-        position = Axis("position", known(count))
+        position = Axis("position", trip_count(count))
         # conditions and reads ask for row·step + outer alone: the first output of the row stands for all
         env = {**env, found.row: row.low, found.outer: var(position)}
         across = [c for c in found.conditions if found.inner not in axes_of(c)]
@@ -121,7 +113,7 @@ class CpuWindow(CpuNest):
         """Blocks over the tile's channels; the last begins earlier where the channels are not whole blocks."""
         channels = self.ranges[found.channel]
         count = channels.count
-        block = Axis("channel_block", known(simplify((count + (CHANNELS - 1)) // CHANNELS)))
+        block = Axis("channel_block", trip_count(simplify((count + (CHANNELS - 1)) // CHANNELS)))
         if static(block.extent) == 1:
             return inner(const(0))
         start: Expr = var(block) * CHANNELS
@@ -146,7 +138,7 @@ class CpuWindow(CpuNest):
     def _row_blocks(self, piece: Piece, row: Range, start: Expr, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         if static(piece.trips) == 1:
             return self._sums(piece.base, piece.size, start, env, taps)
-        loop = Axis("row_block", known(piece.trips))
+        loop = Axis("row_block", trip_count(piece.trips))
         first = simplify(piece.base + var(loop) * piece.size)
         return (For(loop, ForKind.SERIAL, self._sums(first, piece.size, start, env, taps)),)
 
@@ -166,7 +158,7 @@ class CpuWindow(CpuNest):
         if seed is not None:
             results = {seed[0]: load(acc, index)}
         zero: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(acc, index, begin),)),)
-        body: list[Stmt] = list(_unrolled((u, v), zero))
+        body: list[Stmt] = list(unrolled((u, v), zero))
         weights = self.access.read[found.b.source]
         name = dot.instruction(found.a.dtype.name, found.b.dtype.name) or ""
         terms = list(product(*(range(extent_of(t.extent)) for t in found.terms)))
@@ -181,14 +173,8 @@ class CpuWindow(CpuNest):
                 logical = tuple(simplify(substitute(i, place)) for i in found.b.indices)
                 b = Operand(weights.buffer, weights.indices(logical))
                 one = Instruction(name, (Operand(acc, (var(u), var(v), const(0))), a, b))
-                body.extend(_unrolled((u, v), (one,)))
+                body.extend(unrolled((u, v), (one,)))
         body.extend(self._stores(Block(at, (u, v), lane), results))
         return (Alloc(acc, tuple(body)),)
-
-
-def _unrolled(axes: Sequence[Axis], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for axis in reversed(axes):
-        body = (For(axis, ForKind.UNROLL, body),)
-    return body
 
 

@@ -9,7 +9,8 @@ from tilewright.ir.expr import Axis, Expr, Load, all_of, axes_of, const, load, l
 from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt, Store
 from tilewright.ir.products import Factor, factors
 from tilewright.ir.simplify import linear, simplify
-from tilewright.lower.gpu_nest import WARP, GpuNest, Spot, alloc, guarded, known_true_left_out
+from tilewright.lower.gpu_nest import WARP, GpuNest, Spot, guarded, known_true_left_out
+from tilewright.lower.nesting import alloc
 from tilewright.schedule.propagate import extent_of
 
 SYNC = Barrier(Scope.BLOCK)

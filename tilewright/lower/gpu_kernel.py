@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, Kernel, Memory, Scope, Stmt
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Kernel, Memory, Scope, Stmt
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.gpu_nest import GpuNest
 from tilewright.lower.kernel import Binding, ScanView, bind_reads, bind_writes, grid, tile_count
+from tilewright.lower.nesting import alloc
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan
@@ -101,8 +102,6 @@ def lower_gpu_kernel(
     bind_writes(phases, access, params, arguments, kept, layout, scan, Memory.SHARED)
     thread = Axis("thread", plan.block_threads)
     block = _Block(phases, access, thread)
-    body: tuple[Stmt, ...] = (For(thread, ForKind.THREAD, block.statements()),)
-    for buffer in reversed([*kept, *block.shared]):
-        body = (Alloc(buffer, body),)
-    body = (For(tile, ForKind.BLOCK, body),)
-    return Binding(Kernel(plan.name, tuple(params), body, (), scan.step if scan else None), tuple(arguments))
+    inside = (For(thread, ForKind.THREAD, block.statements()),)
+    whole = For(tile, ForKind.BLOCK, alloc([*kept, *block.shared], inside))
+    return Binding(Kernel(plan.name, tuple(params), (whole,), (), scan.step if scan else None), tuple(arguments))

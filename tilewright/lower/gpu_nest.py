@@ -27,9 +27,10 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import simplify
 from tilewright.lower.access import Access
+from tilewright.lower.nesting import alloc, serial, unrolled, walked
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
@@ -57,9 +58,7 @@ class Spot:
         return tuple(extent_of(a.extent) for a in self.unrolled)
 
     def around(self, body: tuple[Stmt, ...], axes: Sequence[Axis] | None = None) -> tuple[Stmt, ...]:
-        for axis in reversed(self.unrolled if axes is None else axes):
-            body = (For(axis, ForKind.UNROLL, body),)
-        return body
+        return unrolled(self.unrolled if axes is None else axes, body)
 
 
 class GpuNest:
@@ -168,19 +167,8 @@ class GpuNest:
         return alloc(states, self._shared_reduction(spot, states, monoid))
 
     def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        env = dict(spot.env)
-        loops: list[Axis] = []
-        for axis in self.reduction:
-            extent = self.reduce_ranges[axis]
-            if static(extent.count) == 1:
-                env[axis] = extent.low
-                continue
-            loops.append(Axis(axis.name, loop_extent(extent.count)))
-            env[axis] = simplify(extent.low + var(loops[-1]))
-        body = self.update(monoid, states, (), self.elements(env))
-        for loop in reversed(loops):
-            body = (For(loop, ForKind.SERIAL, body),)
-        return body
+        loops, env = walked(self.reduction, self.reduce_ranges)
+        return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
 
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.plan.split
@@ -279,18 +267,6 @@ class GpuNest:
             final = self.access.lower(substitute(replace_nodes(value, results), spot.env))
             body.extend(self.access.stores(tensor, logical, simplify(final)))
         return tuple(body)
-
-
-def loop_extent(count: Expr) -> int | Expr:
-    known = static(count)
-    return count if known is None else known
-
-
-def alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    result: tuple[Stmt, ...] = tuple(body)
-    for buffer in reversed(buffers):
-        result = (Alloc(buffer, result),)
-    return result
 
 
 def known_true_left_out(conditions: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from tilewright.ir.expr import Axis, Const, Expr, all_of, axes_of, cast, const, is_op, mul, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, all_of, axes_of, cast, const, flattened, is_op, mul, substitute, var
 from tilewright.ir.simplify import linear, simplify_difference
 from tilewright.schedule.propagate import extent_of
 
@@ -31,19 +31,13 @@ def worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
     )
 
 
-def conjuncts(condition: Expr) -> list[Expr]:
-    if is_op(condition, "and"):
-        return [c for a in condition.args for c in conjuncts(a)]
-    return [condition]
-
-
 def strip(element: Expr, identity: Expr, additive: bool) -> tuple[list[Expr], Expr]:
     """element = select(conditions, rest, identity), conditions as a list; through products for sums."""
     if is_op(element, "select"):
         condition, then, otherwise = element.args
         if isinstance(otherwise, Const) and isinstance(identity, Const) and otherwise.value == identity.value:
             inner, rest = strip(then, identity, additive)
-            return [*conjuncts(condition), *inner], rest
+            return [*flattened(condition, "and"), *inner], rest
     if additive and is_op(element, "mul"):
         left, a = strip(element.args[0], identity, additive)
         right, b = strip(element.args[1], identity, additive)

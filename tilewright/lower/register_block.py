@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tilewright.ir.expr import Axis, Expr, substitute, var
 from tilewright.ir.loops import For, ForKind, Stmt
 from tilewright.ir.simplify import simplify
+from tilewright.lower.nesting import unrolled
 from tilewright.schedule.propagate import extent_of
 
 
@@ -45,9 +46,7 @@ class Block:
         body: tuple[Stmt, ...] = inner
         if self.lane is not None:
             body = (For(self.lane, ForKind.VECTOR, body),)
-        for axis in reversed(self.walk or self.unrolled):
-            body = (For(axis, ForKind.UNROLL, body),)
-        return body
+        return unrolled(self.walk or self.unrolled, body)
 
     @property
     def index(self) -> tuple[Expr, ...]:

@@ -15,6 +15,7 @@ from tilewright.ir.expr import (
     Load,
     all_of,
     const,
+    flattened,
     is_op,
     le,
     load,
@@ -43,17 +44,15 @@ def _guards(values: Sequence[Expr], lane: Axis | None) -> dict[Expr, None]:
     for node in walk(*values):
         if is_op(node, "select") and isinstance(node.args[2], Const) and isinstance(node.args[1], Load):
             condition = node.args[0]
-            if lane not in condition.axes and not condition.reads and all(_is_bound(c) for c in _conjuncts(condition)):
+            if lane in condition.axes or condition.reads:
+                continue
+            if all(_is_bound(c) for c in flattened(condition, "and")):
                 found[condition] = None
     return found
 
 
 def _unguarded(value: Expr, guards: dict[Expr, None]) -> Expr:
     return rewrite(value, lambda n: n.args[1] if is_op(n, "select") and n.args[0] in guards else None)
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    return [c for a in condition.args for c in _conjuncts(a)] if is_op(condition, "and") else [condition]
 
 
 def _is_bound(condition: Expr) -> bool:
@@ -63,7 +62,7 @@ def _is_bound(condition: Expr) -> bool:
 def _weakest(guards: dict[Expr, None]) -> list[Expr]:
     """Checks that imply all others: of those that differ by a constant the one that leaves least room."""
     room: dict[tuple[tuple[Expr, int], ...], int] = {}
-    for condition in (c for g in guards for c in _conjuncts(g)):
+    for condition in (c for g in guards for c in flattened(g, "and")):
         slack = linear(simplify_difference(condition.args[1], condition.args[0]))
         constant = slack.constant - (1 if is_op(condition, "lt") else 0)
         terms = tuple(slack.terms.items())

@@ -13,6 +13,7 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Var, is_op, load, replac
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.guards import worst
+from tilewright.lower.nesting import unrolled
 from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import extent_of
 
@@ -82,9 +83,7 @@ def turned_results(
         single = [Store(s.buffer, tuple(simplify(substitute(i, moved)) for i in s.indices), substitute(s.value, moved))
                   for s in stores]  # fmt: skip
         body = (*body, For(left, ForKind.UNROLL, (For(lane, ForKind.VECTOR, tuple(single)),)))
-    for axis in reversed([a for a in block.unrolled if a is not along]):
-        body = (For(axis, ForKind.UNROLL, body),)
-    return body
+    return unrolled([a for a in block.unrolled if a is not along], body)
 
 
 def _is_along(store: Store, rows: Axis, lane: Axis) -> bool:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import IO, Any
 
@@ -26,7 +26,8 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker loads. `variant` follows the colon in a runtime's spelling, such as tilewright:none."""
+    """What a worker loads. `variant` follows the colon in a runtime's spelling, such as tilewright:none;
+    `algorithms` are options of Tilewright's, None where its own default is meant."""
 
     runtime: str
     variant: str
@@ -35,6 +36,7 @@ class Job:
     output_names: tuple[str, ...]
     threads: int
     torch_spec: str | None
+    algorithms: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,7 +127,8 @@ def prepare_torch(job: Job, inputs: Inputs) -> Call:
 def prepare_tilewright(job: Job, inputs: Inputs) -> Call:
     tilewright = importlib.import_module("tilewright")
     shapes = {name: array.shape for name, array in inputs.items()}
-    model = tilewright.compile(job.model_path, shapes=shapes, threads=job.threads, schedule=job.variant or None)
+    schedule = job.variant or None
+    model = tilewright.compile(job.model_path, shapes=shapes, threads=job.threads, schedule=schedule, **job.algorithms)
     feeds = dict(inputs)
     return lambda: model(**feeds)
 

@@ -172,6 +172,7 @@ def compare(
     seconds_per_round: float = 0.5,
     progress: Progress | None = None,
     torch_spec: str | None = None,
+    algorithms: Mapping[str, str | None] | None = None,
     dimensions: Mapping[str, int] | None = None,
     reference: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
@@ -181,7 +182,8 @@ def compare(
 
     A runtime is spelled as in the table of peers, with variants such as tilewright:none. One that is missing,
     fails or hangs is recorded in its entry. `torch_spec` names a function that gives torch the model as a
-    module, `dimensions` gives values to symbolic dimensions, and `reference` asks for relative errors.
+    module, `algorithms` are options of Tilewright's such as {"contraction": "strassen"}, `dimensions` gives values
+    to symbolic dimensions, and `reference` asks for relative errors.
     """
     if not Path(model_path).is_file():
         raise FileNotFoundError(f"no model file at {model_path}")
@@ -208,6 +210,7 @@ def compare(
                     output_names=interface.output_names,
                     threads=threads,
                     torch_spec=torch_spec,
+                    algorithms=dict(algorithms or {}),
                 )
                 session.start(name, peer, job, reference)
             session.run_rounds()

@@ -15,11 +15,12 @@ import numpy as np
 from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule import tile as costs
-from tilewright.schedule import vectorise as choices
 from tilewright.schedule.context import NestContext, is_contraction
-from tilewright.schedule.nest import Nest
+from tilewright.schedule.loop_order import output_order, reads_rows, reduction_order, unrolled
+from tilewright.schedule.nest import Nest, shares_a_read
 from tilewright.schedule.plan import NestPlan, Sizes
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.vector_cost import fit_lanes, vector_cost, widest_bytes
 from tilewright.schedule.vectorise import candidate_plans
 
 _WORST_VECTOR = 8.0  # times the cost of the best vector axis: beyond it nothing would make up for the choice
@@ -40,15 +41,18 @@ def feasible_plans(nest: Nest, context: NestContext) -> list[NestPlan]:
 
 
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis]:
-    priced = {a: choices._vector_cost(nest, a, context) for a in (*nest.axes, *nest.reduce_axes)}
-    known = {a: cost for a, cost in priced.items() if cost is not None}
-    least = min(known.values(), default=0.0)
-    return [a for a, cost in known.items() if cost <= _WORST_VECTOR * least]
+    priced = _vector_costs(nest, context)
+    least = min(priced.values(), default=0.0)
+    return [a for a, cost in priced.items() if cost <= _WORST_VECTOR * least]
+
+
+def _vector_costs(nest: Nest, context: NestContext) -> dict[Axis, float]:
+    priced = {a: vector_cost(nest, a, context) for a in (*nest.axes, *nest.reduce_axes)}
+    return {a: cost for a, cost in priced.items() if cost is not None}
 
 
 def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: NestPlan) -> Iterable[NestPlan]:
-    widest = context.target.lanes(choices._widest(nest))
-    lanes = choices._fit_lanes(widest, extent_of(vector.extent))
+    lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), extent_of(vector.extent))
     if lanes == 1:
         return
     names = nest.axis_names()
@@ -56,9 +60,9 @@ def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: NestPl
     for register, rows in _register_tiles(nest, vector, lanes, context):
         for order in _output_orders(nest, vector, rows, context):
             for reduction in reductions:
-                unrolls = {(), tuple(choices._unrolled(nest, reduction, vector))}
+                unrolls = {(), tuple(unrolled(nest, reduction, vector))}
                 for unroll in sorted(unrolls, key=len):
-                    by_lane = choices._reads_rows(nest, vector, reduction, context) and not unroll
+                    by_lane = reads_rows(nest, vector, reduction, context) and not unroll
                     for row_lanes in sorted({1, lanes if by_lane else 1}):
                         yield replace(
                             default, vector=names[vector], lanes=lanes,
@@ -77,7 +81,7 @@ def _register_tiles(
         for count in chains:
             yield {vector: count * lanes}, ()
         return
-    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and choices._shares_a_read(nest, a)]
+    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and shares_a_read(nest, a)]
     budget = context.target.vector_registers * 3 // 4
     if vector in nest.reduce_axes:
         ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
@@ -99,7 +103,7 @@ def _register_tiles(
 
 
 def _output_orders(nest: Nest, vector: Axis, rows: Sequence[Axis], context: NestContext) -> list[list[Axis]]:
-    default = choices._output_order(nest, vector, rows, context)
+    default = output_order(nest, vector, rows, context)
     if not is_contraction(nest) or not rows or vector not in nest.axes:
         return [default]
     plain = [a for a in default if a is not vector and a not in rows]
@@ -107,7 +111,7 @@ def _output_orders(nest: Nest, vector: Axis, rows: Sequence[Axis], context: Nest
 
 
 def _reduction_orders(nest: Nest, context: NestContext) -> list[list[Axis]]:
-    default = choices._reduction_order(nest, context)
+    default = reduction_order(nest, context)
     return [default] if len(default) < 2 else [default, [default[-1], *default[:-1]]]
 
 
@@ -127,10 +131,9 @@ def _vector_penalty(nest: Nest, plan: NestPlan, context: NestContext) -> float:
 
     One for what the construction builds; elements that are not neighbours in memory are gathered one by one.
     """
-    priced = {a: choices._vector_cost(nest, a, context) for a in (*nest.axes, *nest.reduce_axes)}
-    known = [cost for cost in priced.values() if cost is not None]
-    own = priced[nest.named(plan.vector)] if plan.vector is not None else None
-    return own / min(known) if own is not None else 1.0
+    priced = _vector_costs(nest, context)
+    own = priced.get(nest.named(plan.vector)) if plan.vector is not None else None
+    return own / min(priced.values()) if own is not None else 1.0
 
 
 def predict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -13,6 +13,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, moves
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.runs import axes_around, free_axes
 from tilewright.schedule.served import Served
 from tilewright.target import Target
 
@@ -95,3 +96,41 @@ def packed_axis(node: Load, axis: Axis) -> int | None:
 def is_contraction(nest: Nest) -> bool:
     """A sum of products of at least two reads."""
     return nest.monoid is not None and nest.monoid.operator == "add" and len(loads(nest.elements[0])) >= 2
+
+
+def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
+    """All that facts of a contraction depend on beside the nest itself."""
+    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
+
+
+def walked_on(
+    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
+    if vector is None or vector not in nest.axes:
+        return {}
+    taken = (vector,) if row is None else (vector, row)
+    memo, key = context.memo, (nest, taken)
+    if key not in memo.free:
+        memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
+    if not memo.free[key]:
+        return {}
+    layouts = (*key, layouts_around(nest, context))
+    if layouts not in memo.runs:
+        memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
+    return memo.runs[layouts]
+
+
+def _run_of_one(
+    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
+) -> dict[Axis, tuple[Axis, ...]]:
+    here = tuple(var(a) for a in nest.axes)
+    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
+    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
+    for axis in free:
+        if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
+            continue  # packed in panels of the register tile
+        around = axes_around(axis, free[axis], offsets)
+        if around:
+            return {axis: around}
+    return {}

@@ -120,5 +120,3 @@ def panel_layout(
         *(StorageAxis(d) for d in first), StorageAxis(n, width), *(StorageAxis(d) for d in between),
         *steps, StorageAxis(n, 1, width), StorageAxis(k, 1, group),
     ))  # fmt: skip
-
-

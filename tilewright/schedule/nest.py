@@ -151,6 +151,11 @@ def moves(node: Load, axis: Axis) -> bool:
     return any(_moves(index, axis) for index in node.indices)
 
 
+def shares_a_read(nest: Nest, axis: Axis) -> bool:
+    """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
+    return any(not moves(n, axis) for n in loads(*nest.elements))
+
+
 def _moves(index: Expr, axis: Axis) -> bool:
     if axis not in axes_of(index):
         return False

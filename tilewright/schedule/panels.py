@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilewright.ir.expr import Axis, Load, axes_of, loads
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.schedule.context import NestContext, is_contraction, packed_axis
@@ -26,13 +28,8 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
     width = register.get(plan.vector, plan.lanes)
     order = [nest.named(a) for a in plan.order]
     found: dict[Tensor, Layout] = {}
-    for node in loads(*nest.elements):
+    for node, axis in _packable(nest, vector, context):
         tensor = node.source
-        if not context.packable(tensor) or tensor.rank < 2:
-            continue
-        axis = packed_axis(node, vector)
-        if axis is None:
-            continue
 
         def depth(dim: int, node: Load = node) -> int:
             axes = [a for a in axes_of(node.indices[dim]) if a in order]
@@ -56,12 +53,16 @@ def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[T
 def _rows_layouts(nest: Nest, vector: Axis, context: NestContext) -> dict[Tensor, Layout]:
     """Constants of dot products: the reduction that fills the vector innermost."""
     found: dict[Tensor, Layout] = {}
-    for node in loads(*nest.elements):
-        tensor = node.source
-        if not context.packable(tensor) or tensor.rank < 2:
-            continue
-        axis = packed_axis(node, vector)
-        if axis is not None and axis != tensor.rank - 1:
-            others = [d for d in range(tensor.rank) if d != axis]
-            found[tensor] = Layout.permuted((*others, axis))
+    for node, axis in _packable(nest, vector, context):
+        rank = node.source.rank
+        if axis != rank - 1:
+            found[node.source] = Layout.permuted((*(d for d in range(rank) if d != axis), axis))
     return found
+
+
+def _packable(nest: Nest, vector: Axis, context: NestContext) -> Iterator[tuple[Load, int]]:
+    """Reads of constants that may be packed along the vector axis, each with the axis of its own that runs there."""
+    for node in loads(*nest.elements):
+        axis = packed_axis(node, vector)
+        if axis is not None and node.source.rank > 1 and context.packable(node.source):
+            yield node, axis

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
@@ -35,7 +36,7 @@ from tilewright.target import Target
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
 _UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
 
-SCHEDULES = ("connected", "register", "none")
+_Item = TypeVar("_Item")
 
 
 @dataclass
@@ -140,18 +141,23 @@ def _nests(part: _Part, fused: Fused) -> list[Nest]:
 def _topological(nests: Sequence[Nest]) -> list[Nest]:
     """An epilogue may read what is computed after its core: order by what is really read."""
     producer = {t: n for n in nests for t in n.stores}
-    done: dict[Nest, None] = {}
-    for start in nests:
-        stack: list[tuple[Nest, bool]] = [(start, False)]
+    return _needs_first(nests, lambda nest: [producer[t] for t in nest.reads() if t in producer])
+
+
+def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item]]) -> list[_Item]:
+    """The items in the order given, but each after what it needs."""
+    done: dict[_Item, None] = {}
+    for start in items:
+        stack: list[tuple[_Item, bool]] = [(start, False)]
         while stack:
-            nest, ready = stack.pop()
-            if nest in done:
+            item, ready = stack.pop()
+            if item in done:
                 continue
             if ready:
-                done[nest] = None
+                done[item] = None
                 continue
-            stack.append((nest, True))
-            stack.extend((producer[t], False) for t in nest.reads() if t in producer and producer[t] not in done)
+            stack.append((item, True))
+            stack.extend((other, False) for other in needs(item) if other not in done)
     return list(done)
 
 
@@ -271,20 +277,8 @@ def _in_order(
             units.append(by_scan[plan.scan])
         by_scan[plan.scan][0].append(plan)
     maker = {name: i for i, (_, writes, _) in enumerate(units) for name in writes}
-    done: dict[int, None] = {}
-    for start in range(len(units)):
-        stack: list[tuple[int, bool]] = [(start, False)]
-        while stack:
-            unit, ready = stack.pop()
-            if unit in done:
-                continue
-            if ready:
-                done[unit] = None
-                continue
-            stack.append((unit, True))
-            stack.extend(
-                (maker[n], False)
-                for n in sorted(units[unit][2])
-                if n in maker and maker[n] not in done and maker[n] != unit
-            )
-    return [plan for i in done for plan in units[i][0]]
+
+    def before(unit: int) -> list[int]:
+        return [maker[n] for n in sorted(units[unit][2]) if n in maker and maker[n] != unit]
+
+    return [plan for i in _needs_first(range(len(units)), before) for plan in units[i][0]]

@@ -9,28 +9,31 @@ from math import prod
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Load, Op, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Load, Op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
-from tilewright.ir.tensor import Layout
 from tilewright.schedule.construct import build_tiles, dot_tiles
-from tilewright.schedule.context import NestContext, is_contraction, offset_of, packed_axis, stride
+from tilewright.schedule.context import (
+    NestContext,
+    is_contraction,
+    layouts_around,
+    offset_of,
+    packed_axis,
+    stride,
+    walked_on,
+)
+from tilewright.schedule.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.schedule.micro import Contraction, operands_of
-from tilewright.schedule.nest import Nest, data_cost, moves, period
+from tilewright.schedule.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of
-from tilewright.schedule.runs import axes_around, free_axes, reach
-from tilewright.schedule.turning import turned_axis, turned_block
+from tilewright.schedule.turning import turned_block
+from tilewright.schedule.vector_cost import fit_lanes, span, turned_from, vector_cost, widest_bytes
 from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
 _DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
-_BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
-_TURNED = 2.0  # instructions for a vector that is turned from another axis
-_EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
-_WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
-_WHOLE_WINDOW = 16  # the same over several axes
 _LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
 _FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
 _TURNED_STORE = 0.25  # of a lane that is turned with its neighbours first
@@ -60,7 +63,7 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
     panel = _stored_panel(nest, context)
     if panel is not None:
         base = _base_plan(nest, panel[0], context, phase, level)
-        return [_with_loops(nest, base, dict([panel]), _output_order(nest, panel[0], (), context))]
+        return [_with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
     if not is_contraction(nest):  # nothing is packed for it
         context = replace(context, constants=frozenset(), staged=frozenset())
     found: list[tuple[float, NestPlan]] = []
@@ -70,7 +73,7 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
             found.extend(_contraction_plans(nest, vector, base, context))
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
-        order = _output_order(nest, vector, row_axes, context)
+        order = output_order(nest, vector, row_axes, context)
         plan = _with_loops(nest, base, register, order)
         found.append((0.0, replace(plan, cut=_row_passes(nest, vector, register, context))))
     return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
@@ -80,12 +83,12 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
-        lanes = _fit_lanes(context.target.lanes(_widest(nest)), _span(nest, vector, context))
+        lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), span(nest, vector, context))
     names = nest.axis_names()
-    reduction = _reduction_order(nest, context)
-    row_lanes = lanes if _reads_rows(nest, vector, reduction, context) else 1
-    unroll = _unrolled(nest, reduction, vector) if row_lanes == 1 else []
-    if row_lanes > 1 and _is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= _SHORT * row_lanes:
+    reduction = reduction_order(nest, context)
+    row_lanes = lanes if reads_rows(nest, vector, reduction, context) else 1
+    unroll = unrolled(nest, reduction, vector) if row_lanes == 1 else []
+    if row_lanes > 1 and is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= _SHORT * row_lanes:
         unroll = [reduction[-1]]
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
@@ -117,7 +120,7 @@ def _contraction_plans(
     )
     result = []
     if vector in nest.reduce_axes:
-        rows = [a for a in nest.axes if extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+        rows = [a for a in nest.axes if extent_of(a.extent) > 1 and shares_a_read(nest, a)]
         scatter = _scatter_seconds(nest, vector, {}, context)
         for seconds, sizes in dot_tiles(facts, rows):
             outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
@@ -149,7 +152,7 @@ def scatter_cycles(
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if store.terms.get(var(vector), 0) == 1:
         return 0.0
-    lanes = context.target.lanes(_widest(nest))
+    lanes = context.target.lanes(widest_bytes(nest))
     rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
     turned = rows // lanes * lanes / rows if rows >= lanes else 0.0
     near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
@@ -167,7 +170,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
     for axis in (*(a for a in reversed(nest.axes) if a not in nest.written_out), *reversed(nest.reduce_axes)):
-        cost = _vector_cost(nest, axis, context)
+        cost = vector_cost(nest, axis, context)
         if cost is not None:
             costs.append((cost, axis))
     costs.sort(key=lambda pair: pair[0])
@@ -176,7 +179,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if not is_contraction(nest):
         return [costs[0][1]]
     best = costs[0][1]
-    if best in nest.axes and _span(nest, best, context) >= _WIDE * context.target.lanes(_widest(nest)):
+    if best in nest.axes and span(nest, best, context) >= _WIDE * context.target.lanes(widest_bytes(nest)):
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
@@ -190,7 +193,7 @@ def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
 
 def runs_of(nest: Nest, plan: NestPlan, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:
     """Axes that the register tiles of a contraction walk on to, by the axis they begin along."""
-    return _walked_on(nest, *_tile_axes(nest, plan, context), context)
+    return walked_on(nest, *_tile_axes(nest, plan, context), context)
 
 
 def _tile_axes(nest: Nest, plan: NestPlan, context: NestContext) -> tuple[Axis | None, Axis | None]:
@@ -204,22 +207,17 @@ def contraction_facts(
     context: NestContext,
 ) -> Contraction:  # fmt: skip
     known = context.memo.facts
-    key = (nest, vector, row, lanes, by_lane, tuple(unroll), _layouts(nest, context))
+    key = (nest, vector, row, lanes, by_lane, tuple(unroll), layouts_around(nest, context))
     if key not in known:
         known[key] = _facts(nest, vector, row, lanes, by_lane, unroll, context)
     return known[key]
-
-
-def _layouts(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
-    """All that facts of a contraction depend on beside the nest itself."""
-    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
 
 
 def _facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
 ) -> Contraction:  # fmt: skip
-    reduction = _reduction_order(nest, context)
+    reduction = reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
@@ -238,41 +236,8 @@ def _facts(
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, scattered, gathered, pitches), _walked_on(nest, vector, row, context),
+        operands_of(nest, vector, row, runs, scattered, gathered, pitches), walked_on(nest, vector, row, context),
     )  # fmt: skip
-
-
-def _walked_on(
-    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
-    """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
-    if vector is None or vector not in nest.axes:
-        return {}
-    taken = (vector,) if row is None else (vector, row)
-    memo, key = context.memo, (nest, taken)
-    if key not in memo.free:
-        memo.free[key] = {a: free for a in taken if (free := free_axes(nest, a, taken))}
-    if not memo.free[key]:
-        return {}
-    layouts = (*key, _layouts(nest, context))
-    if layouts not in memo.runs:
-        memo.runs[layouts] = _run_of_one(nest, memo.free[key], context)
-    return memo.runs[layouts]
-
-
-def _run_of_one(
-    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
-    here = tuple(var(a) for a in nest.axes)
-    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
-    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
-    for axis in free:
-        if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
-            continue  # packed in panels of the register tile
-        around = axes_around(axis, free[axis], offsets)
-        if around:
-            return {axis: around}
-    return {}
 
 
 def _is_scattered(node: Load, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
@@ -293,106 +258,8 @@ def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> 
 
 
 def _row_axis(nest: Nest, vector: Axis, context: NestContext) -> Axis | None:
-    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and _shares_a_read(nest, a)]
+    rows = [a for a in nest.axes if a is not vector and extent_of(a.extent) > 1 and shares_a_read(nest, a)]
     return max(reversed(rows), key=lambda a: _row_merit(nest, a, vector, context), default=None)
-
-
-def _reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
-    """Whether the operand broadcast over the vector is contiguous along the innermost reduction, where that helps."""
-    if not context.target.lane_multiply or vector is None or vector not in nest.axes or not reduction:
-        return False
-    if not is_contraction(nest) or nest.elements[0].dtype.name not in _BY_LANE:
-        return False
-    steps = extent_of(reduction[-1].extent)
-    if steps < 8 and steps != context.target.lanes(4):  # whole vectors, or enough of them
-        return False
-    return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements))
-
-
-def _span(nest: Nest, axis: Axis, context: NestContext) -> int:
-    """How far blocks along an axis may reach: a group, or all of it and of what follows it in one run."""
-    group = period(nest, axis)
-    if group is not None or not is_contraction(nest):
-        return group or extent_of(axis.extent)
-    return reach(axis, _walked_on(nest, axis, None, context).get(axis, ()))
-
-
-def _widest(nest: Nest) -> int:
-    """Bytes of the widest element that a lane holds: what is stored narrow may be computed wide."""
-    stored = max(t.dtype.bytes for t in nest.stores)
-    if nest.monoid is not None and len(nest.monoid.left) > 1:
-        return max(4, *(s.dtype.bytes for s in nest.monoid.left))  # the result is converted once, at the end
-    if stored >= 4:
-        return stored
-    return 4 if any(n.dtype.name in _BY_LANE for n in walk(*nest.elements, *nest.values)) else stored
-
-
-def _fit_lanes(lanes: int, extent: int) -> int:
-    """The narrowest vector that holds the extent, or the widest there is."""
-    while lanes > 1 and lanes // 2 >= extent:
-        lanes //= 2
-    return lanes
-
-
-def _vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
-    """Instructions for one vector's worth of elements, relative to a perfect vector."""
-    extent = _span(nest, axis, context)
-    lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent)
-    if lanes == 1:
-        return None
-    reducing = axis in nest.reduce_axes
-    if reducing and (nest.monoid is None or len(nest.monoid.left) > 4):
-        return None
-    steps = 1
-    for r in nest.reduce_axes:
-        steps *= max(1, extent_of(r.extent))
-    wide = context.target.lanes(_widest(nest))
-    cost = 0.5
-    turned = _turned(nest, axis, context)
-    for node in nest.sample:
-        step = stride(node, axis, context)
-        across = turned is not None and step not in (0, 1) and stride(node, turned, context) == 1
-        near = _TURNED if across else _EVERY_OTHER if step == 2 else 2.0 * lanes
-        cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
-    if not reducing and nest.monoid is not None and _is_checked(nest, axis):
-        cost += 2.0 * lanes  # every lane checks and reads for itself
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    if reducing:
-        cost += 2.5 * lanes * lanes / steps  # folding the lanes at the end, once an output
-    else:
-        step = store.terms.get(var(axis), 0)
-        cost += (0.5 if step == 1 else 1.0 * lanes) / steps
-        for node in loads(*nest.values) if nest.elements else ():
-            if node.source not in nest.accumulated:
-                found = stride(node, axis, context)
-                cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps
-    return cost * -(-extent // lanes) / (extent / lanes) * (wide / lanes)
-
-
-def _turned(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | None:
-    """The axis that blocks of a map are turned from, on the way to the vector axis its result is stored along."""
-    if vector is None or vector not in nest.axes:
-        return None
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
-        return None
-    lanes = _fit_lanes(context.target.lanes(_widest(nest)), extent_of(vector.extent))
-    return turned_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))
-
-
-def _is_merged(nest: Nest, axis: Axis) -> bool:
-    """Whether a reduction axis stands for several, read at axis // n and axis % n: neighbours along rows overlap."""
-    return any(is_op(n, "mod") and n.args[0] is var(axis) for r in loads(*nest.elements) for n in walk(*r.indices))
-
-
-def _is_checked(nest: Nest, axis: Axis) -> bool:
-    """Whether a sum over more than a window reads elements under conditions that differ along the axis.
-
-    A window alone is written out where it is short, and most of its conditions are then decided.
-    """
-    checks = [n.args[0] for n in walk(*nest.elements) if is_op(n, "select")]
-    beyond = any(extent_of(r.extent) > 1 and r not in axes_of(*checks) for r in nest.reduce_axes)
-    return beyond and axis in axes_of(*checks)
 
 
 def _register_tile(
@@ -407,7 +274,7 @@ def _register_tile(
             if writes_streams(nest.written_out, *nest.values):
                 return {vector: lanes * max(1, min(_LINE // lanes, extent // lanes))}, ()
             return {**nest.written_out, vector: lanes}, ()
-        turned = _turned(nest, vector, context)
+        turned = turned_from(nest, vector, context)
         if turned is not None:
             return turned_block(turned, vector, lanes), (turned,)
         chains = _chains(nest, vector, context.target)
@@ -443,16 +310,11 @@ def _chains(nest: Nest, vector: Axis, target: Target) -> int:
     functions that are chains of operations others to fill the pipes."""
     if nest.monoid is not None:
         return 8 if vector in nest.axes and len(nest.monoid.left) == 1 else 4
-    fills = 4 * nest.tensor.dtype.bytes <= _widest(nest)  # four vectors of numbers make one of bytes
+    fills = 4 * nest.tensor.dtype.bytes <= widest_bytes(nest)  # four vectors of numbers make one of bytes
     if fills or data_cost(*nest.values, along=vector) < 12:
         return 4
     chained = [n for n in walk(*nest.values) if isinstance(n, Op) and n.op.name in CHAINS and vector in n.axes]
     return target.calls_together if chained else 1
-
-
-def _shares_a_read(nest: Nest, axis: Axis) -> bool:
-    """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
-    return any(not moves(n, axis) for n in loads(*nest.elements))
 
 
 def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> float:
@@ -461,53 +323,5 @@ def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> fl
     for node in loads(*nest.elements):
         if not moves(node, axis):
             merit += 6.0 if moves(node, vector) else 1.0
-    extent = _span(nest, axis, context)
+    extent = span(nest, axis, context)
     return merit * min(extent, 8) + (0.5 if extent > 8 else 0.0)
-
-
-def _output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context: NestContext) -> list[Axis]:
-    """Plain axes outermost; then vector blocks, then row blocks: a panel of the vector operand stays near."""
-    plain = [a for a in nest.axes if a is not vector and a not in rows]
-    inner = [*([vector] if vector in nest.axes else []), *rows]
-    if not is_contraction(nest):
-        layout = context.layout(nest.tensor)
-        position = {part.axis: i for i, part in reversed(list(enumerate(layout.order)))}
-        return sorted(nest.axes, key=lambda a: (a in rows, position.get(nest.axes.index(a), 0)))
-    return [*plain, *inner]
-
-
-def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
-    """The axis whose neighbours lie closest in storage innermost; constants are packed to follow any order."""
-    operands = [n for n in loads(*nest.elements) if not context.packable(n.source)] or loads(*nest.elements)
-
-    def distance(axis: Axis) -> float:
-        steps = [stride(n, axis, context) for n in operands]
-        moving = [abs(s) for s in steps if s]
-        return min(moving, default=1 << 30) if None not in steps else 1 << 20
-
-    return sorted(nest.reduce_axes, key=lambda a: -distance(a))
-
-
-def _unrolled(nest: Nest, reduction: Sequence[Axis], vector: Axis | None) -> list[Axis]:
-    """A short innermost window is written out: neighbouring outputs then share its reads in registers."""
-    if not reduction or vector is None or vector in nest.reduce_axes:
-        return []
-    last = reduction[-1]
-    if not is_contraction(nest):
-        return _short_windows(reduction)
-    if extent_of(last.extent) > 5 or extent_of(last.extent) == 1:
-        return []
-    return [last]
-
-
-def _short_windows(reduction: Sequence[Axis]) -> list[Axis]:
-    """The innermost axes of a pooling window, as many as are short together."""
-    found: list[Axis] = []
-    steps = 1
-    for axis in reversed(reduction):
-        extent = extent_of(axis.extent)
-        steps *= extent
-        if extent > _WINDOW or (found and steps > _WHOLE_WINDOW):
-            break
-        found.append(axis)
-    return found

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.intrinsics.cpu import Dot
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, is_op
+from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, flattened, is_op
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Layout, StorageAxis
 from tilewright.schedule.contraction import narrow_product
@@ -54,14 +54,10 @@ def window_of(nest: Nest) -> Window | None:
     conditions, left, right = found
     for a, b in ((left, right), (right, left)):
         if isinstance(a, Load) and isinstance(b, Load):
-            made = _as_window(nest, a, b, tuple(c for whole in conditions for c in _conjuncts(whole)))
+            made = _as_window(nest, a, b, tuple(c for whole in conditions for c in flattened(whole, "and")))
             if made is not None:
                 return made
     return None
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    return [c for a in condition.args for c in _conjuncts(a)] if is_op(condition, "and") else [condition]
 
 
 def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Window | None:

@@ -14,7 +14,22 @@ import numpy as np
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Compute, Map, Program, Reduce
-from tilewright.ir.expr import Axis, Const, Expr, Load, axes_of, cast, const, is_op, load, mul, op, substitute, var
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    axes_of,
+    cast,
+    const,
+    flattened,
+    is_op,
+    load,
+    mul,
+    op,
+    substitute,
+    var,
+)
 from tilewright.ir.folding import fold, foldable
 from tilewright.ir.products import factors, is_zero
 from tilewright.ir.simplify import simplify
@@ -46,14 +61,7 @@ class Quantised:
 
     def guarded(self, condition: Expr) -> Quantised:
         """The same where the condition holds, taken apart into what must hold of single axes."""
-        parts: list[Expr] = []
-        stack = [condition]
-        while stack:
-            node = stack.pop()
-            if is_op(node, "and"):
-                stack.extend(reversed(node.args))
-            else:
-                parts.append(node)
+        parts = flattened(condition, "and")
         return replace(self, conditions=tuple(dict.fromkeys((*parts, *self.conditions))))
 
 

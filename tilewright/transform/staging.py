@@ -14,7 +14,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from tilewright.ir.bounds import bounds, static
+from tilewright.ir.bounds import bounds, fixed, static
 from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.expr import (
     Axis,
@@ -26,6 +26,7 @@ from tilewright.ir.expr import (
     axes_of,
     cast,
     const,
+    flattened,
     is_op,
     le,
     load,
@@ -122,7 +123,7 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
                 continue
             # the neutral element of a sum is zero in any type, others may not exist in a narrower one
             if (_unwidened(node.args[1]) if compute.monoid.operator == "add" else node.args[1]) is read:
-                guarded, conditions = node, tuple(_conjuncts(node.args[0]))
+                guarded, conditions = node, tuple(flattened(node.args[0], "and"))
         found.append(_Read(guarded, read, conditions))
     return found
 
@@ -135,12 +136,6 @@ def _is_neutral(node: Expr, compute: Reduce) -> bool:
 def _unwidened(node: Expr) -> Expr:
     """What is widened on the way into a sum of integers."""
     return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
-
-
-def _conjuncts(condition: Expr) -> list[Expr]:
-    if is_op(condition, "and"):
-        return [c for a in condition.args for c in _conjuncts(a)]
-    return [condition]
 
 
 def _copy(
@@ -225,7 +220,7 @@ def _merged_window(
     if channel is None or len(taps) != 1 or not {channel, taps[0]} <= set(places):
         return compute
     tap = taps[0]
-    count, window = _extent(channel), _extent(tap)
+    count, window = fixed(channel.extent), fixed(tap.extent)
     users = [i for i in read.indices if channel in axes_of(i) or tap in axes_of(i)]
     if len(users) != 2 or not 1 < count <= _FEW_CHANNELS or window < 2:
         return compute
@@ -246,10 +241,6 @@ def _merged_window(
     return replace(compute, reduce_axes=(*reduced, merged), elements=(element,))
 
 
-def _extent(axis: Axis) -> int:
-    return int(static(axis.extent) or 0)
-
-
 # --- what it costs and what it saves
 
 
@@ -257,12 +248,12 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     """Cycles with the copy against cycles without, on one core."""
     if found.read.dtype.bytes == 1:
         return _few_bytes(compute, found.read, program)
-    steps = prod(_extent(a) for a in (*compute.axes, *compute.reduce_axes))
+    steps = prod(fixed(a.extent) for a in (*compute.axes, *compute.reduce_axes))
     lanes = target.lanes(found.read.dtype.bytes)
     ideal = steps / (lanes * _PIPES)
     kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
     if len(loads(*compute.elements)) == 1:
-        copying = prod(_extent(d.axis) for d in dimensions) * _RUN_CYCLES
+        copying = prod(fixed(d.axis.extent) for d in dimensions) * _RUN_CYCLES
         share = _hanging_over(compute, found) if found.read.source in program.inputs else 0.0
         return copying + kernel < _LEAST_GAIN * share * steps * _CHECKED
     if not any(n.source in program.constants for n in loads(*compute.elements)):
@@ -273,7 +264,7 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     by_channel = found.read.source not in program.inputs and is_depthwise(compute, program)
     along_rows = not by_channel and runs_along_rows(compute, found.read, outputs_of_a_read(compute, program), target)
     moves = not along_rows and _changes_order(compute, found.read, program)
-    copied = prod(_extent(d.axis) for d in dimensions)
+    copied = prod(fixed(d.axis.extent) for d in dimensions)
     copying = copied * (_COPY_CYCLES if moves else _RUN_CYCLES)
     inside, slow = _borders(compute, found)
     now = ideal * inside * (1.0 + (_SLOW - 1.0) * slow)
@@ -293,8 +284,8 @@ def _hanging_over(compute: Reduce, found: _Read) -> float:
     if len(outputs) != 1 or len(taps) > 1 or not _is_guarded(form, found):
         return 0.0
     (step, output), size = outputs[0], int(static(found.read.source.shape[-1]) or 0)
-    reach = sum(c * (_extent(a) - 1) for c, a in taps)
-    starts = [step * o + form.constant for o in range(_extent(output))]
+    reach = sum(c * (fixed(a.extent) - 1) for c, a in taps)
+    starts = [step * o + form.constant for o in range(fixed(output.extent))]
     return sum(s < 0 or s + reach >= size for s in starts) / max(1, len(starts))
 
 
@@ -308,7 +299,7 @@ def _few_bytes(compute: Reduce, read: Load, program: Program) -> bool:
         return False
     own = [i.axis for i in read.indices[:-1] if isinstance(i, Var) and i.axis in compute.reduce_axes]
     shared = {a for a in axes_of(*weights[0].indices) if a in compute.reduce_axes}
-    return len(own) == 1 and 1 < _extent(own[0]) <= _FEW_CHANNELS and set(compute.reduce_axes) <= shared
+    return len(own) == 1 and 1 < fixed(own[0].extent) <= _FEW_CHANNELS and set(compute.reduce_axes) <= shared
 
 
 def _follows_a_reduction(compute: Reduce, read: Load, program: Program) -> bool:
@@ -345,7 +336,7 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
         return False
     # rows a power of two apart share a few sets of the cache; its other half holds rows of the other operand
     usable = nearest.capacity // max(1, gcd(far[0], _PAGE) // nearest.transaction) // 4
-    rows = _extent(compute.reduce_axes[0])
+    rows = fixed(compute.reduce_axes[0].extent)
     return rows * nearest.transaction > usable and rows * far[0] > nearest.capacity // 2
 
 
@@ -355,7 +346,7 @@ def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
     for number, index in enumerate(read.indices[:-1]):
         if isinstance(index, Var) and index.axis in compute.reduce_axes:
             pitch = prod(int(static(e) or 0) for e in read.source.shape[number + 1 :]) * read.dtype.bytes
-            planes = _extent(index.axis)
+            planes = fixed(index.axis.extent)
             usable = nearest.capacity // max(1, gcd(pitch, _PAGE) // nearest.transaction) // 2
             if planes * nearest.transaction > usable or planes * min(pitch, _PAGE) > _NEAR_PAGES * _PAGE:
                 return _STRIDED
@@ -381,7 +372,7 @@ def _overlaps(compute: Reduce, read: Load) -> bool:
     for index in read.indices:
         terms = [(t.axis, c) for t, c in linear(simplify(index)).terms.items() if isinstance(t, Var)]
         strides = [c for a, c in terms if a in compute.axes]
-        reach = [c * (_extent(a) - 1) for a, c in terms if a in compute.reduce_axes]
+        reach = [c * (fixed(a.extent) - 1) for a, c in terms if a in compute.reduce_axes]
         if strides and reach and max(reach) >= min(strides):
             return True
     return False
@@ -399,7 +390,7 @@ def _borders(compute: Reduce, found: _Read) -> tuple[float, float]:
         if len(outputs) != 1 or len(taps) != 1:
             continue
         (stride, output), (dilation, tap) = outputs[0], taps[0]
-        count, window = _extent(output), _extent(tap)
+        count, window = fixed(output.extent), fixed(tap.extent)
         starts = [k * dilation + form.constant for k in range(window)]
         if index is guarded[-1]:
             checks = [_checked_blocks(start, stride, count, size) for start in starts]

@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
+from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Program, Reduce, factors, plain_monoid
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, add, const, eq, load, lt, select, sub, var
 from tilewright.ir.folding import without_dead
@@ -77,15 +78,15 @@ def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Produc
 
 
 def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
-    read, fixed = _axes_read(data), _axes_read(weight)
-    if read is None or fixed is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
+    read, kept = _axes_read(data), _axes_read(weight)
+    if read is None or kept is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
         return None
     rows = tuple(a for a in compute.axes if a in read)
-    columns = tuple(a for a in compute.axes if a in fixed)
+    columns = tuple(a for a in compute.axes if a in kept)
     everything = {*compute.axes, *compute.reduce_axes}
     if not rows or not columns or set(rows) & set(columns) or any(not isinstance(a.extent, int) for a in everything):
         return None
-    if set(read) != everything - set(columns) or set(fixed) != everything - set(rows):
+    if set(read) != everything - set(columns) or set(kept) != everything - set(rows):
         return None
     return Product(compute, data, weight, rows, compute.reduce_axes, columns)
 
@@ -111,8 +112,9 @@ class Strassen:
         self.found = found
         self.names = names
         self.output = found.reduce.outputs[0]
-        self.row, self.sum, self.column = (max(g, key=_extent) for g in (found.rows, found.sums, found.columns))
-        self.sizes = {a: _extent(a) for a in (*found.rows, *found.sums, *found.columns)}
+        groups = (found.rows, found.sums, found.columns)
+        self.sizes = {a: fixed(a.extent) for group in groups for a in group}
+        self.row, self.sum, self.column = (max(group, key=self.sizes.__getitem__) for group in groups)
         for axis in (self.row, self.sum, self.column):
             self.sizes[axis] = -(-self.sizes[axis] // 2)
         self.weights = self._tensor("weights", found.sums, found.columns)
@@ -163,8 +165,8 @@ class Strassen:
         places[self.sum] = simplify(places[self.sum] + j * self.sizes[self.sum])
         value: Expr = load(data.source, [places[x.axis] if isinstance(x, Var) else x for x in data.indices])
         for axis, half in ((self.row, i), (self.sum, j)):
-            if half and _extent(axis) % 2:
-                value = select(lt(places[axis], _extent(axis)), value, const(0, value.dtype))
+            if half and fixed(axis.extent) % 2:
+                value = select(lt(places[axis], fixed(axis.extent)), value, const(0, value.dtype))
         return value
 
     def _multiplied(self) -> Reduce:
@@ -241,11 +243,6 @@ def _case(at: Expr, cases: Sequence[Expr]) -> Expr:
     return result
 
 
-def _extent(axis: Axis) -> int:
-    assert isinstance(axis.extent, int)
-    return axis.extent
-
-
 # --- the choice
 
 
@@ -304,7 +301,7 @@ def _remark(seconds: Seconds, count: int) -> str:
 
 def worth(found: Product, program: Program, predict: Predict) -> Seconds | None:
     """The times of a product that its seven parts are predicted to make faster; None where they are not."""
-    rows, sums, columns = (prod(map(_extent, group)) for group in (found.rows, found.sums, found.columns))
+    rows, sums, columns = (prod(fixed(a.extent) for a in group) for group in (found.rows, found.sums, found.columns))
     if rows < _LEAST_ROWS or sums * columns < _LEAST_DEPTH * (sums + columns):
         return None
     fast = Strassen(found, set(), {})
