@@ -30,12 +30,13 @@ from tilewright.ir.expr import (
     var,
     walk,
 )
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
+from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.lower.blocks import Piece, pieces
-from tilewright.lower.cpu_parts import NestParts, trip_count
+from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
+from tilewright.lower.nesting import alloc, trip_count
 from tilewright.lower.register_block import Block
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
@@ -117,7 +118,7 @@ class CpuNest(NestParts):
         before, self.held = self.held, {**self.held, **{n: load(b, ()) for n, b in zip(parts, buffers, strict=True)}}
         body = inner()
         self.held = before
-        return _alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
+        return alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
 
     def _blocks(
         self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
@@ -192,7 +193,7 @@ class CpuNest(NestParts):
         loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
         if self.works is not None:
             loops = (If(self.works, loops),)
-        return _alloc(states, [*begin, *loops, *end])
+        return alloc(states, [*begin, *loops, *end])
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
@@ -327,7 +328,7 @@ class CpuNest(NestParts):
         # a few steps and what is left over, written out: no branch mispredicted at the end of every row of a window
         rest = simplify(extent.count - full * width)
         short = axis in self.unrolled_reduction and static(full) is not None and static(rest) is not None
-        repeated = _alloc(buffers, body)
+        repeated = alloc(buffers, body)
         for loop in reversed(loops):
             repeated = (For(loop, ForKind.UNROLL if short else ForKind.SERIAL, repeated),)
         result: list[Stmt] = [*repeated]
@@ -423,7 +424,7 @@ class CpuNest(NestParts):
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
             body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
-        return _alloc([*states, *totals, *halves.buffers], body)
+        return alloc([*states, *totals, *halves.buffers], body)
 
     def _fold_lanes(
         self, monoid: Monoid, totals: Sequence[Buffer], states: Sequence[Buffer], index: tuple[Expr, ...],
@@ -487,10 +488,3 @@ class _SingleUnroll:
         for loop in reversed(around):
             body = (For(loop, ForKind.SERIAL, body),)
         return body
-
-
-def _alloc(buffers: Sequence[Buffer], body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    result: tuple[Stmt, ...] = tuple(body)
-    for buffer in reversed(buffers):
-        result = (Alloc(buffer, result),)
-    return result

@@ -24,6 +24,7 @@ from tilewright.ir.loops import Alloc, Buffer, Memory, Stmt, Store
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
+from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Block, Names
 from tilewright.lower.rows import run_of_axes
 from tilewright.lower.sharing import shared_stores
@@ -171,9 +172,3 @@ def _turned_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> 
     """The axis of a map's blocks that is read along where the vector axis is stored along."""
     others = [a for a in register if a is not vector]
     return others[0] if nest.monoid is None and not nest.written_out and others else None
-
-
-def trip_count(count: Expr) -> int | Expr:
-    """The number of turns of a loop, as a number where it is known."""
-    known = static(count)
-    return count if known is None else known
