@@ -36,7 +36,7 @@ from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
-from tilewright.lower.nesting import alloc, trip_count
+from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
@@ -286,9 +286,7 @@ class CpuNest(NestParts):
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
         # the last block of a streamed axis is shorter: a loop then
         written_out = unroll and static(extent.count) is not None
-        for loop in reversed(loops):
-            inner = (For(loop, ForKind.UNROLL if written_out else ForKind.SERIAL, inner),)
-        return inner
+        return unrolled(loops, inner) if written_out else serial(loops, inner)
 
     def _lane_loop(
         self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
@@ -318,9 +316,7 @@ class CpuNest(NestParts):
             position = tuple(var(a) for a in moving)
             value = substitute(node, {inner: var(lane)})
             filled: tuple[Stmt, ...] = (For(lane, ForKind.VECTOR, (Store(buffer, (*position, var(lane)), value),)),)
-            for a in reversed(moving):
-                filled = (For(a, ForKind.UNROLL, filled),)
-            body.extend(filled)
+            body.extend(unrolled(moving, filled))
             buffers.append(buffer)
             held[node] = load(buffer, (*position, var(inner)))
         update = self._update(monoid, states, block.index, [replace_nodes(e, held) for e in right])
@@ -329,9 +325,7 @@ class CpuNest(NestParts):
         rest = simplify(extent.count - full * width)
         short = axis in self.unrolled_reduction and static(full) is not None and static(rest) is not None
         repeated = alloc(buffers, body)
-        for loop in reversed(loops):
-            repeated = (For(loop, ForKind.UNROLL if short else ForKind.SERIAL, repeated),)
-        result: list[Stmt] = [*repeated]
+        result: list[Stmt] = [*(unrolled(loops, repeated) if short else serial(loops, repeated))]
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", trip_count(rest))
             env = {**block.env, axis: simplify(extent.low + full * width + var(tail))}
@@ -368,8 +362,7 @@ class CpuNest(NestParts):
         single = Block(block.env, others, block.lane)
         slow = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
         slow = (If(all_of(lowered), slow),)
-        for axis in reversed(guards):
-            slow = (For(axis, ForKind.UNROLL, slow),)
+        slow = unrolled(guards, slow)
         if depth < len(self.reduction) and len(guards) == 1 and extent_of(guards[0].extent) > 2:
             # a window hangs over one end at a time: the rest of the block still runs as one
             for first in (False, True):
@@ -485,6 +478,4 @@ class _SingleUnroll:
             around.append(loop)
         right = [self.nest.access.lower(substitute(e, env)) for e in elements]
         body = self.block.around(*self.nest._update(monoid, states, self.index, right))
-        for loop in reversed(around):
-            body = (For(loop, ForKind.SERIAL, body),)
-        return body
+        return serial(around, body)
