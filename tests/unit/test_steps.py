@@ -242,8 +242,8 @@ def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path:
     model = recurrence("LSTM", hidden=24, direction=direction)
     program = programs(model)["layout"]
     made = lowered(program)
-    rests = [n.rests for k in made.plan.kernels if k.scan is not None for n in k.nests if n.rests is not None]
-    assert rests == {"forward": [0], "reverse": [STEPS - 1], "bidirectional": [0, STEPS - 1]}[direction]
+    idle = [n.idle for k in made.plan.kernels if k.scan is not None for n in k.nests if n.idle is not None]
+    assert idle == {"forward": [0], "reverse": [STEPS - 1], "bidirectional": [0, STEPS - 1]}[direction]
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
@@ -264,7 +264,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
         model.graph.node[0].input.extend(["", "h0"])
     program = programs(model)["layout"]
     made = lowered(program)
-    assert all(n.rests is None for k in made.plan.kernels for n in k.nests)
+    assert all(n.idle is None for k in made.plan.kernels for n in k.nests)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs)["h"]
     np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)

@@ -52,8 +52,8 @@ class NestParts:
         self.turning = step if plan.alternate else None
         self.backwards: Expr | None = None  # 1 in the blocks in which a sum is walked the other way round, too
         self.works: Expr | None = None  # at which steps there is something to sum up
-        if step is not None and plan.rests is not None:
-            self.works = lt(0, var(step)) if plan.rests == 0 else lt(var(step), plan.rests)
+        if step is not None and plan.idle is not None:
+            self.works = lt(0, var(step)) if plan.idle == 0 else lt(var(step), plan.idle)
         self.vector = nest.named(plan.vector) if plan.vector else None
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]

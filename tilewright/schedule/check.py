@@ -49,7 +49,7 @@ def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"edge '{edge.tensor}' has mode '{edge.mode}'; it is one of {', '.join(_MODES)}")
         if edge.mode == "recompute" and not isinstance(computes[edge.tensor], Map):
             raise ValueError(f"edge '{edge.tensor}' cannot be recomputed: it is no map")
-    if kernel.scan is None and (kernel.prefetch or any(n.alternate or n.rests is not None for n in kernel.nests)):
+    if kernel.scan is None and (kernel.prefetch or any(n.alternate or n.idle is not None for n in kernel.nests)):
         raise ValueError("only the steps of a Scan read ahead, walk to and fro and rest")
     if kernel.scan is None and kernel.keeps:
         raise ValueError("only the steps of a Scan keep weights near")

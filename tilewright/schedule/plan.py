@@ -30,7 +30,7 @@ class NestPlan:
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
     unroll: tuple[str, ...] = ()  # reduction axes written out
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
-    rests: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
+    idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
@@ -132,7 +132,7 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
         lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
                      f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
                      f" register [{register}]; order {' '.join(nest.order)}{' to and fro' if nest.alternate else ''}"
-                     f"{f' but at step {nest.rests}' if nest.rests is not None else ''}"
+                     f"{f' but at step {nest.idle}' if nest.idle is not None else ''}"
                      f"{' by ' + nest.instruction if nest.instruction else ''}"
                      f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip

@@ -24,10 +24,10 @@ from tilewright.schedule.signature import signature
 from tilewright.schedule.steps import (
     StepKernel,
     asked_early,
+    idle_step,
     is_walked_to_and_fro,
     kept_near,
     read_by_steps,
-    rests_at,
     step_seconds,
 )
 from tilewright.schedule.tile import Choice
@@ -197,8 +197,8 @@ def _repeated(
     turned = []
     for plan, group in zip(plans, groups, strict=True):
         walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
-        rests = [rests_at(nest, scan, context) for nest in group.nests]
-        nests = tuple(replace(p, alternate=w, rests=r) for p, w, r in zip(plan.nests, walked, rests, strict=True))
+        idle = [idle_step(nest, scan, context) for nest in group.nests]
+        nests = tuple(replace(p, alternate=w, idle=r) for p, w, r in zip(plan.nests, walked, idle, strict=True))
         early = asked_early(group.nests, plan.tile, scan, context)
         turned.append(replace(plan, nests=nests, prefetch=early))
     parts = zip(turned, groups, stored, strict=True)

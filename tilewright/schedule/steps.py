@@ -166,7 +166,7 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
     return tuple(t.name for t in sorted(kept, key=lambda t: (t not in carried, t.name)))
 
 
-def rests_at(nest: Nest, scan: Scan, context: NestContext) -> int | None:
+def idle_step(nest: Nest, scan: Scan, context: NestContext) -> int | None:
     """The first step, where a sum of products of the state and weights is known to be zero: it begins with zeros."""
     values = context.constants
     if context.target.kind != "cpu" or not is_contraction(nest) or not isinstance(values, Mapping):
