@@ -155,10 +155,10 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     width, groups = blocks_along(facts, facts.vector, tile)
     full_rows, rest_rows = height // form.rows, height % form.rows
     full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
-    rest_vectors, partial = rest // facts.lanes, np.minimum(rest % facts.lanes, 1)
+    rest_vectors = -(-rest // facts.lanes)  # the last one as whole as the others
     steps: Size = 0.0
     blocks: Size = 0.0
-    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors), (partial, 1))
+    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors))
     for count, rows in ((full_rows, form.rows), (np.minimum(rest_rows, 1), rest_rows)):
         for columns, vectors in across:
             number = count * columns
