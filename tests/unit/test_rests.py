@@ -12,8 +12,9 @@ from onnx import ModelProto
 from tests.cpu_stages import CPU, Lowered, Step, error, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Program
-from tilewright.ir.expr import const, loads
+from tilewright.ir.expr import Axis, const, loads, substitute, var
 from tilewright.ir.loops import For, ForKind, Memory, Store, statements
+from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Rest, pieces
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.propagate import Range, whole
@@ -55,6 +56,7 @@ CASES = {
     "less than a vector": layer(9, 12, LANES - 1),
     "groups": grouped(3 * LANES + 1, (5, 7)),
     "pool": pool(3, 5 * LANES + 3),
+    "pool in tiles": pool(1, 6 * LANES - 1),
     "activations": product(2, 9, 21, WIDE),
 }
 
@@ -122,6 +124,15 @@ def test_pieces_end_in_whole_vectors() -> None:
     assert [(static(p.base), p.size, p.kept) for p in earlier] == [(0, 16, None), (15, 16, None)]
     by_lanes = pieces(whole(31), 16, 4)
     assert [(static(p.base), p.size, p.lanes) for p in by_lanes] == [(0, 16, 4), (16, 12, 4), (28, 3, 3)]
+
+
+def test_a_last_tile_that_is_too_short_begins_in_the_tile_before() -> None:
+    tiles = Range(var(Axis("tile", 2)) * 12, 12, 23)
+    assert [p.lanes for p in pieces(tiles, 12, 4, Rest.EARLIER)] == [4, 4, 3]
+    whole_blocks, last = pieces(tiles, 12, 4, Rest.BEFORE)
+    assert (whole_blocks.size, last.size, last.kept) == (12, 12, None)
+    tile = next(iter(last.base.axes))
+    assert static(simplify(substitute(tiles.low + last.base, {tile: const(1)}))) == 23 - 12
 
 
 def test_pieces_that_fill_vectors_or_have_nothing_before_them_stay() -> None:

@@ -15,6 +15,7 @@ from tilewright.ir.loops import If, statements
 from tilewright.ir.parse import parse_program
 from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_program
+from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -156,3 +157,32 @@ def test_products_of_activations_are_read_in_panels() -> None:
 def test_gpus_stage_for_themselves() -> None:
     folded = programs(CASES["large window"])["fold"]
     assert not stage_operands(folded, machine("cuda-emulated"), always=True).staged
+
+
+def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
+    """Two channels and many outputs: sums are short, and turning results costs more than rows that end unevenly."""
+    weight = np.random.default_rng(4).standard_normal((194, 2, 3, 3)).astype(np.float32)
+    steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 2, "dilations": [2, 2], "pads": [2] * 4})]
+    model = model_of(steps, {"x": (1, 4, 33, 86)}, {"y": (1, 194, 33, 86)}, {"w": weight})
+    folded = programs(model)["fold"]
+
+    def predict(program: Program) -> float:
+        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+
+    turned, kept = (choose_layouts(stage_operands(folded, CPU, p), CPU) for p in (None, predict))
+    (copy,) = kept.staged
+    assert kept.layouts[copy].is_natural and not turned.layouts[turned.staged[0]].is_natural
+    assert predicted_seconds(kept, CPU, "connected") < predicted_seconds(turned, CPU, "connected")
+    made = lowered(kept)
+    assert [n.vector for n in made.plan.kernels[-1].nests] == ["o3"]
+    inputs = random_inputs(folded)
+    assert error(made.natively(inputs, tmp_path)["y"], lowered(turned).natively(inputs, tmp_path)["y"]) < 1e-6
+    constants = {t.name: a for t, a in kept.constants.items()}
+    again = {t.name: layout for t, layout in parse_program(program_text(kept), constants).layouts.items()}
+    assert again[copy.name].is_natural
+
+
+def test_sums_over_many_channels_turn_their_copy() -> None:
+    folded = programs(convolution((1, 64, 20, 20), (64, 64, 3, 3), pads=(1, 1, 1, 1)))["fold"]
+    staged = stage_operands(folded, CPU, lambda p: predicted_seconds(choose_layouts(p, CPU), CPU, "connected"))
+    assert all(not layout.is_natural for layout in choose_layouts(staged, CPU).layouts.values())

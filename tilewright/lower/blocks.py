@@ -17,6 +17,7 @@ class Rest(Enum):
     LANES = "lanes"  # in one partly filled vector
     PADDED = "padded"  # in a whole vector of which some lanes are not kept
     EARLIER = "earlier"  # in whole vectors that begin earlier, over elements of the block before
+    BEFORE = "before"  # the same, over elements of the tile before where the last one is too short
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> lis
     if last is not None:
         vectors = last // lanes * lanes
         present = simplify(tail // last)  # 1 on the last tile, else 0
-        whole = _in_whole_vectors(base, present, last, extent.extent % int(extent.size), lanes, way)
+        reach = extent.extent if way is Rest.BEFORE else extent.extent % int(extent.size)
+        whole = _in_whole_vectors(base, present, last, reach, lanes, way)
         if whole is not None:
             return [*result, whole]
         if vectors:

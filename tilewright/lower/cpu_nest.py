@@ -37,7 +37,7 @@ from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.register_block import Block
-from tilewright.lower.rests import Group, kept_parts, way_of_rests
+from tilewright.lower.rests import Group, is_everywhere, kept_parts, way_of_rests
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
@@ -161,6 +161,8 @@ class CpuNest(NestParts):
         # what waits in the result's place between passes, or is carried from step to step, is added to once
         if way is Rest.EARLIER and (self.passes is not None or self.step is not None):
             return plain
+        if way is Rest.EARLIER and is_everywhere(self.nest, self.access):
+            way = Rest.BEFORE
         return pieces(extent, self.register[axis], lanes, way)
 
     def _walked(self, loop: Axis, trips: int | None, blocked: Sequence[object]) -> Expr:

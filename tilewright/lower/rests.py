@@ -17,6 +17,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Rest
 from tilewright.lower.register_block import Block
+from tilewright.schedule.nest import Nest
 from tilewright.schedule.propagate import extent_of
 
 
@@ -73,6 +74,15 @@ def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) 
     together = join_divisions(total)
     is_run = all(isinstance(t, Var) or inside not in t.axes for t in together.terms)
     return Rest.EARLIER if is_run and not is_panel else Rest.LANES
+
+
+def is_everywhere(nest: Nest, access: Access) -> bool:
+    """Whether all that a nest touches lies in memory for other tiles too, and none of it is this kernel's own: tiles
+    may then compute a few results of each other, which are the same."""
+    if any(t in access.write for t in nest.reads()):
+        return False
+    touched = [access.read[t] for t in nest.reads()] + [p for t in nest.stores for p in access.write[t]]
+    return all(place.buffer.memory is Memory.GLOBAL and not place.lows for place in touched)
 
 
 def kept_parts(block: Block, across: Axis | None, kept: int) -> list[Block]:

@@ -8,7 +8,7 @@ where the copy is predicted to cost less than what it saves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -57,6 +57,9 @@ _NEAR_PAGES = 64  # whose addresses are translated at once
 _FEW_CHANNELS = 7
 _KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
 _LEAST_GAIN = 0.95
+_ORDER_GAIN = 0.85  # predictions for vectors along different axes are less alike than their errors
+
+Predict = Callable[[Program], float]
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,12 @@ class _Dimension:
     index: Expr
 
 
-def stage_operands(program: Program, target: Target, always: bool = False) -> Program:
+def stage_operands(
+    program: Program, target: Target, predict: Predict | None = None, always: bool = False
+) -> Program:
     """Copies in front of the contractions that gain by them; none on a GPU, which stages in shared memory anyway.
 
+    `predict` tells the time of a Program: it decides the order of copies of inputs for results that leave the model.
     `always`, for tests: of every operand that can be copied, whatever it costs.
     """
     if target.kind != "cpu":
@@ -96,7 +102,14 @@ def stage_operands(program: Program, target: Target, always: bool = False) -> Pr
                     copy, compute = made
                     computes.append(copy)
                     staged.append(copy.output)
-                    compute = _merged_window(compute, copy.output, constants, layouts)
+                    now = dict(constants), dict(layouts)
+                    merged = _merged_window(compute, copy.output, constants, layouts)
+                    if predict is not None and _may_keep_order(copy, compute, program):
+                        turned = _alone(program, (copy, merged), constants, layouts)
+                        kept = {**now[1], copy.output: Layout.natural(copy.output.rank)}
+                        if predict(_alone(program, (copy, compute), now[0], kept)) < _ORDER_GAIN * predict(turned):
+                            (constants, _), layouts, merged = now, kept, compute
+                    compute = merged
         computes.append(compute)
     staging = replace(program, computes=tuple(computes), constants=constants, layouts=layouts)
     return without_dead(replace(staging, staged=(*program.staged, *staged)))
@@ -204,6 +217,32 @@ def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Exp
         if gap.terms == form.scaled(-1).terms:
             return build(dimension.place, gap.constant + form.constant)
     return None
+
+
+# --- the order of a copy
+
+
+def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
+    """Whether the copy could stay in the order of an input for a result in that order: neighbours along the last axis
+    of the result then read neighbours, and vectors along it need no turning on either side."""
+    if compute.outputs[0] not in program.outputs or not all(n.source in program.inputs for n in loads(copy.value)):
+        return False
+    (read,) = (n for n in loads(*compute.elements) if n.source is copy.output)
+    along = var(compute.axes[-1])
+    plain = [i for i in read.indices[:-1] if compute.axes[-1] in i.axes]
+    return not plain and linear(simplify(read.indices[-1])).terms.get(along) == 1
+
+
+def _alone(
+    program: Program, computes: tuple[Map, Reduce], constants: dict[Tensor, np.ndarray], layouts: dict[Tensor, Layout]
+) -> Program:
+    """A Program of a copy and the sum that reads it. It keeps the constants of all others: that they are read in
+    between decides where its own come from."""
+    copy, total = computes
+    made = {copy.output, total.outputs[0]}
+    inputs = [t for t in dict.fromkeys((*reads(copy), *reads(total))) if t not in made and t not in constants]
+    kept = {t: layout for t, layout in layouts.items() if t in made}
+    return Program(tuple(inputs), (total.outputs[0],), computes, constants, kept, staged=(copy.output,))
 
 
 # --- short sums
