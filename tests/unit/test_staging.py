@@ -186,3 +186,11 @@ def test_sums_over_many_channels_turn_their_copy() -> None:
     folded = programs(convolution((1, 64, 20, 20), (64, 64, 3, 3), pads=(1, 1, 1, 1)))["fold"]
     staged = stage_operands(folded, CPU, lambda p: predicted_seconds(choose_layouts(p, CPU), CPU, "connected"))
     assert all(not layout.is_natural for layout in choose_layouts(staged, CPU).layouts.values())
+
+
+@pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
+def test_positions_that_leave_vectors_uneven_are_copied() -> None:
+    """49 positions: lanes run along the weights, which multiply lanes of the copy; 60 positions fill vectors as is."""
+    uneven = programs(convolution((1, 160, 7, 7), (960, 160, 1, 1)))["staging"]
+    even = programs(convolution((1, 160, 6, 10), (960, 160, 1, 1)))["staging"]
+    assert uneven.staged and not even.staged

@@ -147,7 +147,7 @@ class CpuNest(NestParts):
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
         plain = pieces(extent, self.register[axis], lanes)
         is_sum = self.nest.monoid is not None and not self.nest.initial and not self.nest.written_out
-        if lanes == 1 or axis not in self.nest.axes or not is_sum or self.run:
+        if lanes == 1 or axis not in self.nest.axes or not is_sum:
             return plain
         whole = pieces(extent, self.register[axis], lanes, Rest.PADDED)
         if whole[-1:] == plain[-1:]:
@@ -157,11 +157,12 @@ class CpuNest(NestParts):
         elements = self.nest.elements
         if self.group is not None:
             elements, at = self.group.elements(elements), self.group.places(at)
-        way = way_of_rests(elements, at, inside, self.access)
+        # what moves along several axes walked as one lies side by side, or they would not be
+        way = way_of_rests(elements, at, inside, self.access) if not self.run else Rest.EARLIER
         # what waits in the result's place between passes, or is carried from step to step, is added to once
         if way is Rest.EARLIER and (self.passes is not None or self.step is not None):
             return plain
-        if way is Rest.EARLIER and is_everywhere(self.nest, self.access):
+        if way is Rest.EARLIER and not self.run and is_everywhere(self.nest, self.access):
             way = Rest.BEFORE
         return pieces(extent, self.register[axis], lanes, way)
 

@@ -73,6 +73,7 @@ def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) 
         total = total.scaled(extent_of(size)).plus(linear(index))
     together = join_divisions(total)
     is_run = all(isinstance(t, Var) or inside not in t.axes for t in together.terms)
+    is_run = is_run and together.terms.get(var(inside)) == 1  # whole vectors of what lies apart are read lane by lane
     return Rest.EARLIER if is_run and not is_panel else Rest.LANES
 
 

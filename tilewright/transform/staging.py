@@ -50,6 +50,7 @@ _BLOCK = 8  # positions of a row that one register tile takes
 _SLOW = 8.0  # a block that must check every position, against one that checks nothing
 _CHECKED = 6.0  # an element of a pooling window that must be checked by itself
 _BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a vector could be multiplied
+_WELL_FILLED = 0.96  # of vectors along positions
 _BROADCAST_CHECKED = 1.3  # the same with checks between them
 _STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
 _PAGE = 4096
@@ -319,7 +320,9 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     if along_rows and found.conditions:  # every lane checks for itself
         now = ideal * _SLOW
     elif moves:
-        now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if _overlaps(compute, found.read) else 1.0
+        uneven = target.lane_multiply and _ends_unevenly(found.read, compute, lanes)
+        one_by_one = uneven or _overlaps(compute, found.read)
+        now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if one_by_one else 1.0
         now *= _conflicts(compute, found.read, target)
     return ideal + copying + kernel < _LEAST_GAIN * now
 
@@ -399,6 +402,14 @@ def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
             if planes * nearest.transaction > usable or planes * min(pitch, _PAGE) > _NEAR_PAGES * _PAGE:
                 return _STRIDED
     return 1.0
+
+
+def _ends_unevenly(read: Load, compute: Reduce, lanes: int) -> bool:
+    """Whether vectors along an image's positions, all of them one run, would be far from full: lanes are then along the
+    weights, and positions are fetched one by one."""
+    positions = [i.axis for i in read.indices if isinstance(i, Var) and i.axis in compute.axes]
+    count = prod(_extent(a) for a in positions)
+    return len(positions) > 1 and count < _WELL_FILLED * lanes * -(-count // lanes)
 
 
 def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:
