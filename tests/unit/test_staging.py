@@ -13,12 +13,13 @@ from tilewright.ir.compute import Map, Program, Reduce
 from tilewright.ir.expr import is_op, walk
 from tilewright.ir.loops import If, statements
 from tilewright.ir.parse import parse_program
+from tilewright.ir.tensor import Tensor
 from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_program
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.transform.staging import Predict, stage_operands
 
 
 def convolution(
@@ -194,3 +195,21 @@ def test_positions_that_leave_vectors_uneven_are_copied() -> None:
     uneven = programs(convolution((1, 160, 7, 7), (960, 160, 1, 1)))["staging"]
     even = programs(convolution((1, 160, 6, 10), (960, 160, 1, 1)))["staging"]
     assert uneven.staged and not even.staged
+
+
+def test_an_input_whose_windows_hang_over_by_one_is_read_in_place() -> None:
+    """A single window at each end of a row knows what it may read; several are lanes that ask each for itself."""
+
+    def staged(model: ModelProto, predict: Predict | None) -> tuple[Tensor, ...]:
+        return stage_operands(programs(model)["fold"], CPU, predict).staged
+
+    def predict(program: Program) -> float:
+        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+
+    def depthwise(size: int, pad: int) -> ModelProto:
+        weight = np.ones((32, 1, size, size), np.float32)
+        steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 32, "pads": [pad] * 4})]
+        return model_of(steps, {"x": (1, 32, 60, 60)}, {"y": (1, 32, 60, 60)}, {"w": weight})
+
+    assert staged(depthwise(3, 1), None) and not staged(depthwise(3, 1), predict)
+    assert staged(depthwise(5, 2), predict)

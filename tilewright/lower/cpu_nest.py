@@ -154,7 +154,7 @@ class CpuNest(NestParts):
             return plain
         inside = Axis("inside", whole[-1].size)
         at = {axis: simplify(extent.low + whole[-1].base + var(inside))}
-        elements = self.nest.elements
+        elements: Sequence[Expr] = self.nest.elements
         if self.group is not None:
             elements, at = self.group.elements(elements), self.group.places(at)
         # what moves along several axes walked as one lies side by side, or they would not be

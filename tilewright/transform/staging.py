@@ -81,6 +81,27 @@ class _Dimension:
     index: Expr
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A sum as it may be computed: from a copy or without one."""
+
+    compute: Reduce
+    copy: Map | None
+    constants: dict[Tensor, np.ndarray]
+    layouts: dict[Tensor, Layout]
+
+    def alone(self) -> Program:
+        """A Program of nothing else. It keeps the constants of all others: that they are read in between decides where
+        its own come from."""
+        computes = (self.compute,) if self.copy is None else (self.copy, self.compute)
+        made = {t for c in computes for t in c.outputs}
+        read = dict.fromkeys(t for c in computes for t in reads(c))
+        inputs = tuple(t for t in read if t not in made and t not in self.constants)
+        layouts = {t: layout for t, layout in self.layouts.items() if t in made}
+        copies = () if self.copy is None else (self.copy.output,)
+        return Program(inputs, self.compute.outputs, computes, self.constants, layouts, staged=copies)
+
+
 def stage_operands(
     program: Program, target: Target, predict: Predict | None = None, always: bool = False
 ) -> Program:
@@ -99,18 +120,13 @@ def stage_operands(
         if isinstance(compute, Reduce):
             for found in _candidates(compute, program):
                 made = _copy(compute, found, program, target, taken, always)
-                if made is not None:
-                    copy, compute = made
-                    computes.append(copy)
-                    staged.append(copy.output)
-                    now = dict(constants), dict(layouts)
-                    merged = _merged_window(compute, copy.output, constants, layouts)
-                    if predict is not None and _may_keep_order(copy, compute, program):
-                        turned = _alone(program, (copy, merged), constants, layouts)
-                        kept = {**now[1], copy.output: Layout.natural(copy.output.rank)}
-                        if predict(_alone(program, (copy, compute), now[0], kept)) < _ORDER_GAIN * predict(turned):
-                            (constants, _), layouts, merged = now, kept, compute
-                    compute = merged
+                if made is None:
+                    continue
+                way = _chosen(*made, _Way(compute, None, constants, layouts), found, program, predict)
+                compute, constants, layouts = way.compute, way.constants, way.layouts
+                if way.copy is not None:
+                    computes.append(way.copy)
+                    staged.append(way.copy.output)
         computes.append(compute)
     staging = replace(program, computes=tuple(computes), constants=constants, layouts=layouts)
     return without_dead(replace(staging, staged=(*program.staged, *staged)))
@@ -226,7 +242,9 @@ def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Exp
 def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
     """Whether the copy could stay in the order of an input for a result in that order: neighbours along the last axis
     of the result then read neighbours, and vectors along it need no turning on either side."""
-    if compute.outputs[0] not in program.outputs or not all(n.source in program.inputs for n in loads(copy.value)):
+    if len(loads(*compute.elements)) < 2 or compute.outputs[0] not in program.outputs:
+        return False
+    if not all(n.source in program.inputs for n in loads(copy.value)):
         return False
     (read,) = (n for n in loads(*compute.elements) if n.source is copy.output)
     along = var(compute.axes[-1])
@@ -234,16 +252,25 @@ def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
     return not plain and linear(simplify(read.indices[-1])).terms.get(along) == 1
 
 
-def _alone(
-    program: Program, computes: tuple[Map, Reduce], constants: dict[Tensor, np.ndarray], layouts: dict[Tensor, Layout]
-) -> Program:
-    """A Program of a copy and the sum that reads it. It keeps the constants of all others: that they are read in
-    between decides where its own come from."""
-    copy, total = computes
-    made = {copy.output, total.outputs[0]}
-    inputs = [t for t in dict.fromkeys((*reads(copy), *reads(total))) if t not in made and t not in constants]
-    kept = {t: layout for t, layout in layouts.items() if t in made}
-    return Program(tuple(inputs), (total.outputs[0],), computes, constants, kept, staged=(copy.output,))
+def _chosen(
+    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, predict: Predict | None
+) -> _Way:
+    """The copy turned for sums over channels; or as the input lies, or no copy at all, where that is predicted to be
+    much faster."""
+    constants, layouts = dict(plain.constants), dict(plain.layouts)
+    turned = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
+    if predict is None or not _may_keep_order(copy, reader, program):
+        return turned
+    order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
+    kept = _Way(reader, copy, plain.constants, order)
+    # a single window over an end knows what it may read; lanes of several ask each for itself, which is not predicted
+    alone = max(_ends(plain.compute, found)[:2]) <= 1
+    best, seconds = turned, predict(turned.alone())
+    for way in (kept, plain) if alone else (kept,):
+        promised = predict(way.alone())
+        if promised < _ORDER_GAIN * seconds:
+            best, seconds = way, promised
+    return best
 
 
 # --- short sums
@@ -329,15 +356,21 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
 
 def _hanging_over(compute: Reduce, found: _Read) -> float:
     """Of the windows along a row those that hang over an end of it: vectors along the row check every element there."""
+    before, after, count = _ends(compute, found)
+    return (before + after) / max(1, count)
+
+
+def _ends(compute: Reduce, found: _Read) -> tuple[int, int, int]:
+    """How many windows hang over the beginning of a row, over its end, and how many there are."""
     form = linear(simplify(found.read.indices[-1]))
     outputs = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.axes]
     taps = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.reduce_axes]
     if len(outputs) != 1 or len(taps) > 1 or not _is_guarded(form, found):
-        return 0.0
+        return 0, 0, 0
     (step, output), size = outputs[0], int(static(found.read.source.shape[-1]) or 0)
     reach = sum(c * (_extent(a) - 1) for c, a in taps)
     starts = [step * o + form.constant for o in range(_extent(output))]
-    return sum(s < 0 or s + reach >= size for s in starts) / max(1, len(starts))
+    return sum(s < 0 for s in starts), sum(s >= 0 and s + reach >= size for s in starts), len(starts)
 
 
 def _few_bytes(compute: Reduce, read: Load, program: Program) -> bool:
