@@ -122,7 +122,8 @@ def stage_operands(
                 made = _copy(compute, found, program, target, taken, always)
                 if made is None:
                     continue
-                way = _chosen(*made, _Way(compute, None, constants, layouts), found, program, predict)
+                lanes = target.lanes(found.read.dtype.bytes)
+                way = _chosen(*made, _Way(compute, None, constants, layouts), found, program, lanes, predict)
                 compute, constants, layouts = way.compute, way.constants, way.layouts
                 if way.copy is not None:
                     computes.append(way.copy)
@@ -253,7 +254,7 @@ def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
 
 
 def _chosen(
-    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, predict: Predict | None
+    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, lanes: int, predict: Predict | None
 ) -> _Way:
     """The copy turned for sums over channels; or as the input lies, or no copy at all, where that is predicted to be
     much faster."""
@@ -263,8 +264,10 @@ def _chosen(
         return turned
     order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
     kept = _Way(reader, copy, plain.constants, order)
-    # a single window over an end knows what it may read; lanes of several ask each for itself, which is not predicted
-    alone = max(_ends(plain.compute, found)[:2]) <= 1
+    # a single window over an end knows what it may read, and takes the time of a vector: rows must have many of them;
+    # lanes of several windows ask each for itself, which is not predicted
+    before, after, count = _ends(plain.compute, found)
+    alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
     best, seconds = turned, predict(turned.alone())
     for way in (kept, plain) if alone else (kept,):
         promised = predict(way.alone())
