@@ -118,7 +118,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("algorithm", choose_algorithms, program, *_predictors(target, options, memo))
-        program = run("staging", stage_operands, program, target)
+        program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
         if tuner is not None:
@@ -169,6 +169,13 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
 
     convolution = None if options.convolution == "direct" else alone
     return convolution, alone if options.contraction == "strassen" else None, recurrence
+
+
+def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
+    """What tells the time of a copy and the sum that reads it."""
+    if target.kind != "cpu":
+        return None
+    return lambda program: predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
 
 def _backend(target: Target) -> Any:

@@ -24,10 +24,10 @@ from tilewright.target import Target, machine
 AVX512 = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"))
 
 
-def kernel(target: Target, rows: int, vectors: int, rows_inside: bool) -> Kernel:
-    """A product of 48 rows, 128 sums and 96 columns with that register tile."""
-    weights = {"w": np.ones((128, 96), np.float32)}
-    model = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (48, 128)}, {"y": (48, 96)}, weights)
+def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int = 128) -> Kernel:
+    """A product of 48 rows, so many sums and 96 columns with that register tile."""
+    weights = {"w": np.ones((sums, 96), np.float32)}
+    model = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (48, sums)}, {"y": (48, 96)}, weights)
     program = programs(model)["layout"]
     plan = make_plan(program, target, "none")
     chosen = plan.kernels[0]
@@ -66,8 +66,12 @@ def test_broadcasts_come_one_at_a_time(rows_inside: bool) -> None:
 
 @pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
 @pytest.mark.parametrize("rows_inside", [False, True])
+@pytest.mark.parametrize("sums", [16, 128])
 @pytest.mark.parametrize("rows, vectors, first", [(8, 2, "i0_u"), (4, 4, "i1_u")])
-def test_rows_read_as_vectors_go_by_their_number(rows: int, vectors: int, first: str, rows_inside: bool) -> None:
-    orders = [o for o in unrolled_around_sums(kernel(CPU, rows, vectors, rows_inside).body) if {"i0_u", "i1_u"} <= {*o}]
+def test_rows_read_as_vectors_go_by_their_number(
+    rows: int, vectors: int, first: str, rows_inside: bool, sums: int
+) -> None:
+    body = kernel(CPU, rows, vectors, rows_inside, sums).body
+    orders = [o for o in unrolled_around_sums(body) if {"i0_u", "i1_u"} <= {*o}]
     assert orders
     assert all(next(a for a in o if a in ("i0_u", "i1_u")) == first for o in orders)

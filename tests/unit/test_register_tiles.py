@@ -7,11 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from tests.cpu_stages import model_of
+from tests.cpu_stages import model_of, programs
 from tilewright import Options
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
+from tilewright.schedule.planner import make_plan
 from tilewright.target import MemoryLevel, Target
+from tilewright.transform.layout import choose_layouts
 
 LEVELS = (
     MemoryLevel("registers", 512, 16, 4e11), MemoryLevel("L1", 65536, 64, 8e10), MemoryLevel("L2", 1 << 20, 64, 4.3e10),
@@ -35,3 +37,13 @@ def test_a_vector_meets_all_rows_before_the_next_is_read(rows: int, inner: int, 
     assert len(products) >= 4 * 4 * 5
     runs = [products[i : i + 5] for i in range(0, 4 * 4 * 5, 5)]
     assert all(len(set(run)) == 1 for run in runs) and len({run[0] for run in runs}) == len(runs)
+
+
+def test_a_short_run_takes_a_whole_line() -> None:
+    """Positions of 512 channels side by side in fours: a line of each is 32 KB, beside which a panel must fit."""
+    weight = {"w": np.zeros((2048, 512, 1, 1), np.float32)}
+    model = model_of([("Conv", ["x", "w"], "y", {})], {"x": (1, 512, 7, 7)}, {"y": (1, 2048, 7, 7)}, weight)
+    (kernel,) = make_plan(choose_layouts(programs(model)["fold"], BY_LANES), BY_LANES).kernels
+    (nest,) = kernel.nests
+    assert nest.vector == "o1"
+    assert 512 * (64 + 4 * dict(nest.register)["o1"]) <= LEVELS[1].capacity

@@ -12,10 +12,12 @@ from tests.cpu_stages import CPU, Step, error, evaluated, lowered, model_of, pro
 from tilewright.ir.compute import Map, Program, Reduce
 from tilewright.ir.expr import is_op, walk
 from tilewright.ir.loops import If, statements
+from tilewright.ir.tensor import Tensor
 from tilewright.ir.verify import verify_program
+from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.transform.staging import Predict, stage_operands
 
 
 def convolution(
@@ -151,3 +153,57 @@ def test_products_of_activations_are_read_in_panels() -> None:
 def test_gpus_stage_for_themselves() -> None:
     folded = programs(CASES["large window"])["fold"]
     assert not stage_operands(folded, machine("cuda-emulated"), always=True).staged
+
+
+def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
+    """Two channels and many outputs: sums are short, and turning results costs more than rows that end unevenly."""
+    weight = np.random.default_rng(4).standard_normal((194, 2, 3, 3)).astype(np.float32)
+    steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 2, "dilations": [2, 2], "pads": [2] * 4})]
+    model = model_of(steps, {"x": (1, 4, 33, 86)}, {"y": (1, 194, 33, 86)}, {"w": weight})
+    folded = programs(model)["fold"]
+
+    def predict(program: Program) -> float:
+        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+
+    turned, kept = (choose_layouts(stage_operands(folded, CPU, p), CPU) for p in (None, predict))
+    (copy,) = kept.staged
+    assert kept.layouts[copy].is_natural and not turned.layouts[turned.staged[0]].is_natural
+    assert predicted_seconds(kept, CPU, "connected") < predicted_seconds(turned, CPU, "connected")
+    made = lowered(kept)
+    assert [n.vector for n in made.plan.kernels[-1].nests] == ["o3"]
+    inputs = random_inputs(folded)
+    assert error(made.natively(inputs, tmp_path)["y"], lowered(turned).natively(inputs, tmp_path)["y"]) < 1e-6
+    again = {t.name: layout for t, layout in read_back(kept).layouts.items()}
+    assert again[copy.name].is_natural
+
+
+def test_sums_over_many_channels_turn_their_copy() -> None:
+    folded = programs(convolution((1, 64, 20, 20), (64, 64, 3, 3), pads=(1, 1, 1, 1)))["fold"]
+    staged = stage_operands(folded, CPU, lambda p: predicted_seconds(choose_layouts(p, CPU), CPU, "connected"))
+    assert all(not layout.is_natural for layout in choose_layouts(staged, CPU).layouts.values())
+
+
+@pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
+def test_positions_that_leave_vectors_uneven_are_copied() -> None:
+    """49 positions: lanes run along the weights, which multiply lanes of the copy; 60 positions fill vectors as is."""
+    uneven = programs(convolution((1, 160, 7, 7), (960, 160, 1, 1)))["staging"]
+    even = programs(convolution((1, 160, 6, 10), (960, 160, 1, 1)))["staging"]
+    assert uneven.staged and not even.staged
+
+
+def test_an_input_whose_windows_hang_over_by_one_is_read_in_place() -> None:
+    """A single window at each end of a row knows what it may read; several are lanes that ask each for itself."""
+
+    def staged(model: ModelProto, predict: Predict | None) -> tuple[Tensor, ...]:
+        return stage_operands(programs(model)["fold"], CPU, predict).staged
+
+    def predict(program: Program) -> float:
+        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+
+    def depthwise(size: int, pad: int) -> ModelProto:
+        weight = np.ones((32, 1, size, size), np.float32)
+        steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 32, "pads": [pad] * 4})]
+        return model_of(steps, {"x": (1, 32, 60, 60)}, {"y": (1, 32, 60, 60)}, {"w": weight})
+
+    assert staged(depthwise(3, 1), None) and not staged(depthwise(3, 1), predict)
+    assert staged(depthwise(5, 2), predict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tilewright.ir.bounds import static
 from tilewright.ir.expr import Expr, const
@@ -10,22 +11,34 @@ from tilewright.ir.simplify import linear, simplify
 from tilewright.schedule.propagate import Range
 
 
+class Rest(Enum):
+    """How a vector axis ends that is no multiple of a vector."""
+
+    LANES = "lanes"  # in one partly filled vector
+    PADDED = "padded"  # in a whole vector of which some lanes are not kept
+    EARLIER = "earlier"  # in whole vectors that begin earlier, over elements of the block before
+    BEFORE = "before"  # the same, over elements of the tile before where the last one is too short
+
+
 @dataclass(frozen=True)
 class Piece:
-    """`trips` blocks of `size` elements from `base` (relative to the range); `lanes` of them share a vector."""
+    """`trips` blocks of `size` elements from `base` (relative to the range); `lanes` of them share a vector. Only the
+    first `kept` elements are inside the range, where not all are."""
 
     base: Expr
     trips: Expr
     size: int
     lanes: int
+    kept: int | None = None
 
 
-def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
-    """Blocks that cover the range exactly; a vector axis ends in whole vectors, then one partly filled vector."""
+def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> list[Piece]:
+    """Blocks that cover the range exactly; a vector axis ends in whole vectors, then one partly filled vector, or all
+    of the rest in whole vectors where there is a way to."""
     count = extent.count
     known = static(count)
     if known is not None:
-        return _static_pieces(known, block, lanes)
+        return _static_pieces(known, block, lanes, way)
     full = simplify(count // block)
     result = [Piece(const(0), full, block, lanes)]
     base = simplify(full * block)
@@ -36,6 +49,10 @@ def pieces(extent: Range, block: int, lanes: int) -> list[Piece]:
     if last is not None:
         vectors = last // lanes * lanes
         present = simplify(tail // last)  # 1 on the last tile, else 0
+        reach = extent.extent if way is Rest.BEFORE else extent.extent % int(extent.size)
+        whole = _in_whole_vectors(base, present, last, reach, lanes, way)
+        if whole is not None:
+            return [*result, whole]
         if vectors:
             result.append(Piece(base, present, vectors, lanes))
         if last - vectors:
@@ -62,17 +79,30 @@ def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
     return result
 
 
-def _static_pieces(count: int, block: int, lanes: int) -> list[Piece]:
+def _static_pieces(count: int, block: int, lanes: int, way: Rest) -> list[Piece]:
     result = []
     full, rest = divmod(count, block)
     vectors = rest // lanes * lanes
     if full:
         result.append(Piece(const(0), const(full), block, lanes))
+    whole = _in_whole_vectors(const(full * block), const(1), rest, count, lanes, way)
+    if whole is not None:
+        return [*result, whole]
     if vectors:
         result.append(Piece(const(full * block), const(1), vectors, lanes))
     if rest - vectors:
         result.append(_partial(const(full * block + vectors), const(1), rest - vectors, lanes))
     return result
+
+
+def _in_whole_vectors(base: Expr, trips: Expr, rest: int, count: int, lanes: int, way: Rest) -> Piece | None:
+    """The last `rest` of `count` elements, from `base` on; None where they fill vectors or must be taken by lanes."""
+    size = -(-rest // lanes) * lanes
+    if way is Rest.LANES or rest == size:
+        return None
+    if way is Rest.PADDED:
+        return Piece(base, trips, size, lanes, rest)
+    return Piece(simplify(base - (size - rest)), trips, size, lanes) if size <= count else None
 
 
 def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> Piece:

@@ -32,19 +32,19 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
-from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.blocks import Piece, Rest, pieces
 from tilewright.lower.cpu_parts import NestParts
 from tilewright.lower.fold_lanes import halved
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
+from tilewright.lower.rests import Group, is_everywhere, kept_parts, way_of_rests
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
 
 _MANY_ROWS = 7  # of a register tile, each a stream of its own
-_SHORT_SUM = 48
 
 
 class CpuNest(NestParts):
@@ -95,7 +95,9 @@ class CpuNest(NestParts):
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
             loop = Axis(f"{axis.name}_group", trip_count(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)
+            self.group = Group.of(axis, group, part.low) if axis is self.vector else self.group
             inner = self._blocks(axis, part, depth, env, blocked)
+            self.group = None if axis is self.vector else self.group
             return (For(loop, ForKind.SERIAL, inner),)
         if axis is self.vector or self.nest.monoid is None:
             checked = self.nest.elements or self.nest.values
@@ -125,7 +127,7 @@ class CpuNest(NestParts):
     ) -> tuple[Stmt, ...]:
         result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
-        cuts = pieces(extent, self.register[axis], lanes)
+        cuts = self._pieces(axis, extent, lanes)
         if axis is self.turned:
             cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
         for piece in cuts:
@@ -152,6 +154,29 @@ class CpuNest(NestParts):
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
 
+    def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[Piece]:
+        """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
+        plain = pieces(extent, self.register[axis], lanes)
+        is_sum = self.nest.monoid is not None and not self.nest.initial and not self.nest.written_out
+        if lanes == 1 or axis not in self.nest.axes or not is_sum:
+            return plain
+        whole = pieces(extent, self.register[axis], lanes, Rest.PADDED)
+        if whole[-1:] == plain[-1:]:
+            return plain
+        inside = Axis("inside", whole[-1].size)
+        at = {axis: simplify(extent.low + whole[-1].base + var(inside))}
+        elements: Sequence[Expr] = self.nest.elements
+        if self.group is not None:
+            elements, at = self.group.elements(elements), self.group.places(at)
+        # what moves along several axes walked as one lies side by side, or they would not be
+        way = way_of_rests(elements, at, inside, self.access) if not self.run else Rest.EARLIER
+        # what waits in the result's place between passes, or is carried from step to step, is added to once
+        if way is Rest.EARLIER and (self.passes is not None or self.step is not None):
+            return plain
+        if way is Rest.EARLIER and not self.run and is_everywhere(self.nest, self.access):
+            way = Rest.BEFORE
+        return pieces(extent, self.register[axis], lanes, way)
+
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
         unrolled: list[Axis] = []
@@ -170,6 +195,8 @@ class CpuNest(NestParts):
             values[axis] = simplify(start + offset)
         if self.run:
             values.update(places(self.run, values[self.run[-1]]))
+        if self.group is not None:
+            values = self.group.places(values)
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
             rows = next((u for u, a in sources.items() if a is self.turned), None)
@@ -177,18 +204,21 @@ class CpuNest(NestParts):
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
         across = next((u for u, a in sources.items() if a is self.vector), None)
-        return self._reduce(block, self.nest.monoid, across)
+        kept = next((piece.kept for axis, piece, _ in blocked if axis is self.vector), None)
+        return self._reduce(block, self.nest.monoid, across, kept)
 
     # --- reduction with the vector along an output axis
 
-    def _reduce(self, block: Block, monoid: Monoid, across: Axis | None) -> tuple[Stmt, ...]:
+    def _reduce(self, block: Block, monoid: Monoid, across: Axis | None, kept: int | None) -> tuple[Stmt, ...]:
         states = self._states(monoid, block.shape, "acc")
         conditions, elements = self._guards(monoid, block)
         starts = self._initial(monoid, block.env)
         begin = block.around(*(Store(s, block.index, v) for s, v in zip(states, starts, strict=True)))
-        end = self._stores(block, self._results(monoid, states, block.index))
+        stored = [block] if kept is None else kept_parts(block, across, kept)
+        end = tuple(s for part in stored for s in self._stores(part, self._results(monoid, states, part.index)))
         if self.passes is not None:
-            begin, end = self._in_passes(self.passes, block, states[0], begin, end)
+            afresh = () if kept is None else begin  # lanes that are not stored between passes
+            begin, end = self._in_passes(self.passes, stored, states[0], begin, end, afresh)
         ordered = block if across is None else self._register_order(block, across)
         loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
         if self.works is not None:
@@ -199,35 +229,39 @@ class CpuNest(NestParts):
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
 
         Where rows are read as vectors and are few, vector after vector: gcc copies accumulators in one of the two
-        orders, which costs 4 to 20% on a Neoverse N1, and up to six rows that is the first one. Short sums and long
-        epilogues hide that, and lose some percent by another order than that of their stores."""
+        orders, which costs 4 to 25% on a Neoverse N1, and up to six rows that is the first one. Long epilogues hide
+        that, and lose some percent by another order than that of their stores."""
         rows = tuple(a for a in block.unrolled if a is not across)
         by_lane = self.plan.row_lanes > 1
         if not rows or self.unrolled_reduction or len(loads(*self.nest.elements)) < 2:
             return block
-        steps = prod(extent_of(a.extent) for a in self.nest.reduce_axes)
-        if by_lane and (steps < _SHORT_SUM or heavy(*self.nest.values)):
+        if by_lane and heavy(*self.nest.values):
             return block
         few = by_lane and prod(extent_of(a.extent) for a in rows) < _MANY_ROWS
         return replace(block, walk=(across, *rows) if few else (*rows, across))
 
     def _in_passes(
-        self, passes: Axis, block: Block, state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...]
-    ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+        self, passes: Axis, stored: Sequence[Block], state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...],
+        afresh: tuple[Stmt, ...],
+    ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:  # fmt: skip
         """Between passes the partial sum waits where the result will be."""
         tensor = self.nest.stores[0]
-        place = tuple(block.env[a] for a in self.nest.axes)
-        waiting = self.access.lower(load(tensor, place))
-        resume = block.around(Store(state, block.index, waiting))
-        leave = block.around(*self.access.stores(tensor, place, load(state, block.index)))
+        resume: list[Stmt] = list(afresh)
+        leave: list[Stmt] = []
+        for block in stored:
+            place = tuple(block.env[a] for a in self.nest.axes)
+            waiting = self.access.lower(load(tensor, place))
+            resume.extend(block.around(Store(state, block.index, waiting)))
+            leave.extend(block.around(*self.access.stores(tensor, place, load(state, block.index))))
         last = extent_of(passes.extent) - 1
-        return (If(eq(var(passes), 0), begin, resume),), (If(eq(var(passes), last), end, leave),)
+        return (If(eq(var(passes), 0), begin, tuple(resume)),), (If(eq(var(passes), last), end, tuple(leave)),)
 
     def _guards(self, monoid: Monoid, block: Block) -> tuple[list[Expr], list[Expr]]:
         """Conditions under which an element counts, taken out of the element where skipping it changes nothing."""
+        elements = self.nest.elements if self.group is None else self.group.elements(self.nest.elements)
         if monoid.operator is None:
-            return [], list(self.nest.elements)
-        conditions, element = strip(self.nest.elements[0], monoid.identity[0], monoid.operator == "add")
+            return [], list(elements)
+        conditions, element = strip(elements[0], monoid.identity[0], monoid.operator == "add")
         kept: list[Expr] = []
         lane_axis = self.vector if block.lane is not None else None
         inside: list[Expr] = []

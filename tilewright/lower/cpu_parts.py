@@ -26,6 +26,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Block, Names
+from tilewright.lower.rests import Group
 from tilewright.lower.rows import run_of_axes
 from tilewright.lower.sharing import shared_stores
 from tilewright.lower.turning import turned_results, turned_stores
@@ -49,6 +50,7 @@ class NestParts:
         self.ranges.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
         self.access = access
         self.names = names
+        self.step = step
         self.turning = step if plan.alternate else None
         self.backwards: Expr | None = None  # 1 in the blocks in which a sum is walked the other way round, too
         self.works: Expr | None = None  # at which steps there is something to sum up
@@ -61,6 +63,7 @@ class NestParts:
         self.turned = _turned_axis(nest, self.vector, self.register)
         whole_rows = self.turned is None and self.vector is not None and self.outer[-1:] == [self.vector]
         self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
+        self.group: Group | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in plan.unroll}

@@ -60,6 +60,7 @@ class Operand:
     row_step: int = 1  # positions of the window from a row to the next
     gathered: bool = False  # its lanes are no neighbours in memory: read one by one
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
+    order: tuple[int, ...] = ()  # its axes as they lie in memory, the innermost first; empty where it is packed
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     width, groups = blocks_along(facts, facts.vector, tile)
     full_rows, rest_rows = height // form.rows, height % form.rows
     full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
-    rest_vectors, partial = rest // facts.lanes, np.minimum(rest % facts.lanes, 1)
+    rest_vectors = -(-rest // facts.lanes)  # the last one as whole as the others
     steps: Size = 0.0
     blocks: Size = 0.0
-    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors), (partial, 1))
+    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors))
     for count, rows in ((full_rows, form.rows), (np.minimum(rest_rows, 1), rest_rows)):
         for columns, vectors in across:
             number = count * columns
@@ -223,7 +224,8 @@ def _cut_extent(facts: Contraction) -> int:
 def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], core: Size) -> Size:
     """Time of a tile with what moves into the first cache, and what is fetched again beyond the tile level."""
     depths = _depths(facts, form, tile)
-    held = [[_bytes(o, sizes) for o in facts.operands] for sizes in depths]
+    line = facts.target.levels[1].transaction
+    held = [[_lines(o, sizes, line) for o in facts.operands] for sizes in depths]
     trips, uses = _loops(facts, form, tile)
     near = facts.target.levels[1]
     level = facts.target.tile_level
@@ -358,9 +360,22 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     return total
 
 
+def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
+    """The same in whole lines of a cache: of a short run most of a line is carried for nothing."""
+    total = _bytes(operand, sizes)
+    run: Size = operand.node.source.dtype.bytes
+    goes_on: Size = True
+    for dimension in operand.order:
+        extent = extent_of(operand.node.source.shape[dimension])
+        size = index_size(simplify(operand.node.indices[dimension]), sizes, extent)
+        run = np.where(goes_on, run * size, run)
+        goes_on = np.logical_and(goes_on, size >= extent)
+    return total * (-(-run // line) * line) / run if operand.order else total
+
+
 def operands_of(
     nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
-    gathered: Mapping[Load, bool], row_bytes: Mapping[Load, int],
+    gathered: Mapping[Load, bool], row_bytes: Mapping[Load, int], order: Mapping[Load, tuple[int, ...]],
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
     for node in loads(*nest.elements):
@@ -368,5 +383,5 @@ def operands_of(
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
         found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
-                             row_bytes.get(node, 0)))  # fmt: skip
+                             row_bytes.get(node, 0), order.get(node, ())))  # fmt: skip
     return tuple(found)

@@ -224,6 +224,7 @@ def _facts(
     scattered: dict[Load, bool] = {}
     gathered: dict[Load, bool] = {}
     pitches: dict[Load, int] = {}
+    orders: dict[Load, tuple[int, ...]] = {}
     for node in loads(*nest.elements):
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
@@ -231,12 +232,16 @@ def _facts(
         scattered[node] = not packed and not by_row and _is_scattered(node, vector, reduction, context)
         runs[node] = packed or row is None or not (by_row or scattered[node])
         gathered[node] = vector is not None and not packed and stride(node, vector, context) not in (0, 1)
+        parts = context.layout(node.source).order
+        if not packed and all(p.size is None and p.step == 1 for p in parts):
+            orders[node] = tuple(p.axis for p in reversed(parts))
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, scattered, gathered, pitches), walked_on(nest, vector, row, context),
+        operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders),
+        walked_on(nest, vector, row, context),
     )  # fmt: skip
 
 

@@ -108,6 +108,9 @@ def _fills_rows_better(compute: Reduce, program: Program, target: Target) -> boo
     if target.kind != "cpu" or len(activations) != 1:
         return False
     read = activations[0]
+    kept = program.layouts.get(read.source)
+    if kept is not None and kept.is_natural:  # a copy whose order was decided
+        return True
     return (read.source in program.inputs or read.source in program.staged) and runs_along_rows(
         compute, read, outputs_of_a_read(compute, program), target
     )

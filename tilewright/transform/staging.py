@@ -8,7 +8,7 @@ where the copy is predicted to cost less than what it saves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -51,6 +51,7 @@ _BLOCK = 8  # positions of a row that one register tile takes
 _SLOW = 8.0  # a block that must check every position, against one that checks nothing
 _CHECKED = 6.0  # an element of a pooling window that must be checked by itself
 _BROADCAST = 1.15  # scalars of a window fetched one by one, where a lane of a vector could be multiplied
+_WELL_FILLED = 0.96  # of vectors along positions
 _BROADCAST_CHECKED = 1.3  # the same with checks between them
 _STRIDED = 1.4  # every step of the sum on another cache line, more of them than stay near; up to 2.5 on far rows
 _PAGE = 4096
@@ -58,6 +59,9 @@ _NEAR_PAGES = 64  # whose addresses are translated at once
 _FEW_CHANNELS = 7
 _KERNELS = 3.0  # costs of a kernel that all workers share, for the copy
 _LEAST_GAIN = 0.95
+_ORDER_GAIN = 0.85  # predictions for vectors along different axes are less alike than their errors
+
+Predict = Callable[[Program], float]
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,33 @@ class _Dimension:
     index: Expr
 
 
-def stage_operands(program: Program, target: Target, always: bool = False) -> Program:
+@dataclass(frozen=True)
+class _Way:
+    """A sum as it may be computed: from a copy or without one."""
+
+    compute: Reduce
+    copy: Map | None
+    constants: dict[Tensor, np.ndarray]
+    layouts: dict[Tensor, Layout]
+
+    def alone(self) -> Program:
+        """A Program of nothing else. It keeps the constants of all others: that they are read in between decides where
+        its own come from."""
+        computes = (self.compute,) if self.copy is None else (self.copy, self.compute)
+        made = {t for c in computes for t in c.outputs}
+        read = dict.fromkeys(t for c in computes for t in reads(c))
+        inputs = tuple(t for t in read if t not in made and t not in self.constants)
+        layouts = {t: layout for t, layout in self.layouts.items() if t in made}
+        copies = () if self.copy is None else (self.copy.output,)
+        return Program(inputs, self.compute.outputs, computes, self.constants, layouts, staged=copies)
+
+
+def stage_operands(
+    program: Program, target: Target, predict: Predict | None = None, always: bool = False
+) -> Program:
     """Copies in front of the contractions that gain by them; none on a GPU, which stages in shared memory anyway.
 
+    `predict` tells the time of a Program: it decides the order of copies of inputs for results that leave the model.
     `always`, for tests: of every operand that can be copied, whatever it costs.
     """
     if target.kind != "cpu":
@@ -93,11 +121,14 @@ def stage_operands(program: Program, target: Target, always: bool = False) -> Pr
         if isinstance(compute, Reduce):
             for found in _candidates(compute, program):
                 made = _copy(compute, found, program, target, taken, always)
-                if made is not None:
-                    copy, compute = made
-                    computes.append(copy)
-                    staged.append(copy.output)
-                    compute = _merged_window(compute, copy.output, constants, layouts)
+                if made is None:
+                    continue
+                lanes = target.lanes(found.read.dtype.bytes)
+                way = _chosen(*made, _Way(compute, None, constants, layouts), found, program, lanes, predict)
+                compute, constants, layouts = way.compute, way.constants, way.layouts
+                if way.copy is not None:
+                    computes.append(way.copy)
+                    staged.append(way.copy.output)
         computes.append(compute)
     staging = replace(program, computes=tuple(computes), constants=constants, layouts=layouts)
     return without_dead(replace(staging, staged=(*program.staged, *staged)))
@@ -201,6 +232,45 @@ def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Exp
     return None
 
 
+# --- the order of a copy
+
+
+def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
+    """Whether the copy could stay in the order of an input for a result in that order: neighbours along the last axis
+    of the result then read neighbours, and vectors along it need no turning on either side."""
+    if len(loads(*compute.elements)) < 2 or compute.outputs[0] not in program.outputs:
+        return False
+    if not all(n.source in program.inputs for n in loads(copy.value)):
+        return False
+    (read,) = (n for n in loads(*compute.elements) if n.source is copy.output)
+    along = var(compute.axes[-1])
+    plain = [i for i in read.indices[:-1] if compute.axes[-1] in i.axes]
+    return not plain and linear(simplify(read.indices[-1])).terms.get(along) == 1
+
+
+def _chosen(
+    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, lanes: int, predict: Predict | None
+) -> _Way:
+    """The copy turned for sums over channels; or as the input lies, or no copy at all, where that is predicted to be
+    much faster."""
+    constants, layouts = dict(plain.constants), dict(plain.layouts)
+    turned = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
+    if predict is None or not _may_keep_order(copy, reader, program):
+        return turned
+    order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
+    kept = _Way(reader, copy, plain.constants, order)
+    # a single window over an end knows what it may read, and takes the time of a vector: rows must have many of them;
+    # lanes of several windows ask each for itself, which is not predicted
+    before, after, count = _ends(plain.compute, found)
+    alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
+    best, seconds = turned, predict(turned.alone())
+    for way in (kept, plain) if alone else (kept,):
+        promised = predict(way.alone())
+        if promised < _ORDER_GAIN * seconds:
+            best, seconds = way, promised
+    return best
+
+
 # --- short sums
 
 
@@ -271,22 +341,30 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     if along_rows and found.conditions:  # every lane checks for itself
         now = ideal * _SLOW
     elif moves:
-        now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if _overlaps(compute, found.read) else 1.0
+        uneven = target.lane_multiply and _ends_unevenly(found.read, compute, lanes)
+        one_by_one = uneven or _overlaps(compute, found.read)
+        now *= _BROADCAST_CHECKED if found.conditions else _BROADCAST if one_by_one else 1.0
         now *= _conflicts(compute, found.read, target)
     return ideal + copying + kernel < _LEAST_GAIN * now
 
 
 def _hanging_over(compute: Reduce, found: _Read) -> float:
     """Of the windows along a row those that hang over an end of it: vectors along the row check every element there."""
+    before, after, count = _ends(compute, found)
+    return (before + after) / max(1, count)
+
+
+def _ends(compute: Reduce, found: _Read) -> tuple[int, int, int]:
+    """How many windows hang over the beginning of a row, over its end, and how many there are."""
     form = linear(simplify(found.read.indices[-1]))
     outputs = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.axes]
     taps = [(c, t.axis) for t, c in form.terms.items() if isinstance(t, Var) and t.axis in compute.reduce_axes]
     if len(outputs) != 1 or len(taps) > 1 or not _is_guarded(form, found):
-        return 0.0
+        return 0, 0, 0
     (step, output), size = outputs[0], int(static(found.read.source.shape[-1]) or 0)
     reach = sum(c * (fixed(a.extent) - 1) for c, a in taps)
     starts = [step * o + form.constant for o in range(fixed(output.extent))]
-    return sum(s < 0 or s + reach >= size for s in starts) / max(1, len(starts))
+    return sum(s < 0 for s in starts), sum(s >= 0 and s + reach >= size for s in starts), len(starts)
 
 
 def _few_bytes(compute: Reduce, read: Load, program: Program) -> bool:
@@ -351,6 +429,14 @@ def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
             if planes * nearest.transaction > usable or planes * min(pitch, _PAGE) > _NEAR_PAGES * _PAGE:
                 return _STRIDED
     return 1.0
+
+
+def _ends_unevenly(read: Load, compute: Reduce, lanes: int) -> bool:
+    """Whether vectors along an image's positions, all of them one run, would be far from full: lanes are then along the
+    weights, and positions are fetched one by one."""
+    positions = [i.axis for i in read.indices if isinstance(i, Var) and i.axis in compute.axes]
+    count = prod(fixed(a.extent) for a in positions)
+    return len(positions) > 1 and count < _WELL_FILLED * lanes * -(-count // lanes)
 
 
 def _panel_pays(found: _Read, ideal: float, kernel: float) -> bool:

@@ -1,0 +1,141 @@
+"""What a vector axis leaves over runs in whole vectors: padded lanes of panels, or a last block that begins earlier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import CPU, Lowered, Step, error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.ir.bounds import static
+from tilewright.ir.compute import Program
+from tilewright.ir.expr import Axis, const, loads, substitute, var
+from tilewright.ir.loops import For, ForKind, Memory, Store, statements
+from tilewright.ir.simplify import simplify
+from tilewright.lower.blocks import Rest, pieces
+from tilewright.schedule.plan import Plan
+from tilewright.schedule.propagate import Range, whole
+from tilewright.transform.layout import choose_layouts
+from tilewright.transform.staging import stage_operands
+
+LANES = CPU.lanes(4)
+WIDE = 7 * LANES + LANES - 1  # columns that leave all lanes of a vector but one
+
+
+def layer(rows: int, inner: int, columns: int) -> ModelProto:
+    rng = np.random.default_rng(5)
+    constants = {"w": rng.standard_normal((inner, columns)).astype(np.float32)}
+    constants["b"] = rng.standard_normal(columns).astype(np.float32)
+    steps: list[Step] = [("MatMul", ["x", "w"], "s", {}), ("Add", ["s", "b"], "y", {})]
+    return model_of(steps, {"x": (rows, inner)}, {"y": (rows, columns)}, constants)
+
+
+def grouped(outputs: int, size: tuple[int, int]) -> ModelProto:
+    weight = np.random.default_rng(6).standard_normal((2 * outputs, 3, 3, 3)).astype(np.float32)
+    steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 2, "pads": [1, 1, 1, 1]})]
+    return model_of(steps, {"x": (1, 6, *size)}, {"y": (1, 2 * outputs, *size)}, {"w": weight})
+
+
+def pool(channels: int, width: int) -> ModelProto:
+    steps: list[Step] = [("AveragePool", ["x"], "y", {"kernel_shape": [3, 3]})]
+    return model_of(steps, {"x": (1, channels, 9, width + 2)}, {"y": (1, channels, 7, width)})
+
+
+def product(batch: int, rows: int, inner: int, columns: int) -> ModelProto:
+    steps: list[Step] = [("MatMul", ["a", "b"], "y", {})]
+    shapes = {"a": (batch, rows, inner), "b": (batch, inner, columns)}
+    return model_of(steps, shapes, {"y": (batch, rows, columns)})
+
+
+CASES = {
+    "layer": layer(13, 20, WIDE),
+    "one lane left": layer(11, 17, 5 * LANES + 1),
+    "less than a vector": layer(9, 12, LANES - 1),
+    "groups": grouped(3 * LANES + 1, (5, 7)),
+    "pool": pool(3, 5 * LANES + 3),
+    "pool in tiles": pool(1, 6 * LANES - 1),
+    "activations": product(2, 9, 21, WIDE),
+}
+
+
+def staged(model: ModelProto) -> Program:
+    """The Program with every copy that can be written: panels of activations too."""
+    return choose_layouts(stage_operands(programs(model)["fold"], CPU, always=True), CPU)
+
+
+def sums(made: Lowered) -> list[int]:
+    """How many lanes the loops have that add to accumulators."""
+    found = []
+    for kernel in made.loops.kernels:
+        for loop in statements(kernel.body):
+            if isinstance(loop, For) and loop.kind is ForKind.VECTOR:
+                stores = [s for s in loop.body if isinstance(s, Store) and s.buffer.memory is Memory.REGISTER]
+                if any(n.source is s.buffer for s in stores for n in loads(s.value)):
+                    found.append(static(loop.axis.extent) or 0)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_form_agrees(name: str, tmp_path: Path) -> None:
+    for program in (programs(CASES[name])["layout"], staged(CASES[name])):
+        inputs = random_inputs(program)
+        wanted = evaluated(program, inputs, wide=True)["y"]
+        for schedule in ("none", "connected"):
+            made = lowered(program, schedule)
+            assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
+            assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["layer", "one lane left", "groups", "pool", "activations"])
+def test_sums_run_in_whole_vectors(name: str) -> None:
+    found = sums(lowered(programs(CASES[name])["layout"]))
+    assert found and set(found) == {LANES}
+
+
+@pytest.mark.parametrize("name", ["groups", "activations"])
+def test_sums_over_copies_run_in_whole_vectors(name: str) -> None:
+    found = sums(lowered(staged(CASES[name])))
+    assert found and set(found) == {LANES}
+
+
+def test_partial_sums_wait_between_passes(tmp_path: Path) -> None:
+    """Lanes beyond the end begin anew in every pass: nothing of theirs was kept."""
+    program = programs(layer(7, 64, WIDE))["layout"]
+    plan = lowered(program).plan
+    kernels = []
+    for kernel in plan.kernels:
+        parts = [replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n for n in kernel.nests]
+        kernels.append(replace(kernel, nests=tuple(parts)))
+    made = lowered(program, plan=Plan(plan.target, plan.schedule, tuple(kernels), plan.layouts))
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    assert set(sums(made)) == {LANES}
+    assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+
+
+def test_pieces_end_in_whole_vectors() -> None:
+    padded = pieces(whole(31), 16, 4, Rest.PADDED)
+    assert [(static(p.base), p.size, p.kept) for p in padded] == [(0, 16, None), (16, 16, 15)]
+    earlier = pieces(whole(31), 16, 4, Rest.EARLIER)
+    assert [(static(p.base), p.size, p.kept) for p in earlier] == [(0, 16, None), (15, 16, None)]
+    by_lanes = pieces(whole(31), 16, 4)
+    assert [(static(p.base), p.size, p.lanes) for p in by_lanes] == [(0, 16, 4), (16, 12, 4), (28, 3, 3)]
+
+
+def test_a_last_tile_that_is_too_short_begins_in_the_tile_before() -> None:
+    tiles = Range(var(Axis("tile", 2)) * 12, 12, 23)
+    assert [p.lanes for p in pieces(tiles, 12, 4, Rest.EARLIER)] == [4, 4, 3]
+    whole_blocks, last = pieces(tiles, 12, 4, Rest.BEFORE)
+    assert (whole_blocks.size, last.size, last.kept) == (12, 12, None)
+    tile = next(iter(last.base.axes))
+    assert static(simplify(substitute(tiles.low + last.base, {tile: const(1)}))) == 23 - 12
+
+
+def test_pieces_that_fill_vectors_or_have_nothing_before_them_stay() -> None:
+    assert pieces(whole(24), 16, 4, Rest.EARLIER) == pieces(whole(24), 16, 4)
+    assert pieces(whole(3), 16, 4, Rest.EARLIER) == pieces(whole(3), 16, 4)
+    assert pieces(Range(const(0), 3, 3), 16, 4, Rest.PADDED)[0].kept == 3
