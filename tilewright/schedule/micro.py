@@ -370,6 +370,7 @@ def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
         size = index_size(simplify(operand.node.indices[dimension]), sizes, extent)
         run = np.where(goes_on, run * size, run)
         goes_on = np.logical_and(goes_on, size >= extent)
+    run = np.maximum(run, 1)  # of nothing, where an axis is empty
     return total * (-(-run // line) * line) / run if operand.order else total
 
 
