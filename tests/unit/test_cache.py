@@ -1,0 +1,115 @@
+"""The cache of the CPU runtime: damage, limits, several processes, and weights kept once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.runtime import Cache, CacheError, CompileError, content_key, default_root, store_weights
+
+
+def test_default_root_prefers_the_users_choice() -> None:
+    assert default_root({"TILEWRIGHT_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert default_root({"XDG_CACHE_HOME": "/b"}) == Path("/b/tilewright")
+    assert default_root({}) == Path.home() / ".cache" / "tilewright"
+
+
+def test_keys_keep_their_parts_apart() -> None:
+    assert content_key("ab", "c") != content_key("a", "bc")
+    assert content_key("a", suffix=".o").endswith(".o")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no sum", "bad sum", "no file"])
+def test_damaged_entries_read_as_missing_and_heal(tmp_path: Path, damage: str) -> None:
+    cache, key = Cache(tmp_path), content_key("x", suffix=".o")
+    path = cache.put(key, b"0123456789")
+    checksum = path.with_name(path.name + ".sum")
+    assert cache.get(key) == path
+    match damage:
+        case "truncate":
+            path.write_bytes(b"01234")
+        case "flip":
+            path.write_bytes(b"0123456788")
+        case "no sum":
+            checksum.unlink()
+        case "bad sum":
+            checksum.write_bytes(b"\xff\xfe")
+        case "no file":
+            path.unlink()
+    assert cache.get(key) is None
+    cache.put(key, b"0123456789")
+    assert cache.get(key) == path
+
+
+def test_a_failing_writer_leaves_nothing(tmp_path: Path) -> None:
+    cache, key = Cache(tmp_path), content_key("x")
+
+    def write(out: Path) -> None:
+        out.write_bytes(b"half")
+        raise CompileError("no")
+
+    with pytest.raises(CompileError):
+        cache.put(key, write)
+    assert cache.get(key) is None
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_prune_removes_what_was_unused_for_longest(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit_bytes=1000)
+    keys = [content_key(str(i)) for i in range(4)]
+    for age, key in enumerate(keys):
+        stamp = time.time() - 10_000 + age
+        os.utime(cache.put(key, bytes(300)), (stamp, stamp))
+    assert cache.get(keys[0]) is not None
+    assert cache.prune() == 600
+    assert [cache.get(key) is not None for key in keys] == [True, False, False, True]
+    assert (cache.stats().entries, cache.stats().total_bytes) == (2, 600)
+    cache.clear()
+    assert cache.stats().entries == 0
+    assert cache.get(keys[3]) is None
+
+
+def test_an_unusable_root_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot be used.*TILEWRIGHT_CACHE"):
+        Cache(tmp_path / "file").put(content_key("x"), b"1")
+    with pytest.raises(CacheError, match="not a cache key"):
+        Cache(tmp_path).get("../../etc/passwd")
+
+
+def _fill(root: str, seed: int, wrong: multiprocessing.Queue[int]) -> None:
+    cache = Cache(Path(root))
+    order = np.random.default_rng(seed).permutation(np.tile(np.arange(20), 15))
+    for i in order.tolist():
+        content = bytes([i]) * (1000 + i)
+        key = content_key(str(i))
+        found = cache.get(key) or cache.put(key, content)
+        if found.read_bytes() != content:
+            wrong.put(i)
+
+
+def test_two_processes_fill_one_cache(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    wrong = context.Queue()
+    fillers = [context.Process(target=_fill, args=(str(tmp_path), seed, wrong)) for seed in range(2)]
+    for filler in fillers:
+        filler.start()
+    for filler in fillers:
+        filler.join(timeout=60)
+    assert [filler.exitcode for filler in fillers] == [0, 0]
+    assert wrong.empty()
+    cache = Cache(tmp_path)
+    assert all(cache.get(content_key(str(i))) is not None for i in range(20))
+    assert cache.stats().entries == 20
+
+
+def test_weights_are_stored_once(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    assert store_weights(b"abc", cache) == store_weights(bytearray(b"abc"), cache)
+    assert store_weights(b"", cache).read_bytes() == b""
+    assert cache.stats().entries == 2
