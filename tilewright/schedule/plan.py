@@ -69,7 +69,7 @@ class KernelPlan:
     stream: StreamPlan | None = None
     block_threads: int = 1
     scan: str | None = None  # first output of the Scan whose body this kernel is part of
-    prefetch: tuple[str, ...] = ()  # tensors whose part is asked for when a tile starts
+    prefetch: tuple[str, ...] = ()  # tensors whose part is asked for before it is needed
     warms: tuple[str, ...] = ()  # weights of the steps that follow, brought near while this kernel computes
     keeps: tuple[str, ...] = ()  # weights that stay in the tile level from step to step, each tile its even part
     predicted_seconds: float = 0.0
