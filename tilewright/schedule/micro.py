@@ -101,11 +101,6 @@ class Contraction:
         return self.target.fma_chains / _PIPES
 
     @property
-    def ways(self) -> int:
-        """Of the first cache: on x86 a way is a page, on Arm four ways are usual."""
-        return max(1, self.target.levels[1].capacity // 4096) if self.target.architecture == "x86_64" else 4
-
-    @property
     def cycles_a_second(self) -> float:
         return self.target.fma_rate / (_PIPES * self.target.lanes(4))
 
@@ -260,9 +255,10 @@ def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:
     """Whether the rows of a register tile fall on too few sets of the first cache."""
     if operand.is_run or not operand.by_row or not operand.row_bytes:
         return False
-    way = facts.target.levels[1].capacity // facts.ways
+    ways = facts.target.near_ways
+    way = facts.target.levels[1].capacity // ways
     sets = way // gcd(operand.row_bytes, way)  # rows that do not meet
-    return -(-np.asarray(rows) // sets) > max(1, facts.ways * 3 // 4)
+    return -(-np.asarray(rows) // sets) > max(1, ways * 3 // 4)
 
 
 def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.apart import transposed_views
+from tilewright.schedule.apart import views_apart
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.context import NestContext
 from tilewright.schedule.fuse import Fused, fuse_registers
@@ -61,7 +61,7 @@ def make_plan(
     parts = _parts(program)
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     for part in parts:
-        apart = context.staged | transposed_views(part.computes, context)
+        apart = context.staged | views_apart(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}

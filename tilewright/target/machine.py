@@ -80,6 +80,11 @@ class Target:
         return 2.2 if self.architecture == "x86_64" else 1.5
 
     @property
+    def near_ways(self) -> int:
+        """Ways of the first cache: on x86 a way is a page, on Arm four ways are usual."""
+        return max(1, self.levels[1].capacity // 4096) if self.architecture == "x86_64" else 4
+
+    @property
     def calls_together(self) -> int:
         """Functions of vector mathematics that run side by side, as many as the registers hold with their constants."""
         return 4 if self.vector_registers >= 32 else 2
