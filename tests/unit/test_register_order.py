@@ -67,11 +67,11 @@ def test_broadcasts_come_one_at_a_time(rows_inside: bool) -> None:
 @pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
 @pytest.mark.parametrize("rows_inside", [False, True])
 @pytest.mark.parametrize("sums", [16, 128])
-@pytest.mark.parametrize("rows, vectors, first", [(8, 2, "i0_u"), (4, 4, "i1_u")])
-def test_rows_read_as_vectors_go_by_their_number(
-    rows: int, vectors: int, first: str, rows_inside: bool, sums: int
+@pytest.mark.parametrize("rows, vectors", [(8, 2), (4, 4)])
+def test_rows_read_as_vectors_wait_for_one_vector_at_a_time(
+    rows: int, vectors: int, rows_inside: bool, sums: int
 ) -> None:
     body = kernel(CPU, rows, vectors, rows_inside, sums).body
     orders = [o for o in unrolled_around_sums(body) if {"i0_u", "i1_u"} <= {*o}]
     assert orders
-    assert all(next(a for a in o if a in ("i0_u", "i1_u")) == first for o in orders)
+    assert all(next(a for a in o if a in ("i0_u", "i1_u")) == "i1_u" for o in orders)

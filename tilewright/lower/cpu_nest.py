@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
@@ -42,8 +41,6 @@ from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
 from tilewright.schedule.propagate import Range, extent_of
-
-_MANY_ROWS = 7  # of a register tile, each a stream of its own
 
 
 class CpuNest(LaneSums):
@@ -227,17 +224,15 @@ class CpuNest(LaneSums):
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
 
-        Where rows are read as vectors and are few, vector after vector: gcc copies accumulators in one of the two
-        orders, which costs 4 to 25% on a Neoverse N1, and up to six rows that is the first one. Long epilogues hide
-        that, and lose some percent by another order than that of their stores."""
+        Where rows are read as vectors these wait anyway, and it goes vector after vector. Long epilogues lose some
+        percent by another order than that of their stores."""
         rows = tuple(a for a in block.unrolled if a is not across)
         by_lane = self.plan.row_lanes > 1
         if not rows or self.unrolled_reduction or len(loads(*self.nest.elements)) < 2:
             return block
         if by_lane and heavy(*self.nest.values):
             return block
-        few = by_lane and prod(extent_of(a.extent) for a in rows) < _MANY_ROWS
-        return replace(block, walk=(across, *rows) if few else (*rows, across))
+        return replace(block, walk=(across, *rows) if by_lane else (*rows, across))
 
     def _in_passes(
         self, passes: Axis, stored: Sequence[Block], state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...],
