@@ -72,6 +72,7 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
                                     t.name in plan.prefetch)),
         tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
         plan.tile, plan.block_threads, _stream_key(plan), tuple(b.shape for b in _warmed(state, plan)),
+        None if scan is None else scan.step.extent,
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
     met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *plan.warms)))
