@@ -179,7 +179,7 @@ def idle_step(nest: Nest, scan: Scan, context: NestContext) -> int | None:
         weights = [n.source for n in loads(other)]
         if isinstance(state, Load) and state.source in zero and all(w in values for w in weights):
             # zero times infinity is not zero
-            finite = all(np.isfinite(np.asarray(values[w], np.float64)).all() for w in weights)
+            finite = all(np.isfinite(np.asarray(values[w])).all() for w in weights)
             return (extent_of(scan.axis.extent) - 1 if scan.reverse else 0) if finite else None
     return None
 
