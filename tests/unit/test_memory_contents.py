@@ -45,6 +45,7 @@ Shape = Sequence[int]
 SIGNATURE = "(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch)"
 # nothing that is a number, numbers whose products overflow, and numbers too small to be normal
 CONTENTS = (0xFF, 0x7F, 0x01)
+LANES = CPU.lanes(4)
 UNTOUCHED = 0xA5A5A5A5  # what results hold before they are stored
 
 
@@ -228,16 +229,15 @@ def largest(rows: int, columns: int) -> ModelProto:
 TILED = {"pool": pool(47), "product": followed(7, 57, 95), "one row": followed(1, 300, 143), "largest": largest(57, 95)}
 
 
-def cut_along_the_vector(model: ModelProto, **more: object) -> Lowered:
-    """The model's only nest with tiles of one block along the vector axis, the last of them too short for a block."""
+def cut_along_the_vector(model: ModelProto) -> Lowered:
+    """The model in one kernel, its tiles one block long along the vector axis of the last nest."""
     program = programs(model)["layout"]
     plan = lowered(program).plan
     (kernel,) = plan.kernels
-    (nest,) = kernel.nests
-    assert nest.vector is not None
-    tile = ((nest.vector, dict(nest.register)[nest.vector]),)
-    nests = (replace(nest, **more),)  # type: ignore[arg-type]
-    return lowered(program, plan=replace(plan, kernels=(replace(kernel, tile=tile, nests=nests),)))
+    vector, register = kernel.nests[-1].vector, dict(kernel.nests[-1].register)
+    assert vector is not None
+    cut = replace(kernel, tile=((vector, register[vector]),))
+    return lowered(program, plan=replace(plan, kernels=(cut,)))
 
 
 def image_of(made: Lowered) -> ModelImage:
@@ -263,13 +263,25 @@ def test_what_two_tiles_store_is_the_same(name: str, cache: Cache) -> None:
     assert stored.reshape(-1, columns).sum(axis=1).max() > columns % vector[0]
 
 
-def test_what_waits_in_the_place_of_a_result_is_added_to_once(cache: Cache) -> None:
-    """Between passes over a sum a block that began earlier would find there what another block has just added to."""
-    model = model_of([("MatMul", ["a", "b"], "y", {})], {"a": (7, 64), "b": (64, 47)}, {"y": (7, 47)})
-    made = cut_along_the_vector(model, cut=(("r0", 16),))
+def test_a_tile_with_operands_of_its_own_begins_where_it_begins() -> None:
+    """What lies before it, another tile has in its own scratch."""
+    steps: list[Step] = [("Tanh", ["x"], "t", {}), ("AveragePool", ["t"], "y", {"kernel_shape": [3, 3]})]
+    made = cut_along_the_vector(model_of(steps, {"x": (1, 2, 9, 49)}, {"y": (1, 2, 7, 47)}))
+    (kernel,) = made.plan.kernels
+    assert len(kernel.nests) == 2 and 0 < 47 % dict(kernel.tile)["o3"] < LANES
     inputs = random_inputs(made.program)
-    found = np.frombuffer(results(made.program, image_of(made), cache, 2)["y"], np.float32).reshape(7, 47)
-    assert error(found, evaluated(made.program, inputs, wide=True)["y"]) < 1e-6
+    assert error(made.on_loops(inputs)["y"], evaluated(made.program, inputs, wide=True)["y"]) < 1e-6
+
+
+def test_what_waits_in_the_place_of_a_result_is_added_to_once() -> None:
+    """Between passes over a sum a block that began earlier would find there what another block has just added to."""
+    program = programs(followed(7, 64, 47))["layout"]
+    plan = lowered(program).plan
+    (kernel,) = plan.kernels
+    in_passes = replace(kernel, nests=tuple(replace(n, cut=(("r0", 16),)) for n in kernel.nests))
+    made = lowered(program, plan=replace(plan, kernels=(in_passes,)))
+    inputs = random_inputs(program)
+    assert error(made.on_loops(inputs)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-6
 
 
 # ---- what fills up panels ----
