@@ -310,16 +310,11 @@ static void prepare_buffers(tw_model *m, const char *weights)
     }
 }
 
-static int64_t whole_pages(int64_t bytes)
-{
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
-
 /* Where there is no room for it, the weights stay where they are. */
 static void place_kept_weights(tw_model *m, const char *weights)
 {
     int64_t bytes = 0;
-    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += whole_pages(tw_model_table.kept_weights[i].bytes);
+    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += tw_whole_pages(tw_model_table.kept_weights[i].bytes);
     if (bytes == 0 || !map_pages(&m->kept, bytes)) return;
     char *room = m->kept.start;
     tw_losers losers = {0};
@@ -331,7 +326,7 @@ static void place_kept_weights(tw_model *m, const char *weights)
             int64_t inside = b->space == TW_WEIGHT ? b->value - k->offset : -1;
             if (inside >= 0 && inside < k->bytes) m->buffers[j] = room + inside;
         }
-        room += whole_pages(k->bytes);
+        room += tw_whole_pages(k->bytes);
     }
     tw_release(&losers);
 }
