@@ -536,6 +536,21 @@ static int has_form(const char *object, const tw_form *form, int64_t header)
     return 1;
 }
 
+/* Whether no output lies in the memory of an input or of another output. */
+static int are_apart(const char *const *objects, int64_t data_offset)
+{
+    const tw_table *t = &tw_model_table;
+    for (int64_t i = t->inputs; i < t->inputs + t->outputs; i++) {
+        const char *start = object_data(objects[i], data_offset), *end = start + t->output_bytes[i - t->inputs];
+        for (int64_t j = 0; j < i; j++) {
+            const char *other = object_data(objects[j], data_offset);
+            int64_t bytes = j < t->inputs ? t->input_bytes[j] : t->output_bytes[j - t->inputs];
+            if (start < other + bytes && other < end) return 0;
+        }
+    }
+    return 1;
+}
+
 int tw_run_tuple(const tw_caller *caller, const char *tuple)
 {
     intptr_t length;
@@ -545,6 +560,7 @@ int tw_run_tuple(const tw_caller *caller, const char *tuple)
     const char *const *objects = (const char *const *)(tuple + caller->first_item);
     for (int64_t i = 0; i < expected; i++)
         if (!has_form(objects[i], &caller->forms[i], caller->header)) return TW_NOT_READY;
+    if (!are_apart(objects, caller->header)) return TW_NOT_READY;
     return tw_run_objects(caller->model, objects, caller->header);
 }
 
