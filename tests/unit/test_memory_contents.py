@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from tilewright.compiler import build as compile_graph
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
 from tilewright.ir.interpret_loops import run_loops
+from tilewright.ir.tensor import elements
+from tilewright.lower.memory import arena
 from tilewright.runtime import (
     BufferRef,
     Cache,
@@ -206,6 +209,19 @@ def test_what_memory_holds_and_which_tile_comes_first_reach_no_result(name: str,
     assert results(program, backwards(image), cache) == wanted
     for threads in (2, 3):
         assert results(program, image, cache, threads) == wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_stage_writes_where_it_reads(name: str) -> None:
+    """Memory is used again by later stages, never by the one that reads it last."""
+    graph = load(CASES[name], {})
+    loops = compile_graph(graph, CPU, Options(stop_after="loops")).loops
+    assert loops is not None
+    offsets, _ = arena(loops)
+    sizes = {t.name: elements(t.shape) * t.dtype.bytes for t in loops.tensors}
+    for call in loops.calls:
+        held = sorted((offsets[a], offsets[a] + sizes[a]) for a in set(call.arguments) if a in offsets)
+        assert all(end <= start for (_, end), (start, _) in pairwise(held))
 
 
 # ---- blocks that begin in the tile before ----

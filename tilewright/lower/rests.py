@@ -85,7 +85,7 @@ def is_everywhere(nest: Nest, access: Access) -> bool:
     what the other stores: a kernel's results never lie in the memory of what it reads (a tensor is alive to the end of
     the kernel that reads it last), nothing is added to what is there (sums in passes and steps of a Scan are not taken
     this way), and vectors are stored whole, not by reading their neighbours. An element is summed up in the same order
-    in whichever block it is. Others read after the kernel, when both have stored."""
+    in whichever block it is. Whoever reads it finds the same before and after the second store."""
     if any(t in access.write for t in nest.reads()):
         return False
     touched = [access.read[t] for t in nest.reads()] + [p for t in nest.stores for p in access.write[t]]
