@@ -23,6 +23,7 @@ from tests.cpu_stages import (
     random_inputs,
     run_native,
 )
+from tests.native_models import SIGNATURE, Builder, builder, kernel
 from tilewright import Options, backend_cpu
 from tilewright.compiler import build as compile_graph
 from tilewright.frontend.onnx import load
@@ -30,24 +31,12 @@ from tilewright.ir.compute import Program
 from tilewright.ir.interpret_loops import run_loops
 from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena
-from tilewright.runtime import (
-    BufferRef,
-    Cache,
-    CpuModel,
-    ModelImage,
-    Stage,
-    build,
-    default_flags,
-    find_compiler,
-    this_machine,
-)
+from tilewright.runtime import BufferRef, Cache, CpuModel, ModelImage, Stage
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
 
 Shape = Sequence[int]
-SIGNATURE = "(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch)"
-# nothing that is a number, numbers whose products overflow, and numbers too small to be normal
-CONTENTS = (0xFF, 0x7F, 0x01)
+CONTENTS = (0xFF, 0x7F)  # nothing that is a number, and numbers whose products overflow
 LANES = CPU.lanes(4)
 UNTOUCHED = 0xA5A5A5A5  # what results hold before they are stored
 
@@ -146,8 +135,8 @@ PRECISIONS = ("layers", "products", "convolutions")  # at bfloat16 too
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    return Cache(tmp_path_factory.mktemp("cache"))
+def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return builder(Cache(tmp_path_factory.mktemp("cache")))
 
 
 def made(name: str) -> tuple[Program, ModelImage]:
@@ -158,16 +147,14 @@ def made(name: str) -> tuple[Program, ModelImage]:
     return found.program, backend_cpu.model_image(found.sources, found.loops, found.program, found.plan)
 
 
-def outputs_of(program: Program, image: ModelImage, cache: Cache, threads: int = 1) -> dict[str, bytes]:
-    compiler, machine = find_compiler(), this_machine()
-    built = build(image, compiler, default_flags(compiler, machine), machine, cache, jobs=2)
-    with CpuModel(built, threads) as model:
+def outputs_of(program: Program, image: ModelImage, built: Builder, threads: int = 1) -> dict[str, bytes]:
+    with CpuModel(built(image), threads) as model:
         found = run_native(model, program, random_inputs(program))
     return {name: array.tobytes() for name, array in found.items()}
 
 
-def results(program: Program, image: ModelImage, cache: Cache, threads: int = 1) -> dict[str, bytes]:
-    found = outputs_of(program, image, cache, threads)
+def results(program: Program, image: ModelImage, built: Builder, threads: int = 1) -> dict[str, bytes]:
+    found = outputs_of(program, image, built, threads)
     for tensor, name in zip(program.outputs, output_names(program), strict=True):
         assert np.isfinite(np.frombuffer(found[name], tensor.dtype.numpy).astype(np.float64)).all()
     return found
@@ -183,12 +170,9 @@ def spoiled(image: ModelImage, content: int) -> ModelImage:
     """The model with a stage in front that fills the arena and the worker's scratch."""
     scratch = max(s.scratch_bytes for s in image.stages)
     fill = f"memset(buffers[0], {content}, {image.arena_bytes}); memset(scratch, {content}, {scratch});"
-    source = (
-        f"#include <stdint.h>\n#include <string.h>\nvoid spoil{SIGNATURE}\n{{ (void)extents; (void)tile; {fill} }}\n"
-    )
     first = Stage("spoil", 1, (BufferRef("arena", 0),), scratch)
     stages = (first, replace(image.stages[0], barrier_before=True), *image.stages[1:])
-    return replace(image, kernels={**image.kernels, "spoil": source}, stages=stages)
+    return replace(image, kernels={**image.kernels, "spoil": kernel("spoil", fill)}, stages=stages)
 
 
 def backwards(image: ModelImage) -> ModelImage:
@@ -201,14 +185,14 @@ def backwards(image: ModelImage) -> ModelImage:
 
 
 @pytest.mark.parametrize("name", [*CASES, *(f"{name} narrow" for name in PRECISIONS)])
-def test_what_memory_holds_and_which_tile_comes_first_reach_no_result(name: str, cache: Cache) -> None:
+def test_what_memory_holds_and_which_tile_comes_first_reach_no_result(name: str, built: Builder) -> None:
     program, image = made(name)
-    wanted = results(program, image, cache)
+    wanted = results(program, image, built)
     for content in CONTENTS:
-        assert results(program, spoiled(image, content), cache) == wanted
-    assert results(program, backwards(image), cache) == wanted
+        assert results(program, spoiled(image, content), built) == wanted
+    assert results(program, backwards(image), built) == wanted
     for threads in (2, 3):
-        assert results(program, image, cache, threads) == wanted
+        assert results(program, image, built, threads) == wanted
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -249,10 +233,10 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
     """The model in one kernel, its tiles one block long along the vector axis of the last nest."""
     program = programs(model)["layout"]
     plan = lowered(program).plan
-    (kernel,) = plan.kernels
-    vector, register = kernel.nests[-1].vector, dict(kernel.nests[-1].register)
+    (only,) = plan.kernels
+    vector, register = only.nests[-1].vector, dict(only.nests[-1].register)
     assert vector is not None
-    cut = replace(kernel, tile=((vector, register[vector]),))
+    cut = replace(only, tile=((vector, register[vector]),))
     return lowered(program, plan=replace(plan, kernels=(cut,)))
 
 
@@ -261,21 +245,21 @@ def image_of(made: Lowered) -> ModelImage:
 
 
 @pytest.mark.parametrize("name", TILED)
-def test_what_two_tiles_store_is_the_same(name: str, cache: Cache) -> None:
+def test_what_two_tiles_store_is_the_same(name: str, built: Builder) -> None:
     made = cut_along_the_vector(TILED[name])
     image = image_of(made)
     (stage,) = image.stages
-    wanted = results(made.program, image, cache)
-    assert results(made.program, backwards(image), cache) == wanted
+    wanted = results(made.program, image, built)
+    assert results(made.program, backwards(image), built) == wanted
     for threads in (2, 3):
         for _ in range(20):
-            assert results(made.program, image, cache, threads) == wanted
+            assert results(made.program, image, built, threads) == wanted
     # the last tile by itself stores whole vectors, more than is its own
     (vector,), (y,) = ([n for _, n in k.tile] for k in made.plan.kernels), made.program.outputs
     columns = int(y.shape[-1])  # type: ignore[arg-type]
     last = replace(image, kernels={**image.kernels, "last": other_tiles("last", stage.kernel, str(stage.tiles - 1))},
                    stages=(replace(stage, kernel="last", tiles=1),))  # fmt: skip
-    stored = np.frombuffer(outputs_of(made.program, last, cache)["y"], np.uint32) != UNTOUCHED
+    stored = np.frombuffer(outputs_of(made.program, last, built)["y"], np.uint32) != UNTOUCHED
     assert stored.reshape(-1, columns).sum(axis=1).max() > columns % vector[0]
 
 
@@ -283,8 +267,8 @@ def test_a_tile_with_operands_of_its_own_begins_where_it_begins() -> None:
     """What lies before it, another tile has in its own scratch."""
     steps: list[Step] = [("Tanh", ["x"], "t", {}), ("AveragePool", ["t"], "y", {"kernel_shape": [3, 3]})]
     made = cut_along_the_vector(model_of(steps, {"x": (1, 2, 9, 49)}, {"y": (1, 2, 7, 47)}))
-    (kernel,) = made.plan.kernels
-    assert len(kernel.nests) == 2 and 0 < 47 % dict(kernel.tile)["o3"] < LANES
+    (only,) = made.plan.kernels
+    assert len(only.nests) == 2 and 0 < 47 % dict(only.tile)["o3"] < LANES
     inputs = random_inputs(made.program)
     assert error(made.on_loops(inputs)["y"], evaluated(made.program, inputs, wide=True)["y"]) < 1e-6
 
@@ -293,8 +277,8 @@ def test_what_waits_in_the_place_of_a_result_is_added_to_once() -> None:
     """Between passes over a sum a block that began earlier would find there what another block has just added to."""
     program = programs(followed(7, 64, 47))["layout"]
     plan = lowered(program).plan
-    (kernel,) = plan.kernels
-    in_passes = replace(kernel, nests=tuple(replace(n, cut=(("r0", 16),)) for n in kernel.nests))
+    (only,) = plan.kernels
+    in_passes = replace(only, nests=tuple(replace(n, cut=(("r0", 16),)) for n in only.nests))
     made = lowered(program, plan=replace(plan, kernels=(in_passes,)))
     inputs = random_inputs(program)
     assert error(made.on_loops(inputs)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-6

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.native_models import NATIVE
 from tilewright.runtime import find_compiler
 
-PLACING = Path(__file__).parents[2] / "tilewright" / "runtime" / "native" / "placing.c"
+PLACING = NATIVE / "placing.c"
 
 # The system calls that placing.c makes, as functions of ours. The clock is read eight times a measurement; of a part
 # first half the pages are measured, then twelve sets of them, of which each seems to be a little faster than the last.
