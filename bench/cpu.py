@@ -50,6 +50,11 @@ class ModelReport:
     def allowed_error(self) -> float:
         return max(1e-5, 3.0 * self.torch_error)
 
+    def times_ours(self, runtime: str) -> float | None:
+        """Another runtime's time over ours."""
+        other, ours = self.comparison.median_of(runtime), self.comparison.median_of(OURS)
+        return other / ours if other is not None and ours is not None else None
+
     def floor_ms(self, peak: Peak) -> float:
         return 1e3 * self.operations / peak.operations_per_second
 
@@ -143,9 +148,16 @@ def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> N
         "versions": versions(reports) | describe_tools(),
         "peak": peak.to_json(),
         "speedup_over_best_peer": geometric_mean([report.speedup for report in reports]),
+        "times_ours": times_ours(reports),
         "models": [report.to_json(peak) for report in reports],
     }
     write_files(folder, "cpu", document, to_markdown(reports, peak), to_plot(reports))
+
+
+def times_ours(reports: Sequence[ModelReport]) -> dict[str, float | None]:
+    """Geometric means over the models, by runtime; other schedules of ours among them."""
+    names = [result.name for result in reports[0].comparison.runtimes if result.name != OURS]
+    return {name: geometric_mean([report.times_ours(name) for report in reports]) for name in names}
 
 
 def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
@@ -176,6 +188,8 @@ def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
     geomean = geometric_mean([report.speedup for report in reports])
     disturbance = max(report.comparison.disturbance_cores or 0.0 for report in reports)
     lines += ["", f"Geometric mean of the speed-up over the best peer: **{number_text(geomean, '.2f')}**."]
+    others = ", ".join(f"{name} {number_text(mean, '.2f')}" for name, mean in times_ours(reports).items())
+    lines += [f"Geometric means of other times over ours: {others}."] if others else []
     lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}.", "", "![speed](cpu.svg)"]
     lines += ["", "Relative error to the float64 reference; ours may reach the limit.", ""]
     lines += table(["model", *names, "PyTorch float32", "limit"], errors)

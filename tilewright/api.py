@@ -209,7 +209,10 @@ class Model:
         return self._run(args)
 
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
-        """Run the model on arrays in order and fill arrays of the caller, for loops that want no allocation."""
+        """Run the model on arrays in order and fill arrays of the caller, for loops that want no allocation.
+
+        An output needs memory of its own: a state that goes in and comes out takes two arrays, used in turn.
+        """
         if len(inputs) != len(self._inputs) or len(outputs) != len(self._outputs):
             takes = f"{count_inputs(self._names)} and {len(self._outputs)} outputs"
             raise InputError(f"the model takes {takes}, but {len(inputs)} and {len(outputs)} were given")
@@ -217,7 +220,9 @@ class Model:
             return
         for array, port in zip(outputs, self._outputs, strict=True):
             check_output(array, port)
-        self._checked_runner().run(self._ready(inputs), outputs)
+        ready = self._ready(inputs)
+        check_apart(ready, self._names, outputs, self._output_names)
+        self._checked_runner().run(ready, outputs)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model on arrays by name; the outputs come by name too."""
@@ -356,6 +361,18 @@ def check_output(value: object, port: Port) -> None:
         raise InputError(f"{must}, not {value.dtype.name} of shape {value.shape}")
     if not value.flags.c_contiguous or not value.flags.aligned or not value.flags.writeable:
         raise InputError(must)
+
+
+def check_apart(
+    inputs: Sequence[Array], input_names: Sequence[str], outputs: Sequence[Array], output_names: Sequence[str]
+) -> None:
+    """Outputs are written while inputs, and the other outputs, are still in use."""
+    taken = [(array, f"input {name!r}") for array, name in zip(inputs, input_names, strict=True)]
+    for array, name in zip(outputs, output_names, strict=True):
+        for other, what in taken:
+            if np.may_share_memory(array, other):
+                raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
+        taken.append((array, f"output {name!r}"))
 
 
 def as_array(value: Any, name: str) -> Array:

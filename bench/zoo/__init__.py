@@ -33,8 +33,6 @@ MODELS: Mapping[str, Build] = {
     "unet": unet.build,
     "nerf": nerf.build,
 }
-# Those that every stage and both targets are held to in the quick tests.
-SLICE = ("mobilenet_v2", "bert_base", "lstm", "mmoe")
 SIZES = ("small", "full")
 EXPORTERS = ("torchscript", "dynamo")
 

@@ -23,6 +23,7 @@ from tilewright.ir.compute import Program
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
+from tilewright.transform.staging import stage_operands
 
 BATCHES = 6
 MOST_ELEMENTS = 5000
@@ -47,7 +48,7 @@ def graph_of(case: Case) -> Graph:
 
 
 def program_of(graph: Graph) -> Program:
-    return choose_layouts(fold_constants(ops.lower(graph)), CPU)
+    return choose_layouts(stage_operands(fold_constants(ops.lower(graph)), CPU), CPU)
 
 
 def prefixed(graph: Graph, prefix: str) -> Graph:

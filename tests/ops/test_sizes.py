@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.ops.running import RunModel
+import tilewright
+from tests.ops.running import RunModel, interpret_model
+from tilewright import Options, UnsupportedError
 
 runtime = pytest.importorskip("onnxruntime")
 INT64 = np.int64
+
+
+@pytest.fixture(scope="module", params=["interpreted", pytest.param("compiled", marks=pytest.mark.slow)])
+def run_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunModel:
+    """On the interpreter, and as machine code where there is some for the operator."""
+    if request.param == "interpreted":
+        return interpret_model
+    options = Options(cache_dir=tmp_path_factory.mktemp("cache"), threads=2)
+
+    def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            made = tilewright.compile(model, shapes={n: a.shape for n, a in inputs.items()}, options=options)
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+        return made.run(dict(inputs))
+
+    return run
 
 
 def check(

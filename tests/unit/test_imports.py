@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.
 PLAN_MODULES = tuple(
     f"tilewright.schedule.{name}"
-    for name in ("plan", "nest", "propagate", "streams", "signature", "contraction", "window", "cuts", "runs")
+    for name in ("plan", "nest", "propagate", "streams", "signature", "contraction", "window", "cuts", "runs", "idle")
 )
 
 FILES = sorted(PACKAGE.rglob("*.py"))

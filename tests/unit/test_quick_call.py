@@ -114,6 +114,27 @@ def test_run_into_refuses_what_it_cannot_fill(model: Model) -> None:
         model.run_into((A,), ())
 
 
+def test_an_output_needs_memory_of_its_own(model: Model) -> None:
+    """A kernel may compute an element twice, from inputs that must still be there."""
+    room = np.concatenate([A.ravel(), np.zeros(6, np.float32)])
+    first, beside, across = room[:6].reshape(2, 3), room[6:].reshape(2, 3), room[5:11].reshape(2, 3)
+    assert quick(model, first, B, beside) and quick(model, first, first, beside)
+    for inputs, name in (((first, B), "a"), ((B, first), "b"), ((np.asfortranarray(A), first), "b")):
+        for out in (first, across):
+            assert not quick(model, *inputs, out)
+            with pytest.raises(InputError) as caught:
+                model.run_into(inputs, (out,))
+            assert str(caught.value) == f"output 'c' lies in the memory of input '{name}'; give it an array of its own"
+    np.testing.assert_array_equal(first, A)
+
+
+def test_outputs_need_memory_apart_from_each_other(tmp_path: Path) -> None:
+    both = model_of([("Neg", ["a"], "c", {}), ("Abs", ["a"], "d", {})], {"a": (2, 3)}, {"c": (2, 3), "d": (2, 3)})
+    out = np.zeros_like(A)
+    with pytest.raises(InputError, match="^output 'd' lies in the memory of output 'c'; give it an array of its own$"):
+        tilewright.compile(both, options=Options(cache_dir=tmp_path, threads=1)).run_into((A,), (out, out))
+
+
 def test_a_closed_model_says_so(tmp_path: Path) -> None:
     negated = model_of([("Neg", ["a"], "c", {})], {"a": (2, 3)}, {"c": (2, 3)})
     closed = tilewright.compile(negated, options=Options(cache_dir=tmp_path, threads=1))

@@ -207,3 +207,15 @@ def test_an_input_whose_windows_hang_over_by_one_is_read_in_place() -> None:
 
     assert staged(depthwise(3, 1), None) and not staged(depthwise(3, 1), predict)
     assert staged(depthwise(5, 2), predict)
+
+
+@pytest.mark.parametrize("equation", ["ab,a->", "cab,bc->"])
+def test_a_sum_of_everything_is_read_as_it_lies(equation: str, tmp_path: Path) -> None:
+    """There is no axis left that could follow a copy."""
+    sizes = {"a": 19, "b": 17, "c": 11}
+    left, right = ([sizes[axis] for axis in part] for part in equation.removesuffix("->").split(","))
+    model = model_of([("Einsum", ["l", "r"], "y", {"equation": equation})], {"l": left, "r": right}, {"y": ()})
+    program = programs(model)["layout"]
+    inputs = random_inputs(program)
+    assert not program.staged
+    assert error(lowered(program).natively(inputs, tmp_path)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-5

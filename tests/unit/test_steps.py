@@ -270,6 +270,26 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
     np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_plan_that_counts_on_zeros_is_refused_where_there_are_none() -> None:
+    """Plans are kept, and may be replayed for a model of the same shapes with other values."""
+    plan = lowered(programs(recurrence("LSTM", hidden=24))["layout"]).plan
+    assert any(n.idle == 0 for k in plan.kernels for n in k.nests)
+    infinite = recurrence("LSTM", hidden=24)
+    weights = next(c for c in infinite.graph.initializer if c.name == "r")
+    weights.CopyFrom(numpy_helper.from_array(np.full((1, 96, 24), np.inf, np.float32), "r"))
+    with pytest.raises(InternalError, match=r"has something to sum up at step 0; plan the model anew$"):
+        lowered(programs(infinite)["layout"], plan=plan)
+
+
+def test_a_plan_names_weights_that_there_are() -> None:
+    program = programs(recurrence("LSTM", hidden=24))["layout"]
+    plan = lowered(program).plan
+    for field, in_scan in (("warms", False), ("keeps", True)):
+        kernels = [replace(k, **{field: ("nothing",)}) if (k.scan is not None) is in_scan else k for k in plan.kernels]
+        with pytest.raises(InternalError, match="it brings near or keeps 'nothing', which is no weight"):
+            check_plan(replace(plan, kernels=tuple(kernels)), program)
+
+
 def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
     """The whole of them as they are packed, with what fills up their panels."""
     program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]

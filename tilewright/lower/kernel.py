@@ -16,6 +16,7 @@ from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.cpu_instruction import CpuInstruction
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_window import CpuWindow
+from tilewright.lower.padding import filled_up
 from tilewright.lower.prefetch import with_prefetches
 from tilewright.lower.register_block import Names
 from tilewright.schedule.nest import Nest, build_nest
@@ -117,9 +118,9 @@ def lower_cpu_kernel(
 def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
     instruction = phases.plans[nest].instruction
     kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
-    return kind(
-        nest, phases.plans[nest], phases.boxes[nest], phases.reduce_boxes.get(nest, {}), access, names, step
-    ).statements()
+    plan, box = phases.plans[nest], phases.boxes[nest]
+    made = kind(nest, plan, box, phases.reduce_boxes.get(nest, {}), access, names, step).statements()
+    return (*made, *filled_up(nest, box, access, plan.lanes))
 
 
 def bind_reads(

@@ -51,7 +51,7 @@ class _Lines:
 
     @classmethod
     def of(cls, place: Place, box: Box, element_bytes: int) -> _Lines:
-        innermost = place.layout.order[-1].axis
+        innermost = place.layout.order[-1].axis if box else None
         line = ALIGNMENT // element_bytes
         steps = tuple(line if d == innermost else 1 for d in range(len(box)))
         counts = tuple(-(-int(part.size) // step) for part, step in zip(box, steps, strict=True))

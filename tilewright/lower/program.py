@@ -13,6 +13,7 @@ from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Stora
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView, lower_cpu_kernel, plan_nests
 from tilewright.lower.warming import warming
+from tilewright.schedule.idle import idle_step
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.schedule.propagate import extent_of
@@ -72,6 +73,7 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
                                     t.name in plan.prefetch)),
         tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
         plan.tile, plan.block_threads, _stream_key(plan), tuple(b.shape for b in _warmed(state, plan)),
+        None if scan is None else scan.step.extent,
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
     met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *plan.warms)))
@@ -126,7 +128,9 @@ def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerK
     view = ScanView(step, dict(scan.stacked))
     bindings = []
     for plan in plans:
-        nests = [_at_step(n, scan.axis, step) for n in plan_nests(plan, state.computes)]
+        found = plan_nests(plan, state.computes)
+        _check_idle(plan, found, scan, state.program)
+        nests = [_at_step(n, scan.axis, step) for n in found]
         bindings.append(_bind(state, plan, nests, view, lower))
     temporaries: dict[str, Tensor] = {}
     buffers: list[tuple[str, str]] = []
@@ -146,6 +150,14 @@ def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerK
             arguments = tuple(rename.get(a, a) for a in binding.arguments)
             state.calls.append(Call(binding.kernel.name, arguments, index))
     return temporaries
+
+
+def _check_idle(plan: KernelPlan, nests: list[Nest], scan: Scan, program: Program) -> None:
+    """A plan made for other values of the same shapes may count on zeros that are none here."""
+    for part, nest in zip(plan.nests, nests, strict=True):
+        if part.idle is not None and part.idle != idle_step(nest, scan, program.constants):
+            raise InternalError(f"plan of kernel '{plan.name}': nest '{part.tensor}' has something to sum up at step "
+                                f"{part.idle}; plan the model anew")  # fmt: skip
 
 
 def _at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:

@@ -79,7 +79,13 @@ def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) 
 
 def is_everywhere(nest: Nest, access: Access) -> bool:
     """Whether all that a nest touches lies in memory for other tiles too, and none of it is this kernel's own: tiles
-    may then compute a few results of each other, which are the same."""
+    may then compute a few results of each other, which are the same.
+
+    Two workers store these, perhaps at the same time: a race in which every order gives the same bytes. Neither reads
+    what the other stores: a kernel's results never lie in the memory of what it reads (a tensor is alive to the end of
+    the kernel that reads it last), nothing is added to what is there (sums in passes and steps of a Scan are not taken
+    this way), and vectors are stored whole, not by reading their neighbours. An element is summed up in the same order
+    in whichever block it is. Whoever reads it finds the same before and after the second store."""
     if any(t in access.write for t in nest.reads()):
         return False
     touched = [access.read[t] for t in nest.reads()] + [p for t in nest.stores for p in access.write[t]]

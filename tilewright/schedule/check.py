@@ -20,6 +20,7 @@ def check_plan(plan: Plan, program: Program) -> None:
     for kernel in plan.kernels:
         try:
             _check_kernel(kernel, computes)
+            _check_weights(kernel, program)
         except ValueError as error:
             raise InternalError(f"plan of kernel '{kernel.name}': {error}") from error
         covered.update(nest.tensor for nest in kernel.nests)
@@ -57,6 +58,13 @@ def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:
         raise ValueError("a step cannot bring weights near for itself")
     if kernel.stream is not None and kernel.stream.block < 1:
         raise ValueError(f"a stream in blocks of {kernel.stream.block}")
+
+
+def _check_weights(kernel: KernelPlan, program: Program) -> None:
+    constants = {t.name for t in program.constants}
+    for name in (*kernel.warms, *kernel.keeps):
+        if name not in constants:
+            raise ValueError(f"it brings near or keeps '{name}', which is no weight")
 
 
 def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:

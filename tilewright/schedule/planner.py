@@ -14,6 +14,7 @@ from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.context import NestContext
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.gpu import finish_gpu
+from tilewright.schedule.idle import idle_step
 from tilewright.schedule.memo import Memo
 from tilewright.schedule.nest import Nest, build_nest
 from tilewright.schedule.panels import constant_layouts
@@ -24,7 +25,6 @@ from tilewright.schedule.signature import signature
 from tilewright.schedule.steps import (
     StepKernel,
     asked_early,
-    idle_step,
     is_walked_to_and_fro,
     kept_near,
     read_by_steps,
@@ -197,7 +197,8 @@ def _repeated(
     turned = []
     for plan, group in zip(plans, groups, strict=True):
         walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
-        idle = [idle_step(nest, scan, context) for nest in group.nests]
+        values = context.constants if context.target.kind == "cpu" and isinstance(context.constants, Mapping) else {}
+        idle = [idle_step(nest, scan, values) for nest in group.nests]
         nests = tuple(replace(p, alternate=w, idle=r) for p, w, r in zip(plan.nests, walked, idle, strict=True))
         early = asked_early(group.nests, plan.tile, scan, context)
         turned.append(replace(plan, nests=nests, prefetch=early))

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.compute import Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var
+from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
@@ -164,24 +164,6 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
     room = context.target.levels[1].capacity // _SHARE_OF_L1
     kept = [t for t, size in sizes.items() if size <= room]
     return tuple(t.name for t in sorted(kept, key=lambda t: (t not in carried, t.name)))
-
-
-def idle_step(nest: Nest, scan: Scan, context: NestContext) -> int | None:
-    """The first step, where a sum of products of the state and weights is known to be zero: it begins with zeros."""
-    values = context.constants
-    if context.target.kind != "cpu" or not is_contraction(nest) or not isinstance(values, Mapping):
-        return None
-    if not is_op(nest.elements[0], "mul"):
-        return None
-    begins = zip(scan.carry, scan.initial, strict=True)
-    zero = {carry for carry, initial in begins if initial in values and not np.asarray(values[initial]).any()}
-    for state, other in (nest.elements[0].args, nest.elements[0].args[::-1]):
-        weights = [n.source for n in loads(other)]
-        if isinstance(state, Load) and state.source in zero and all(w in values for w in weights):
-            # zero times infinity is not zero
-            finite = all(np.isfinite(np.asarray(values[w], np.float64)).all() for w in weights)
-            return (extent_of(scan.axis.extent) - 1 if scan.reverse else 0) if finite else None
-    return None
 
 
 def is_walked_to_and_fro(nest: Nest, context: NestContext) -> bool:

@@ -141,7 +141,9 @@ def _candidates(compute: Reduce, program: Program) -> list[_Read]:
         return []
     if len(operands) == 2 and compute.monoid.operator != "add":
         return []
-    if any(static(a.extent) is None for a in (*compute.axes, *compute.reduce_axes)) or not compute.reduce_axes:
+    if not compute.axes or not compute.reduce_axes:  # a sum of everything reads nothing twice
+        return []
+    if any(static(a.extent) is None for a in (*compute.axes, *compute.reduce_axes)):
         return []
     found = []
     for read in operands:

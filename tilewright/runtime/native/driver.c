@@ -310,16 +310,11 @@ static void prepare_buffers(tw_model *m, const char *weights)
     }
 }
 
-static int64_t whole_pages(int64_t bytes)
-{
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
-
 /* Where there is no room for it, the weights stay where they are. */
 static void place_kept_weights(tw_model *m, const char *weights)
 {
     int64_t bytes = 0;
-    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += whole_pages(tw_model_table.kept_weights[i].bytes);
+    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += tw_whole_pages(tw_model_table.kept_weights[i].bytes);
     if (bytes == 0 || !map_pages(&m->kept, bytes)) return;
     char *room = m->kept.start;
     tw_losers losers = {0};
@@ -331,7 +326,7 @@ static void place_kept_weights(tw_model *m, const char *weights)
             int64_t inside = b->space == TW_WEIGHT ? b->value - k->offset : -1;
             if (inside >= 0 && inside < k->bytes) m->buffers[j] = room + inside;
         }
-        room += whole_pages(k->bytes);
+        room += tw_whole_pages(k->bytes);
     }
     tw_release(&losers);
 }
@@ -541,6 +536,21 @@ static int has_form(const char *object, const tw_form *form, int64_t header)
     return 1;
 }
 
+/* Whether no output lies in the memory of an input or of another output. */
+static int are_apart(const char *const *objects, int64_t data_offset)
+{
+    const tw_table *t = &tw_model_table;
+    for (int64_t i = t->inputs; i < t->inputs + t->outputs; i++) {
+        const char *start = object_data(objects[i], data_offset), *end = start + t->output_bytes[i - t->inputs];
+        for (int64_t j = 0; j < i; j++) {
+            const char *other = object_data(objects[j], data_offset);
+            int64_t bytes = j < t->inputs ? t->input_bytes[j] : t->output_bytes[j - t->inputs];
+            if (start < other + bytes && other < end) return 0;
+        }
+    }
+    return 1;
+}
+
 int tw_run_tuple(const tw_caller *caller, const char *tuple)
 {
     intptr_t length;
@@ -550,6 +560,7 @@ int tw_run_tuple(const tw_caller *caller, const char *tuple)
     const char *const *objects = (const char *const *)(tuple + caller->first_item);
     for (int64_t i = 0; i < expected; i++)
         if (!has_form(objects[i], &caller->forms[i], caller->header)) return TW_NOT_READY;
+    if (!are_apart(objects, caller->header)) return TW_NOT_READY;
     return tw_run_objects(caller->model, objects, caller->header);
 }
 

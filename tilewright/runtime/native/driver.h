@@ -65,7 +65,8 @@ TW_API tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns
 /* Maps the weights file itself. NULL also when the file cannot be mapped or has another size. */
 TW_API tw_model *tw_open(const char *weights_path, int threads);
 
-/* Calls from several threads at once are safe: they take turns. Returns TW_OK or TW_NO_THREADS. */
+/* Calls from several threads at once are safe: they take turns. No output may lie in the memory of an input or of
+ * another output. Returns TW_OK or TW_NO_THREADS. */
 TW_API int tw_run(tw_model *model, void *const *inputs, void *const *outputs);
 
 /* As tw_run, with a barrier around every stage; stage_ns receives one duration a stage. */
@@ -103,7 +104,7 @@ typedef struct {
 } tw_caller;
 
 /* As tw_run, on a tuple of the inputs, then the outputs, after a look at each: TW_NOT_READY, and nothing done, where
- * one is missing or has not its form. */
+ * one is missing, has not its form or, being an output, lies in the memory of another. */
 TW_API int tw_run_tuple(const tw_caller *caller, const char *tuple);
 
 TW_API void tw_destroy(tw_model *model);

@@ -12,14 +12,20 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
-#define PAGE 4096
 #define LINE 64
 #define SETS 12
 #define ROUNDS 4
 #define PASSES 3
 /* A set may read so much slower than one without collisions: what the clock shows by chance. */
 #define AS_GOOD 1.015
+
+int64_t tw_whole_pages(int64_t bytes)
+{
+    int64_t page = sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
 
 #if defined(__linux__)
 
@@ -71,6 +77,10 @@ static int choose_pages(char *room, int64_t bytes, tw_losers *losers)
     if (best == room) return 1;
     if (mremap(best, (size_t)bytes, (size_t)bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room) == room) return 1;
     munmap(best, (size_t)bytes);
+#if defined(MAP_FIXED_NOREPLACE)
+    /* If the room has lost its pages on the way, nobody else's may come there: it is given back as a whole. */
+    mmap(room, (size_t)bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+#endif
     return 0;
 }
 
@@ -78,7 +88,7 @@ int tw_place(char *room, const char *weights, int64_t bytes, int64_t parts, tw_l
 {
     memcpy(room, weights, (size_t)bytes);
     int64_t part = bytes / parts;
-    if (part % PAGE || bytes % parts) return 1;
+    if (bytes % parts || part != tw_whole_pages(part)) return 1; /* pages would be shared with the next part */
     for (int64_t at = 0; at < bytes; at += part)
         if (!choose_pages(room + at, part, losers)) return 0;
     return 1;

@@ -1,0 +1,78 @@
+"""Scans that are no recurrent operators: states of any rank, several of them in a model, of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from tests.cpu_stages import error, evaluated, lowered, programs, random_inputs
+
+Shape = tuple[int, ...]
+
+
+def port(name: str, shape: Shape) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+
+
+def step(hidden: int, *, scaled: bool) -> GraphProto:
+    """h = tanh((h · w + x) · scale) and scale = scale · shrink; without a scale where it is not wanted."""
+    state = (1, hidden)
+    nodes = [helper.make_node("MatMul", ["h", "w"], ["product"]), helper.make_node("Add", ["product", "x"], ["sum"])]
+    given, gives = [port("h", state)], [port("h_next", state)]
+    if scaled:
+        nodes += [helper.make_node("Mul", ["sum", "scale"], ["scaled"]),
+                  helper.make_node("Mul", ["scale", "shrink"], ["scale_next"])]  # fmt: skip
+        given, gives = [*given, port("scale", ())], [*gives, port("scale_next", ())]
+    nodes += [helper.make_node("Tanh", ["scaled" if scaled else "sum"], ["h_next"]),
+              helper.make_node("Identity", ["h_next"], ["kept"])]  # fmt: skip
+    return helper.make_graph(nodes, "step", [*given, port("x", state)], [*gives, port("kept", state)])
+
+
+def model_of_scans(hidden: int, lengths: Shape, *, scaled: bool = False) -> ModelProto:
+    """A Scan of each length, with the same weights and a state that begins with zeros."""
+    rng = np.random.default_rng(4)
+    constants = {
+        "w": (rng.standard_normal((hidden, hidden)) / np.sqrt(hidden)).astype(np.float32),
+        "zeros": np.zeros((1, hidden), np.float32),
+        "one": np.array(1, np.float32),
+        "shrink": np.array(0.9, np.float32),
+    }
+    begin = ["zeros", "one"] if scaled else ["zeros"]
+    nodes = []
+    for number, _ in enumerate(lengths):
+        ends = [f"{name}_{number}" for name in begin]
+        nodes.append(helper.make_node("Scan", [*begin, f"x{number}"], [*ends, f"y{number}"],
+                                      body=step(hidden, scaled=scaled), num_scan_inputs=1))  # fmt: skip
+    shapes = [(length, 1, hidden) for length in lengths]
+    given, gives = ([port(f"{name}{i}", s) for i, s in enumerate(shapes)] for name in "xy")
+    graph = helper.make_graph(
+        nodes, "scans", given, gives, [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def check(model: ModelProto, cache: Path, schedule: str = "connected") -> None:
+    program = programs(model)["layout"]
+    made = lowered(program, schedule)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)
+    on_loops, natively = made.on_loops(inputs), made.natively(inputs, cache)
+    for name, value in wanted.items():
+        assert error(on_loops[name], value) < 1e-6
+        assert error(natively[name], value) < 1e-6
+
+
+@pytest.mark.parametrize("hidden", [24, 256])
+def test_a_state_may_be_a_single_number(hidden: int, tmp_path: Path) -> None:
+    """It too is asked for early where several tiles share a step."""
+    check(model_of_scans(hidden, (5,), scaled=True), tmp_path)
+
+
+@pytest.mark.parametrize("lengths", [(1, 5), (5, 1), (3, 3)])
+@pytest.mark.parametrize("schedule", ["none", "connected"])
+def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, tmp_path: Path) -> None:
+    """Of a Scan of one step a kernel may know that it only ever sees the first, and how much it stores."""
+    check(model_of_scans(24, lengths), tmp_path, schedule)
