@@ -26,6 +26,7 @@ _PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
+_ASKED_CYCLES = 0.15  # of one such question for a single element of a dot product, most of them foreseen
 _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
@@ -189,15 +190,35 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     sizes = {a: register.get(names[a], 1) for a in facts.nest.axes}
     outputs = prod(sizes.values())
     chains = max(1, register.get(names[facts.vector], facts.lanes) // facts.lanes) if facts.vector is not None else 1
-    reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
-    steps = facts.reduction / (facts.lanes * chains)
-    cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
     folding = outputs * fold_cycles(facts.lanes, chains) if facts.vector is not None else 0.0
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
-    core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.cycles_a_second
     return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+
+
+def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> float:
+    """All steps of one register tile of dot products: what does not fill the chains goes element by element."""
+    outputs, width = prod(sizes.values()), facts.lanes * chains
+    along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
+    guarded, by_lane = _guarded(facts)
+    reads, asked = 0, 0.0
+    for operand in facts.operands:
+        count = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+        reads += count
+        asked += _ASKED_CYCLES * count if operand.node in guarded else 0.0
+    together = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
+    together += asked * chains * (facts.lanes if by_lane else 1)
+    one = max(outputs / _PIPES, reads / _PIPES, facts.latency) + _STEP_CYCLES + asked
+    return facts.reduction / max(1, along) * (along // width * together + along % width * one)
+
+
+def _guarded(facts: Contraction) -> tuple[set[Load], bool]:
+    """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
+    selects = [n for n in walk(*facts.nest.elements) if is_op(n, "select")]
+    conditions = axes_of(*(n.args[0] for n in selects))
+    return {read for n in selects for read in loads(n.args[1])}, facts.vector in conditions
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
