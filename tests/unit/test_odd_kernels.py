@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,19 @@ def test_a_copy_that_is_predicted_to_pay_is_made(kernel_cost: float) -> None:
     model = alone((1, 17, 33, 47), (5, 17, 3, 3), (1, 5, 33, 47), pads=[1, 1, 1, 1])
     plan = planned(model, replace(NEON, kernel_cost=kernel_cost))
     assert [k.roots for k in plan.kernels] == [("x_staged",), ("y",)]
+
+
+@pytest.mark.parametrize(("batch", "rows", "inner", "columns"), [(11, 31, 1021, 199), (9, 509, 97, 67)])
+def test_a_batch_that_does_not_divide_is_shared_out_evenly(batch: int, rows: int, inner: int, columns: int) -> None:
+    """Another axis is cut as well: of tiles that are nearly whole, every unit gets as many as the others."""
+    steps: list[Step] = [("MatMul", ["a", "b"], "y", {})]
+    shapes = {"a": (batch, rows, inner), "b": (batch, inner, columns)}
+    kernel = planned(model_of(steps, shapes, {"y": (batch, rows, columns)}), NEON).kernels[-1]
+    tile = dict(kernel.tile)
+    parts = []
+    for axis, extent in enumerate((batch, rows, columns)):
+        size = tile.get(f"o{axis}", extent)
+        parts.append([min(size, extent - start) for start in range(0, extent, size)])
+    points = [b * r * c for b, r, c in product(*parts)]
+    first = sum(points[: len(points) // 2])
+    assert max(first, sum(points) - first) < 1.01 * sum(points) / 2
