@@ -38,6 +38,7 @@ _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
 _ROWS_EXPOSED = 0.1  # the same for as many streams as the register tile has rows: the prefetcher follows few
 _DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
+_FAR_STREAM = 0.12  # of the time from main memory that each further row of dot products takes beside the first
 _FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
 
 
@@ -195,7 +196,9 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
     core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.cycles_a_second
-    return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+    near, far = _dot_traffic(facts, sizes, tile, blocks)
+    busy = core + _DOT_STREAMS * near / facts.target.tile_level.bandwidth
+    return np.maximum(busy, far) + _FAR_EXPOSED * np.minimum(busy, far)
 
 
 def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> float:
@@ -227,15 +230,25 @@ def fold_cycles(lanes: int, chains: int = 1) -> float:
     return 0.5 * (chains - 1) + 1.5 * halvings + 0.75 * min(lanes, 4) + 4.0
 
 
-def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:
-    """Bytes into the first cache: an operand that does not fit it comes again with every register tile."""
+def _dot_traffic(
+    facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size
+) -> tuple[Size, Size]:
+    """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
+    seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
+    outer = facts.target.outer or facts.target.tile_level
     moved: Size = 0.0
+    far: Size = 0.0
     for operand in facts.operands:
         all_of_it = _bytes(operand, {**whole, **tile})
+        source = operand.node.source
+        if prod(extent_of(e) for e in source.shape) * source.dtype.bytes > outer.capacity * outer.shared_by // 2:
+            streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+            far = far + all_of_it * (1 + _FAR_STREAM * (streams - 1)) / facts.target.main.bandwidth
+            continue
         each = _bytes(operand, {**whole, **sizes}) * blocks
         moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
-    return moved
+    return moved, far
 
 
 def _cut_extent(facts: Contraction) -> int:
