@@ -38,7 +38,6 @@ _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
 _ROWS_EXPOSED = 0.1  # the same for as many streams as the register tile has rows: the prefetcher follows few
 _DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
-_FAR_STREAM = 0.12  # of the time from main memory that each further row of dot products takes beside the first
 _FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
 
 
@@ -236,19 +235,25 @@ def _dot_traffic(
     """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
     seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
-    outer = facts.target.outer or facts.target.tile_level
     moved: Size = 0.0
     far: Size = 0.0
     for operand in facts.operands:
         all_of_it = _bytes(operand, {**whole, **tile})
-        source = operand.node.source
-        if prod(extent_of(e) for e in source.shape) * source.dtype.bytes > outer.capacity * outer.shared_by // 2:
+        if _by_streams(operand, facts.target):
             streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
-            far = far + all_of_it * (1 + _FAR_STREAM * (streams - 1)) / facts.target.main.bandwidth
+            far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
             continue
         each = _bytes(operand, {**whole, **sizes}) * blocks
         moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
     return moved, far
+
+
+def _by_streams(operand: Operand, target: Target) -> bool:
+    """Whether it matters how many rows of an operand are read side by side: it comes from main memory, being more than
+    half of any cache, and the prefetcher follows few."""
+    outer, source = target.outer or target.tile_level, operand.node.source
+    size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
+    return target.stream_cost > 0.0 and size > outer.capacity * outer.shared_by // 2
 
 
 def _cut_extent(facts: Contraction) -> int:
@@ -268,6 +273,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     runs: Size = 0.0
     rows: Size = 0.0
     again: Size = 0.0
+    streams: Size = 0.0
     turns: Size = 1
     for count in trips:
         turns = turns * count
@@ -278,6 +284,8 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
         seconds = fetched / level.bandwidth
         runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
         again = again + np.maximum(second - whole, 0)
+        if operand.by_row and not operand.is_run and _by_streams(operand, facts.target):
+            streams = streams + whole * (1 + facts.target.stream_cost * (form.rows - 1)) / facts.target.main.bandwidth
     passes = -(-_cut_extent(facts) // form.cut)
     outputs: Size = 4.0
     for axis in facts.nest.axes:
@@ -285,7 +293,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
     far = again / (facts.target.outer or facts.target.main).bandwidth
     stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
-    total = np.maximum(core + stalls, np.maximum(rows, far))
+    total = np.maximum(core + stalls, np.maximum(np.maximum(rows, streams), far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
     return total + _FAR_EXPOSED * np.minimum(core, far)
 

@@ -261,14 +261,15 @@ def _chosen(
         return usual
     order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
     kept = _Way(reader, copy, plain.constants, order)
+    others: tuple[_Way, ...] = ()
     if pays:
         # a single window over an end knows what it may read, and takes the time of a vector: rows must have many of
         # them; lanes of several windows ask each for itself, which is not predicted
         before, after, count = _ends(plain.compute, found)
         alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
         others = (kept, plain) if alone else (kept,)
-    else:
-        others = (kept, turned) if found.conditions and found.read.dtype.bytes > 1 else ()
+    elif found.conditions and found.read.dtype.bytes > 1:
+        others = (kept, turned)
     best, seconds = usual, predict(usual.alone()) if others else 0.0
     for way in others:
         promised = predict(way.alone())
