@@ -167,8 +167,20 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         # the computes of a step have their neighbours beside them
         return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
-    convolution = None if options.convolution == "direct" else alone
-    return convolution, alone if options.contraction == "strassen" else None, recurrence
+    def convolution(program: Program) -> float:
+        # the sum as it stands may copy what the user hands over first; the order of everything else is ours
+        if len(program.computes) > 1 or any(t in program.layouts for t in program.inputs):
+            return alone(program)
+        staged = stage_operands(program, target, _staging_predictor(target, options, memo))
+        if not staged.staged:
+            return alone(program)
+        return min(alone(program), alone(choose_layouts(staged, target)))
+
+    return (
+        None if options.convolution == "direct" else convolution,
+        alone if options.contraction == "strassen" else None,
+        recurrence,
+    )
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:

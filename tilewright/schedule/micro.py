@@ -26,6 +26,7 @@ _PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
+_ASKED_CYCLES = 0.15  # of one such question for a single element of a dot product, most of them foreseen
 _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
@@ -184,15 +185,37 @@ def dot_seconds(facts: Contraction, register: Mapping[str, int], tile: Mapping[A
     sizes = {a: register.get(names[a], 1) for a in facts.nest.axes}
     outputs = prod(sizes.values())
     chains = max(1, register.get(names[facts.vector], facts.lanes) // facts.lanes) if facts.vector is not None else 1
-    reads = sum(prod(n for a, n in sizes.items() if a in axes_of(*o.node.indices)) for o in facts.operands)
-    steps = facts.reduction / (facts.lanes * chains)
-    cycles = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
     folding = outputs * fold_cycles(facts.lanes, chains) if facts.vector is not None else 0.0
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
-    core = blocks * (cycles * steps + folding + _BLOCK_CYCLES) / facts.cycles_a_second
-    return core + _DOT_STREAMS * _dot_traffic(facts, sizes, tile, blocks) / facts.target.tile_level.bandwidth
+    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+    near, far = _dot_traffic(facts, sizes, tile, blocks)
+    busy = core + _DOT_STREAMS * near / facts.target.tile_level.bandwidth
+    return np.maximum(busy, far) + _FAR_EXPOSED * np.minimum(busy, far)
+
+
+def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> float:
+    """All steps of one register tile of dot products: what does not fill the chains goes element by element."""
+    outputs, width = prod(sizes.values()), facts.lanes * chains
+    along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
+    guarded, by_lane = _guarded(facts)
+    reads, asked = 0, 0.0
+    for operand in facts.operands:
+        count = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+        reads += count
+        asked += _ASKED_CYCLES * count if operand.node in guarded else 0.0
+    together = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
+    together += asked * chains * (facts.lanes if by_lane else 1)
+    one = max(outputs / _PIPES, reads / _PIPES, facts.latency) + _STEP_CYCLES + asked
+    return facts.reduction / max(1, along) * (along // width * together + along % width * one)
+
+
+def _guarded(facts: Contraction) -> tuple[set[Load], bool]:
+    """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
+    selects = [n for n in walk(*facts.nest.elements) if is_op(n, "select")]
+    conditions = axes_of(*(n.args[0] for n in selects))
+    return {read for n in selects for read in loads(n.args[1])}, facts.vector in conditions
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
@@ -201,15 +224,31 @@ def fold_cycles(lanes: int, chains: int = 1) -> float:
     return 0.5 * (chains - 1) + 1.5 * halvings + 0.75 * min(lanes, 4) + 4.0
 
 
-def _dot_traffic(facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size) -> Size:
-    """Bytes into the first cache: an operand that does not fit it comes again with every register tile."""
+def _dot_traffic(
+    facts: Contraction, sizes: Mapping[Axis, int], tile: Mapping[Axis, Size], blocks: Size
+) -> tuple[Size, Size]:
+    """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
+    seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
     moved: Size = 0.0
+    far: Size = 0.0
     for operand in facts.operands:
         all_of_it = _bytes(operand, {**whole, **tile})
+        if _by_streams(operand, facts.target):
+            streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+            far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
+            continue
         each = _bytes(operand, {**whole, **sizes}) * blocks
         moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
-    return moved
+    return moved, far
+
+
+def _by_streams(operand: Operand, target: Target) -> bool:
+    """Whether it matters how many rows of an operand are read side by side: it comes from main memory, being more than
+    half of any cache, and the prefetcher follows few."""
+    outer, source = target.outer or target.tile_level, operand.node.source
+    size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
+    return target.stream_cost > 0.0 and size > outer.capacity * outer.shared_by // 2
 
 
 def _cut_extent(facts: Contraction) -> int:
@@ -229,6 +268,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     runs: Size = 0.0
     rows: Size = 0.0
     again: Size = 0.0
+    streams: Size = 0.0
     turns: Size = 1
     for count in trips:
         turns = turns * count
@@ -239,6 +279,8 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
         seconds = fetched / level.bandwidth
         runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
         again = again + np.maximum(second - whole, 0)
+        if operand.by_row and not operand.is_run and _by_streams(operand, facts.target):
+            streams = streams + whole * (1 + facts.target.stream_cost * (form.rows - 1)) / facts.target.main.bandwidth
     passes = -(-_cut_extent(facts) // form.cut)
     outputs: Size = 4.0
     for axis in facts.nest.axes:
@@ -246,7 +288,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
     far = again / (facts.target.outer or facts.target.main).bandwidth
     stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
-    total = np.maximum(core + stalls, np.maximum(rows, far))
+    total = np.maximum(core + stalls, np.maximum(np.maximum(rows, streams), far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
     return total + _FAR_EXPOSED * np.minimum(core, far)
 

@@ -51,6 +51,9 @@ _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another u
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _ENOUGH_TILES = 8  # along other axes
+_OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
+_NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
+_EVENED = 0.8  # of what they are less than whole that is gained
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -135,7 +138,8 @@ def predict(
     per_tile = np.maximum(compute, far + near) + exposed + starting
     waves = -(-tiles // target.units)
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
-    seconds = waves * per_tile + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
+    seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     seconds = seconds + _fetched_by_steps(root, context, sizes)
@@ -143,6 +147,24 @@ def predict(
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
     return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
+
+
+def _evened(root: Nest, plan: NestPlan, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
+    """Of a unit's time with whole tiles alone what it takes with the last ones of an axis, which are less than whole:
+    where they come often enough, every unit has as many of them as the others."""
+    register, names = dict(plan.register), root.axis_names()
+    share: Size = 1.0
+    period: Size = 1  # tiles from one last tile along an axis to the next, outer axes counting slower
+    for axis in reversed(root.axes):
+        extent, size = max(1, extent_of(axis.extent)), sizes[axis]
+        count = -(-extent // size)
+        period = period * count
+        block = register.get(names[axis], 1)
+        last = np.minimum(size, -(-(extent - (count - 1) * size) // block) * block)
+        spread = (tiles >= _OFTEN * units * period) & (last >= _NEARLY_WHOLE * size)
+        missing = (size - last) / (count * size)
+        share = share * np.where(spread, 1.0 - _EVENED * missing, 1.0)
+    return share
 
 
 def _least_seconds(

@@ -33,7 +33,7 @@ from tilewright.target import Target
 
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
-_DOT_WORTH = 1.15  # lanes that fold at the end must promise so much more
+_DOT_WORTH = 1.05  # lanes that fold at the end must promise so much more
 _LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
 _FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
 _TURNED_STORE = 0.25  # of a lane that is turned with its neighbours first

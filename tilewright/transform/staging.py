@@ -120,13 +120,16 @@ def stage_operands(
     for compute in program.computes:
         if isinstance(compute, Reduce):
             for found in _candidates(compute, program):
-                made = _copy(compute, found, program, target, taken, always)
+                made = _copy(compute, found, taken)
                 if made is None:
                     continue
+                plain = _Way(compute, None, constants, layouts)
+                pays = always or _pays(compute, found, made[0].axes, program, target)
                 lanes = target.lanes(found.read.dtype.bytes)
-                way = _chosen(*made, _Way(compute, None, constants, layouts), found, program, lanes, predict)
+                way = _chosen(*made, plain, found, program, lanes, predict, pays)
                 compute, constants, layouts = way.compute, way.constants, way.layouts
                 if way.copy is not None:
+                    taken.add(way.copy.output.name)
                     computes.append(way.copy)
                     staged.append(way.copy.output)
         computes.append(compute)
@@ -171,14 +174,12 @@ def _unwidened(node: Expr) -> Expr:
     return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
 
 
-def _copy(
-    compute: Reduce, found: _Read, program: Program, target: Target, taken: set[str], always: bool
-) -> tuple[Map, Reduce] | None:
-    """The copy and the contraction that reads it; None where it does not pay or cannot be written."""
+def _copy(compute: Reduce, found: _Read, taken: set[str]) -> tuple[Map, Reduce] | None:
+    """The copy and the contraction that reads it; None where it cannot be written."""
     dimensions = [_dimension(d, found, compute) for d in range(found.read.source.rank)]
     conditions = [_moved(c, found.read, dimensions) for c in found.conditions]
     known = [c for c in conditions if c is not None]
-    if len(known) < len(conditions) or not (always or _pays(compute, found, dimensions, program, target)):
+    if len(known) < len(conditions):
         return None
     source = found.read.source
     value: Expr = load(source, [d.place for d in dimensions])
@@ -190,7 +191,6 @@ def _copy(
     name = f"{source.name}_staged"
     while name in taken:
         name += "_"
-    taken.add(name)
     output = Tensor(name, tuple(d.axis.extent for d in dimensions), source.dtype)
     copy = Map(output, tuple(d.axis for d in dimensions), value, compute.origin)
     moved = {found.node: cast(load(output, [d.index for d in dimensions]), found.node.dtype)}
@@ -251,22 +251,29 @@ def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
 
 
 def _chosen(
-    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, lanes: int, predict: Predict | None
-) -> _Way:
-    """The copy turned for sums over channels; or as the input lies, or no copy at all, where that is predicted to be
-    much faster."""
+    copy: Map, reader: Reduce, plain: _Way, found: _Read, program: Program, lanes: int, predict: Predict | None,
+    pays: bool,
+) -> _Way:  # fmt: skip
+    """The copy turned for sums over channels, where it `pays` by the rule; the copy as the input lies, or no copy at
+    all, where that is predicted to be much faster. Where it does not pay by the rule, a prediction may still say so."""
     constants, layouts = dict(plain.constants), dict(plain.layouts)
     turned = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
+    usual = turned if pays else plain
     if predict is None or not _may_keep_order(copy, reader, program):
-        return turned
+        return usual
     order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
     kept = _Way(reader, copy, plain.constants, order)
-    # a single window over an end knows what it may read, and takes the time of a vector: rows must have many of them;
-    # lanes of several windows ask each for itself, which is not predicted
-    before, after, count = _ends(plain.compute, found)
-    alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
-    best, seconds = turned, predict(turned.alone())
-    for way in (kept, plain) if alone else (kept,):
+    others: tuple[_Way, ...] = ()
+    if pays:
+        # a single window over an end knows what it may read, and takes the time of a vector: rows must have many of
+        # them; lanes of several windows ask each for itself, which is not predicted
+        before, after, count = _ends(plain.compute, found)
+        alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
+        others = (kept, plain) if alone else (kept,)
+    elif found.conditions and found.read.dtype.bytes > 1:
+        others = (kept, turned)
+    best, seconds = usual, predict(usual.alone()) if others else 0.0
+    for way in others:
         promised = predict(way.alone())
         if promised < _ORDER_GAIN * seconds:
             best, seconds = way, promised
@@ -316,7 +323,7 @@ def _merged_window(
 # --- what it costs and what it saves
 
 
-def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], program: Program, target: Target) -> bool:
+def _pays(compute: Reduce, found: _Read, axes: Sequence[Axis], program: Program, target: Target) -> bool:
     """Cycles with the copy against cycles without, on one core."""
     if found.read.dtype.bytes == 1:
         return _few_bytes(compute, found.read, program)
@@ -325,7 +332,7 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     ideal = steps / (lanes * _PIPES)
     kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
     if len(loads(*compute.elements)) == 1:
-        copying = prod(fixed(d.axis.extent) for d in dimensions) * _RUN_CYCLES
+        copying = prod(fixed(a.extent) for a in axes) * _RUN_CYCLES
         share = _hanging_over(compute, found) if found.read.source in program.inputs else 0.0
         return copying + kernel < _LEAST_GAIN * share * steps * _CHECKED
     if not any(n.source in program.constants for n in loads(*compute.elements)):
@@ -336,7 +343,7 @@ def _pays(compute: Reduce, found: _Read, dimensions: Sequence[_Dimension], progr
     by_channel = found.read.source not in program.inputs and is_depthwise(compute, program)
     along_rows = not by_channel and runs_along_rows(compute, found.read, outputs_of_a_read(compute, program), target)
     moves = not along_rows and _changes_order(compute, found.read, program)
-    copied = prod(fixed(d.axis.extent) for d in dimensions)
+    copied = prod(fixed(a.extent) for a in axes)
     copying = copied * (_COPY_CYCLES if moves else _RUN_CYCLES)
     inside, slow = _borders(compute, found)
     now = ideal * inside * (1.0 + (_SLOW - 1.0) * slow)
