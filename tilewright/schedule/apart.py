@@ -12,7 +12,7 @@ side by side they stay.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd, prod
+from math import prod
 
 from tilewright.ir.compute import Compute, Map, Reduce
 from tilewright.ir.expr import Load, axes_of, loads, substitute, var
@@ -76,10 +76,8 @@ def _is_crowded(compute: Reduce, lies: Load, context: NestContext) -> bool:
     if stride(lies, compute.axes[-1], context) != 1:
         return False
     step = abs(stride(lies, along, context) or 0) * lies.dtype.bytes
-    near, ways = context.target.levels[1], context.target.near_ways
-    way = near.capacity // ways
-    places = way // max(gcd(step, way), near.transaction)
-    return step >= 2 * near.transaction and extent_of(along.extent) > places * max(1, ways * 3 // 4)
+    far = step >= 2 * context.target.levels[1].transaction
+    return far and extent_of(along.extent) > context.target.lines_held(step)
 
 
 def _where_it_lies(read: Load, views: Mapping[Tensor, Map]) -> Load:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 
@@ -297,10 +297,7 @@ def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:
     """Whether the rows of a register tile fall on too few sets of the first cache."""
     if operand.is_run or not operand.by_row or not operand.row_bytes:
         return False
-    ways = facts.target.near_ways
-    way = facts.target.levels[1].capacity // ways
-    sets = way // gcd(operand.row_bytes, way)  # rows that do not meet
-    return -(-np.asarray(rows) // sets) > max(1, ways * 3 // 4)
+    return np.asarray(rows) > facts.target.lines_held(operand.row_bytes)
 
 
 def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:

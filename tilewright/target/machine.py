@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from math import gcd
 from typing import Any
 
 CONSTANTS = "constants"
@@ -83,6 +84,13 @@ class Target:
     def near_ways(self) -> int:
         """Ways of the first cache: on x86 a way is a page, on Arm four ways are usual."""
         return max(1, self.levels[1].capacity // 4096) if self.architecture == "x86_64" else 4
+
+    def lines_held(self, step: int) -> int:
+        """Lines so many bytes apart that the first cache holds beside what else is read: they fall on some of its
+        sets alone."""
+        near = self.levels[1]
+        way = near.capacity // self.near_ways
+        return way // max(gcd(step, way), near.transaction) * max(1, self.near_ways * 3 // 4)
 
     @property
     def stream_cost(self) -> float:
