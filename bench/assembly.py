@@ -26,7 +26,7 @@ from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, ToolchainError, default_flags, find_compiler
 from tilewright.target import Target, machine
 
-EXAMPLES = Path(tilewright.target.__file__).with_name("examples")
+MACHINES = Path(tilewright.target.__file__).with_name("machines")
 COMPILER = "x86_64-linux-gnu-gcc"
 ANALYSERS = ("llvm-mca", *(f"llvm-mca-{version}" for version in range(21, 13, -1)))
 PIPES = 2
@@ -164,7 +164,7 @@ def find_analyser() -> str:
 
 def described(name: str, vector_bytes: int | None) -> Target:
     """An example's name or a file; with another vector width, the machine that would have it."""
-    target = machine(name if name.endswith(".json") else str(EXAMPLES / f"{name}.json"))
+    target = machine(name if name.endswith(".json") else str(MACHINES / f"{name}.json"))
     if vector_bytes is None or vector_bytes == target.vector_bytes:
         return target
     factor = vector_bytes / target.vector_bytes

@@ -52,7 +52,7 @@ class Case:
 
 def targets() -> dict[str, tuple[Target, str]]:
     """The example description of a server, whole and with less and less in it; and a desktop with AVX2 alone."""
-    server = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"))
+    server = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
     plain = ("avx2", "fma", "avx512f")
 
     def only(*more: str) -> Target:

@@ -17,7 +17,7 @@ from tilewright.options import Options
 from tilewright.schedule.plan import Plan
 from tilewright.target import MemoryLevel, Target, machine
 
-X86 = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"))
+X86 = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
 AVX2 = replace(X86, name="avx2", vector_bytes=32, vector_registers=16, fma_rate=3.75e10, features=("avx2", "fma"),
                rates=(("fma_float32", 3.75e10),))  # fmt: skip
 NEON = Target(

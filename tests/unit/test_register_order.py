@@ -21,7 +21,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.schedule.variants import variants_of
 from tilewright.target import Target, machine
 
-AVX512 = machine(str(Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"))
+AVX512 = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
 
 
 def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int = 128) -> Kernel:

@@ -77,7 +77,7 @@ def _longest(found: Lowered) -> int:
 
 
 def planned_for_x86(size: int, channels: tuple[int, int]) -> NestPlan:
-    description = Path(tilewright.target.__file__).parent / "examples" / "sapphire_rapids.json"
+    description = Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"
     program = programs(convolution((1, channels[0], size, size), (channels[1], channels[0], 1, 1)))["fold"]
     nest = build_nest(program.computes[-1], [], {})
     context = NestContext(machine(str(description)), lambda t: Layout.natural(t.rank), program.constants)

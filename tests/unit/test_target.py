@@ -17,7 +17,7 @@ from tilewright.errors import OptionError, ToolError
 from tilewright.options import Options
 from tilewright.target import from_json, machine, read_target, system, this_cpu
 
-EXAMPLE = Path(tilewright.__file__).with_name("target") / "examples" / "sapphire_rapids.json"
+EXAMPLE = Path(tilewright.__file__).with_name("target") / "machines" / "sapphire_rapids.json"
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda-emulated", str(EXAMPLE)])

@@ -19,7 +19,7 @@ from tilewright.runtime.toolchain import Compiler, Machine, default_flags
 from tilewright.schedule.plan import NestPlan
 from tilewright.target import Target, machine
 
-EXAMPLE = Path(tilewright.target.__file__).with_name("examples") / "sapphire_rapids.json"
+EXAMPLE = Path(tilewright.target.__file__).with_name("machines") / "sapphire_rapids.json"
 WIDE = machine(str(EXAMPLE))
 TEXT = """\
 k0:

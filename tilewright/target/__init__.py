@@ -1,7 +1,16 @@
 """Machine descriptions as frozen data, and the probes that read them off this machine."""
 
 from tilewright.target.by_hand import from_json, read_target
-from tilewright.target.describe import machine, this_cpu, why_not_here
+from tilewright.target.describe import machine, stored_machines, this_cpu, why_not_here
 from tilewright.target.machine import MemoryLevel, Target
 
-__all__ = ["MemoryLevel", "Target", "from_json", "machine", "read_target", "this_cpu", "why_not_here"]
+__all__ = [
+    "MemoryLevel",
+    "Target",
+    "from_json",
+    "machine",
+    "read_target",
+    "stored_machines",
+    "this_cpu",
+    "why_not_here",
+]

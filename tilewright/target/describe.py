@@ -14,6 +14,7 @@ _FEATURES = (
     "avx2", "fma", "avx512f", "avx512bw", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
+_STORED = Path(__file__).with_name("machines")
 _CLOCK = 2.5e9  # a common sustained clock
 # By instruction: the feature that gives it, and how many times the float32 multiply-adds it usually does.
 _INSTRUCTIONS = {
@@ -33,7 +34,7 @@ def machine(
     compiler: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Target:
-    """The target of that name, or the one that a .json file describes.
+    """The target of that name: this CPU, a GPU, a description that comes with Tilewright, or one in a .json file.
 
     With a `cache_dir` this CPU is as measured: once, by a program that the C compiler makes, and kept there. Without,
     it is as its features usually are, which needs nothing and is the same on all machines of a kind.
@@ -50,7 +51,15 @@ def machine(
         return measured(usual, cache_dir, compiler, tell=tell)
     if name in ("cuda", "cuda-emulated"):
         return _hopper(name)
-    raise OptionError(f"unknown target '{name}': choose cpu, cuda, cuda-emulated or a {SUFFIX} file")
+    if name in stored_machines():
+        return read_target(_STORED / f"{name}{SUFFIX}")
+    known = ", ".join(("cpu", "cuda", "cuda-emulated", *stored_machines()))
+    raise OptionError(f"unknown target '{name}': choose one of {known}, or a {SUFFIX} file")
+
+
+def stored_machines() -> tuple[str, ...]:
+    """Names of the descriptions that come with Tilewright, to plan for a machine that is not at hand."""
+    return tuple(sorted(path.stem for path in _STORED.glob(f"*{SUFFIX}")))
 
 
 def this_cpu() -> Target:
