@@ -169,6 +169,7 @@ class Model:
         self._types = tuple(port.dtype for port in self._outputs)
         self._runner = artifact.runner
         self._quick = self._quick_caller(artifact.runner)
+        self._device_call, self._device_fill = self._device_callers(artifact.runner)
 
     @property
     def artifact(self) -> Artifact:
@@ -197,8 +198,15 @@ class Model:
     def __call__(self, /, *args: Any, **named: Any) -> list[Array]:
         """Run the model on arrays given in order, by name, or as one dict; the outputs come in order.
 
-        An array is a NumPy array, or anything with DLPack or `__array__`, of exactly the input's type and shape.
+        An array is a NumPy array, or anything with DLPack or `__array__`, of exactly the input's type and shape. On a
+        GPU, arrays that lie there already are read where they are, on their library's current stream, and the outputs
+        are arrays of the same library.
         """
+        if self._device_call is not None:
+            bound = self._in_order(args, named) if named else args
+            results = self._device_call(bound) if len(bound) == len(self._names) else None
+            if results is not None:
+                return results
         outputs = self._quickly(self._in_order(args, named) if named else args)
         if outputs is not None:
             return outputs
@@ -208,16 +216,22 @@ class Model:
             return self._run(self._bind(args, named))  # perhaps the dict of a model with one input
         return self._run(args)
 
-    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Array]) -> None:
+    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on arrays in order and fill arrays of the caller, for loops that want no allocation.
 
-        An output needs memory of its own: a state that goes in and comes out takes two arrays, used in turn.
+        An output needs memory of its own: a state that goes in and comes out takes two arrays, used in turn. Where the
+        outputs lie on a GPU the run is only started, on `stream` (a stream of cuda-core, torch or CuPy, or a handle)
+        or on their library's current one.
         """
         if len(inputs) != len(self._inputs) or len(outputs) != len(self._outputs):
             takes = f"{count_inputs(self._names)} and {len(self._outputs)} outputs"
             raise InputError(f"the model takes {takes}, but {len(inputs)} and {len(outputs)} were given")
         if self._quick is not None and self._quick((*inputs, *outputs)):
             return
+        if self._device_fill is not None and self._device_fill(inputs, outputs, stream):
+            return
+        if stream is not None:
+            raise InputError("a stream is for outputs that lie on a GPU")
         for array, port in zip(outputs, self._outputs, strict=True):
             check_output(array, port)
         ready = self._ready(inputs)
@@ -226,7 +240,10 @@ class Model:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model on arrays by name; the outputs come by name too."""
-        results = self._quickly(self._in_order((), inputs)) if type(inputs) is dict else None
+        bound = self._in_order((), inputs) if type(inputs) is dict else ()
+        results = self._device_call(bound) if self._device_call is not None and bound else None
+        if results is None:
+            results = self._quickly(bound) if type(inputs) is dict else None
         if results is None:
             results = self._run(self._bind((inputs,), {}))
         return dict(zip(self._output_names, results, strict=True))
@@ -274,6 +291,20 @@ class Model:
         if not isinstance(runner, CpuModel):
             return None
         return runner.quick_caller([(port.shape, port.dtype) for port in (*self._inputs, *self._outputs)])
+
+    def _device_callers(self, runner: Any) -> tuple[Any, Any]:
+        """The runner's ways to take arrays that lie on a GPU, where it has them."""
+        if not hasattr(runner, "device_caller"):
+            return None, None
+        from tilewright.runtime.device_arrays import expected
+
+        inputs = [expected(f"input {port.name!r}", port.dtype, port.shape) for port in self._inputs]
+        outputs = [expected(f"output {port.name!r}", port.dtype, port.shape) for port in self._outputs]
+
+        def to_host(value: Any, place: int) -> Array:
+            return convert(value, *self._expected[place])
+
+        return runner.device_caller(inputs, outputs, to_host), runner.device_filler(inputs, outputs, to_host)
 
     def _quickly(self, values: tuple[Any, ...]) -> list[Array] | None:
         """The outputs; None where the values are not, as they are, what the kernels read."""

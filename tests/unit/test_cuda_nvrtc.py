@@ -10,10 +10,9 @@ import pytest
 from tests.gpu_kernels import all_cases
 from tests.gpu_launch import source_of
 from tilewright.runtime.cache import Cache
-from tilewright.runtime.nvrtc import NvrtcError, cached_cubin, compile_to_cubin, compile_to_ptx, is_available
+from tilewright.runtime.nvrtc import NvrtcError, cached_cubin, compile_to_cubin, compile_to_ptx, exact_architecture
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="nvidia-cuda-nvrtc is not installed")
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90a")
 
 EVERYTHING = """#include "tilewright.cuh"
 extern "C" __global__ void everything(const float* x_data, float* y_data, tw::half* h_data, tw::bfloat16* b_data,
@@ -105,13 +104,13 @@ def instructions(ptx: str) -> list[str]:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_wrapper_compiles(arch: str) -> None:
-    assert compile_to_cubin(EVERYTHING, arch)[:4] == b"\x7fELF"
+    assert compile_to_cubin(EVERYTHING, arch).code[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_generated_kernels_compile(arch: str) -> None:
     for case in all_cases():
-        assert compile_to_cubin(source_of(case.kernel), arch)[:4] == b"\x7fELF"
+        assert compile_to_cubin(source_of(case.kernel), arch).code[:4] == b"\x7fELF"
 
 
 def test_views_cost_nothing() -> None:
@@ -133,5 +132,34 @@ def test_a_bad_source_is_one_clear_error() -> None:
 def test_the_cache_keeps_cubins(tmp_path: Path) -> None:
     source = 'extern "C" __global__ void k(float* y) { *y = 1.0f; }'
     first = cached_cubin(source, "sm_90", Cache(tmp_path))
-    assert Cache(tmp_path).stats().entries == 1
+    assert Cache(tmp_path).stats().entries == 2 and set(first.resources) == {"k"}
     assert cached_cubin(source, "sm_90", Cache(tmp_path)) == first
+
+
+SPILLS = """extern "C" __global__ void __launch_bounds__(1024) crowded(float* y) {
+  float v[96];
+  for (int i = 0; i < 96; ++i) v[i] = y[i * 1024 + threadIdx.x];
+  for (int k = 0; k < 9; ++k) {
+    #pragma unroll
+    for (int i = 0; i < 96; ++i) v[i] = v[i] * v[(i * 7 + 3) % 96] + v[(i * 5 + 1) % 96];
+  }
+  for (int i = 0; i < 96; ++i) y[i * 1024 + threadIdx.x] = v[i];
+}
+extern "C" __global__ void shares(float* y) {
+  __shared__ float s[64];
+  s[threadIdx.x] = y[threadIdx.x];
+  __syncthreads();
+  y[threadIdx.x] = s[63 - threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_assembler_says_what_a_kernel_takes(arch: str) -> None:
+    found = compile_to_cubin(SPILLS, arch).resources
+    assert set(found) == {"crowded", "shares"}
+    assert found["crowded"].registers <= 64 and found["crowded"].spill_bytes > 0  # a thread of 1024 has 64
+    assert found["shares"].shared_bytes == 256 and found["shares"].spill_bytes == found["shares"].stack_bytes == 0
+
+
+def test_hopper_is_compiled_for_itself() -> None:
+    assert [exact_architecture(n) for n in (80, 86, 89, 90, 100)] == ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a"]

@@ -1,135 +1,252 @@
-"""Runs a GPU model on a real device through cuda-core: one stream, the launches in order."""
+"""A model on a real GPU: weights stay there, and a run is one launch of a CUDA graph on the caller's stream."""
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ToolError
 from tilewright.runtime.cache import Cache
-from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, check_arrays
-from tilewright.runtime.nvrtc import cached_cubin
+from tilewright.runtime.cuda_device import (
+    CudaDevice,
+    CudaError,
+    DeviceMemory,
+    capability,
+    check,
+    current,
+    devices,
+    open_device,
+    require_memory,
+)
+from tilewright.runtime.cuda_graph import LaunchGraph, Pointers
+from tilewright.runtime.device_arrays import (
+    Expected,
+    Libraries,
+    Library,
+    check_disjoint,
+    checked,
+    stream_handle,
+)
+from tilewright.runtime.gpu_model import GpuModelImage, check_arrays
+from tilewright.runtime.nvrtc import Resources, cached_cubin, exact_architecture
+
+__all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
 
 _FREE_SHARED_BYTES = 48 << 10  # beyond this a kernel must ask for its dynamic shared memory
-_HOW_TO_GET_IT = "pip install 'cuda-core[cu13]' nvidia-cuda-nvrtc"
+_MOST_LANES = 8  # streams that keep an arena and a graph of their own
+ToHost = Callable[[Any, int], "np.ndarray[Any, Any]"]
 
 
-class CudaError(ToolError):
-    """No usable GPU, or it refused something."""
+class _Lane:
+    """What runs on one stream share: they follow each other there, so that one arena and one graph serve them all."""
 
+    def __init__(self, image: GpuModelImage, kernels: dict[str, Any], weights: int, context: Any) -> None:
+        self.lock = threading.Lock()
+        self.is_closed = False
+        self._image = image
+        self._context = context
+        self._arena = DeviceMemory(image.arena_bytes, context)
+        self._ports: list[DeviceMemory | None] = [None] * (len(image.input_bytes) + len(image.output_bytes))
+        self.graph = LaunchGraph(image, kernels, weights, self._arena.pointer)
 
-@dataclass(frozen=True)
-class CudaDevice:
-    """What is known of a GPU in this machine."""
+    def port(self, place: int) -> int:
+        """Memory for an input or output that the caller has on the host."""
+        found = self._ports[place]
+        if found is None:
+            sizes = (*self._image.input_bytes, *self._image.output_bytes)
+            found = self._ports[place] = DeviceMemory(sizes[place], self._context)
+        return found.pointer
 
-    index: int
-    name: str
-    arch: str  # "sm_90"
-    multiprocessors: int
-    shared_bytes: int  # the most a block may have
-    l2_bytes: int
+    def __enter__(self) -> _Lane:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
 
-def devices() -> tuple[CudaDevice, ...]:
-    """The GPUs that can be used; none where the packages or the driver are missing."""
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        return ()
-    from cuda.core import Device
-
-    try:
-        found = Device.get_all_devices()
-    except RuntimeError:  # no driver library, or a driver without a device
-        return ()
-    return tuple(_describe(index, device) for index, device in enumerate(found))
-
-
-def _describe(index: int, device: Any) -> CudaDevice:
-    properties = device.properties
-    return CudaDevice(
-        index=index,
-        name=device.name,
-        arch=f"sm_{device.arch}",
-        multiprocessors=properties.multiprocessor_count,
-        shared_bytes=properties.max_shared_memory_per_block_optin,
-        l2_bytes=properties.l2_cache_size,
-    )
-
-
-@dataclass(frozen=True)
-class _Launch:
-    config: Any
-    kernel: Any
-    arguments: list[Any]
+    def close(self) -> None:
+        self.is_closed = True
+        self.graph.close()
+        self._arena.close()
+        for memory in self._ports:
+            if memory is not None:
+                memory.close()
 
 
 class CudaModel:
-    """A model on a GPU: weights and arena stay there, inputs and outputs are copied at each run."""
+    """Calls from several threads are safe. On one stream they take turns; on streams of their own they run at once,
+    each with an arena of its own."""
 
     def __init__(self, image: GpuModelImage, cache: Cache, device: int = 0, jobs: int = 2) -> None:
+        self._device = open_device(device)
+        from cuda.bindings import driver
+
+        self._driver = driver
         self._image = image
         self._lock = threading.Lock()
-        self._device = _open_device(device)
-        self._stream = self._device.create_stream()
+        self._index = device
+        (self._context,) = check(driver.cuCtxGetCurrent())
+        self.resources: dict[str, Resources] = {}
         self._kernels = self._load_kernels(cache, jobs)
-        self._weights = self._allocate(memoryview(image.weights).nbytes)
-        self._arena = self._allocate(image.arena_bytes)
-        self._inputs = [self._allocate(size) for size in image.input_bytes]
-        self._outputs = [self._allocate(size) for size in image.output_bytes]
-        self._launches = [self._prepare(call) for call in image.calls]
-        self._upload(self._weights, np.frombuffer(image.weights, np.uint8))
+        weight_bytes = memoryview(image.weights).nbytes
+        ports = sum(image.input_bytes) + sum(image.output_bytes)
+        require_memory(weight_bytes + image.arena_bytes + ports, "the model")
+        self._weights = DeviceMemory(weight_bytes, self._context)
+        self._stream = self._device.create_stream()
+        self._lanes: dict[int, _Lane] = {}  # by stream, the oldest first
+        self._libraries = Libraries(device, self._context)
+        stream = int(self._stream.handle)
+        self._upload(self._weights.pointer, np.frombuffer(image.weights, np.uint8), stream)
         self._stream.sync()
 
+    # ---- arrays on the host
+
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Calls from several threads take turns."""
-        self._execute(inputs, outputs, timed=False)
+        """Copies there and back around a launch; calls from several threads take turns."""
+        check_arrays(self._image, inputs, outputs)
+        stream = int(self._stream.handle)
+        with current(self._context), self._lane(stream) as lane:
+            pointers = self._stage(lane, inputs, stream)
+            lane.graph.launch(stream, pointers)
+            self._fetch(pointers[len(inputs) :], outputs, stream)
 
     def profile(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[int]:
-        """Nanoseconds of each launch on the device."""
-        return self._execute(inputs, outputs, timed=True)
-
-    def _execute(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], timed: bool) -> list[int]:
-        from cuda.core import EventOptions, launch
+        """Nanoseconds of each launch on the device, one after the other with an event between them."""
+        from cuda.core import EventOptions, LaunchConfig, launch
 
         check_arrays(self._image, inputs, outputs)
         options = EventOptions(timing_enabled=True)
-        with self._lock:
-            self._device.set_current()
-            kept = [np.ascontiguousarray(a) for a in inputs]  # alive until the copies are done
-            for buffer, array in zip(self._inputs, kept, strict=True):
-                self._upload(buffer, array)
-            events = [self._stream.record(options=options)] if timed else []
-            for prepared in self._launches:
-                if prepared is not None:
-                    launch(self._stream, prepared.config, prepared.kernel, *prepared.arguments)
-                if timed:
-                    events.append(self._stream.record(options=options))
-            results = [np.empty(a.nbytes, np.uint8) for a in outputs]
-            for buffer, result in zip(self._outputs, results, strict=True):
-                self._download(buffer, result)
-            self._stream.sync()
-        for output, result in zip(outputs, results, strict=True):
-            np.copyto(output, result.view(output.dtype).reshape(output.shape))
+        stream = int(self._stream.handle)
+        with current(self._context), self._lane(stream) as lane:
+            pointers = self._stage(lane, inputs, stream)
+            events = [self._stream.record(options=options)]
+            for call, arguments in lane.graph.arguments(pointers):
+                kernel = self._image.kernel(call.kernel)
+                if 0 not in call.grid:
+                    config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes)
+                    launch(self._stream, config, self._kernels[call.kernel], *arguments)
+                events.append(self._stream.record(options=options))
+            self._fetch(pointers[len(inputs) :], outputs, stream)
         # an event difference is in milliseconds
         return [round((after - before) * 1e6) for before, after in pairwise(events)]
 
+    # ---- arrays on the device
+
+    def device_caller(
+        self, inputs: Sequence[Expected], outputs: Sequence[Expected], to_host: ToHost
+    ) -> Callable[[Sequence[Any]], list[Any] | None]:
+        """A call on arrays of which some lie on the GPU, to results there; None where all lie on the host."""
+
+        def call(values: Sequence[Any]) -> list[Any] | None:
+            library = self._library(values)
+            if library is None:
+                return None
+            results = [library.empty(port) for port in outputs]
+            self._run_there(library, inputs, outputs, values, results, to_host, None)
+            return library.handed_over(results)
+
+        return call
+
+    def device_filler(
+        self, inputs: Sequence[Expected], outputs: Sequence[Expected], to_host: ToHost
+    ) -> Callable[[Sequence[Any], Sequence[Any], Any], bool]:
+        """As `device_caller`, into arrays of the caller's on the GPU; False where those lie on the host."""
+
+        def fill(values: Sequence[Any], results: Sequence[Any], stream: Any) -> bool:
+            library = self._library(results)
+            if library is None:
+                return False
+            self._run_there(library, inputs, outputs, values, results, to_host, stream)
+            return True
+
+        return fill
+
+    def _library(self, values: Sequence[Any]) -> Library | None:
+        for value in values:
+            library = self._libraries.of(value)
+            if library is not None:
+                return library
+        return None
+
+    def _run_there(
+        self, library: Library, inputs: Sequence[Expected], outputs: Sequence[Expected], values: Sequence[Any],
+        results: Sequence[Any], to_host: ToHost, stream: Any,
+    ) -> None:  # fmt: skip
+        theirs = library.stream() if stream is None else stream_handle(stream)
+        used = int(self._stream.handle) if theirs is None else theirs
+        driver = self._driver
+        check(driver.cuCtxPushCurrent(self._context))  # a context manager would take two microseconds
+        try:
+            with self._lane(used) as lane:
+                read, written = library.pointers(values, inputs), library.pointers(results, outputs)
+                kept: list[Any] = []  # alive until the launch is on its way
+                if read is None:
+                    read = self._pointers(lane, inputs, values, to_host, used, kept)
+                if written is None:
+                    kept += (views := [library.view(r, port, used) for r, port in zip(results, outputs, strict=True)])
+                    written = [checked(v, port, self._index) for v, port in zip(views, outputs, strict=True)]
+                pointers = (*read, *written)
+                if pointers != lane.graph.pointers:
+                    check_disjoint(read, inputs, written, outputs)
+                lane.graph.launch(used, pointers)
+                if theirs is None:
+                    check(driver.cuStreamSynchronize(used))
+        finally:
+            driver.cuCtxPopCurrent()
+
+    def _pointers(
+        self, lane: _Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,
+        kept: list[Any],
+    ) -> list[int]:  # fmt: skip
+        """Where inputs of any library lie; what lies on the host is brought to memory of ours."""
+        found = []
+        for place, (value, port) in enumerate(zip(values, ports, strict=True)):
+            library = self._libraries.of(value)
+            if library is None:
+                self._upload(lane.port(place), to_host(value, place), stream)
+                found.append(lane.port(place))
+                continue
+            kept.append(view := library.view(value, port, stream))
+            found.append(checked(view, port, self._index))
+        return found
+
     # ---- set-up
+
+    def _lane(self, stream: int) -> _Lane:
+        """The stream's lane, held: leaving it lets it go."""
+        while True:
+            lane = self._lanes.get(stream) or self._new_lane(stream)
+            lane.lock.acquire()
+            if not lane.is_closed:
+                return lane
+            lane.lock.release()  # another thread needed a lane meanwhile, and this was the oldest
+
+    def _new_lane(self, stream: int) -> _Lane:
+        with self._lock:
+            if stream in self._lanes:
+                return self._lanes[stream]
+            while len(self._lanes) >= _MOST_LANES:
+                oldest = self._lanes.pop(next(iter(self._lanes)))
+                with oldest.lock:
+                    check(self._driver.cuCtxSynchronize())
+                    oldest.close()
+            require_memory(self._image.arena_bytes, "a run on another stream")
+            lane = self._lanes[stream] = _Lane(self._image, self._kernels, self._weights.pointer, self._context)
+            return lane
 
     def _load_kernels(self, cache: Cache, jobs: int) -> dict[str, Any]:
         from cuda.core import ObjectCode
 
-        arch = f"sm_{self._device.arch}"
+        arch = exact_architecture(capability(self._device))
         with ThreadPoolExecutor(jobs) as pool:
             cubins = list(pool.map(lambda k: cached_cubin(k.source, arch, cache), self._image.kernels))
         loaded = {}
         for kernel, cubin in zip(self._image.kernels, cubins, strict=True):
-            code = ObjectCode.from_cubin(cubin, name=kernel.name).get_kernel(kernel.name)
+            self.resources.update(cubin.resources)
+            code = ObjectCode.from_cubin(cubin.code, name=kernel.name).get_kernel(kernel.name)
             if kernel.shared_bytes > _FREE_SHARED_BYTES:
                 self._allow_shared(code, kernel.name, kernel.shared_bytes)
             loaded[kernel.name] = code
@@ -139,67 +256,28 @@ class CudaModel:
         most = self._device.properties.max_shared_memory_per_block_optin
         if size > most:
             raise CudaError(f"kernel {name} needs {size} bytes of shared memory, the device has {most} for a block")
-        from cuda.bindings import driver
-
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _check(driver.cuKernelSetAttribute(attribute, size, code.handle, self._device.device_id))
-
-    def _allocate(self, size: int) -> Any:
-        return self._device.allocate(max(size, 1), stream=self._stream)
-
-    def _prepare(self, call: GpuCall) -> _Launch | None:
-        from cuda.core import LaunchConfig
-
-        if 0 in call.grid:  # nothing to do, and the driver refuses an empty grid
-            return None
-        kernel = self._image.kernel(call.kernel)
-        config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes)
-        arguments: list[Any] = []
-        for ref in call.buffers:
-            if ref.space == "input":
-                arguments.append(int(self._inputs[ref.value].handle))
-            elif ref.space == "output":
-                arguments.append(int(self._outputs[ref.value].handle))
-            else:
-                base = self._weights if ref.space == "weight" else self._arena
-                arguments.append(int(base.handle) + ref.value)
-        arguments += [np.int64(extent) for extent in call.extents]
-        if call.step is not None:
-            arguments.append(np.int32(call.step))
-        return _Launch(config, self._kernels[call.kernel], arguments)
+        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(self._driver.cuKernelSetAttribute(attribute, size, code.handle, self._device.device_id))
 
     # ---- copies
 
-    def _upload(self, buffer: Any, array: np.ndarray) -> None:
-        if array.nbytes == 0:
-            return
-        from cuda.bindings import driver
+    def _stage(self, lane: _Lane, inputs: Sequence[np.ndarray], stream: int) -> Pointers:
+        """The inputs brought to memory of ours, and where inputs and outputs lie."""
+        for place, array in enumerate(inputs):
+            self._upload(lane.port(place), np.ascontiguousarray(array), stream)
+        return tuple(lane.port(place) for place in range(len(self._image.input_bytes) + len(self._image.output_bytes)))
 
-        _check(driver.cuMemcpyHtoDAsync(int(buffer.handle), array.ctypes.data, array.nbytes, self._stream.handle))
+    def _fetch(self, pointers: Sequence[int], outputs: Sequence[np.ndarray], stream: int) -> None:
+        whole = [a if a.flags.c_contiguous else np.empty(a.shape, a.dtype) for a in outputs]
+        for pointer, array in zip(pointers, whole, strict=True):
+            if array.nbytes:
+                check(self._driver.cuMemcpyDtoHAsync(array.ctypes.data, pointer, array.nbytes, stream))
+        check(self._driver.cuStreamSynchronize(stream))
+        for output, array in zip(outputs, whole, strict=True):
+            if array is not output:
+                np.copyto(output, array)
 
-    def _download(self, buffer: Any, array: np.ndarray) -> None:
-        if array.nbytes == 0:
-            return
-        from cuda.bindings import driver
-
-        _check(driver.cuMemcpyDtoHAsync(array.ctypes.data, int(buffer.handle), array.nbytes, self._stream.handle))
-
-
-def _open_device(index: int) -> Any:
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        raise CudaError(f"cuda-core is not installed: {_HOW_TO_GET_IT}")
-    from cuda.core import Device
-
-    try:
-        device = Device(index)
-        device.set_current()
-    except (RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise CudaError(f"no GPU {index} to run on ({reason}); the target cuda-emulated needs none") from error
-    return device
-
-
-def _check(result: tuple[Any, ...]) -> None:
-    status = result[0]
-    if int(status) != 0:
-        raise CudaError(f"the CUDA driver answered {status.name}")
+    def _upload(self, pointer: int, array: np.ndarray, stream: int) -> None:
+        # From pageable memory the driver has read everything before it returns.
+        if array.nbytes:
+            check(self._driver.cuMemcpyHtoDAsync(pointer, array.ctypes.data, array.nbytes, stream))

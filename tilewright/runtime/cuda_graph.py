@@ -1,0 +1,137 @@
+"""A model's launches as one CUDA graph: a chain of kernel nodes that follows the pointers it is given.
+
+Launches stand in a chain because the arena's places are shared by tensors that are not alive at the same time: what
+the calls' order keeps apart, parallel branches would not."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.runtime.cuda_device import check
+from tilewright.runtime.gpu_model import GpuCall, GpuModelImage
+
+Pointers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A kernel node; `values` is what its parameters point to, and `ports` which of them follow the caller."""
+
+    handle: Any
+    parameters: Any
+    values: Any  # ctypes array: kept alive with the addresses that point into it
+    addresses: Any
+    ports: tuple[tuple[int, int], ...]  # (place among the parameters, place among the model's inputs and outputs)
+
+
+class LaunchGraph:
+    """The launches of a model with an arena of its own. Not for two threads at once."""
+
+    def __init__(self, image: GpuModelImage, kernels: dict[str, Any], weights: int, arena: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        self._image = image
+        self._bases = {"weight": weights, "arena": arena}
+        (self._graph,) = check(driver.cuGraphCreate(0))
+        self._nodes: list[_Node] = []
+        for call in image.calls:
+            if 0 not in call.grid:  # nothing to do, and the driver refuses an empty grid
+                self._nodes.append(self._add(call, kernels[call.kernel]))
+        self._following = [node for node in self._nodes if node.ports]
+        self._executable: Any = None
+        self.pointers: Pointers = ()  # of the last run
+
+    def launch(self, stream: int, pointers: Pointers) -> None:
+        """Run on a stream with these inputs and outputs, in the model's order. Runs under way keep their pointers."""
+        if check(self._driver.cuStreamIsCapturing(stream))[0] != self._none:
+            self._launch_each(stream, pointers)
+            return
+        if pointers != self.pointers or self._executable is None:
+            self._follow(pointers)
+        check(self._driver.cuGraphLaunch(self._executable, stream))
+
+    def _launch_each(self, stream: int, pointers: Pointers) -> None:
+        """Kernel by kernel into a graph of the caller's: an executable graph cannot become part of another. The
+        parameters are copied at the launch, and the graph's own pointers are put back."""
+        for node in self._nodes:
+            p = node.parameters
+            before = [node.values[place] for place, _ in node.ports]
+            for place, port in node.ports:
+                node.values[place] = pointers[port]
+            function = self._driver.CUfunction(int(p.kern))
+            check(self._driver.cuLaunchKernel(
+                function, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
+                p.sharedMemBytes, stream, ctypes.addressof(node.addresses), 0,
+            ))  # fmt: skip
+            for (place, _), value in zip(node.ports, before, strict=True):
+                node.values[place] = value
+
+    def arguments(self, pointers: Pointers) -> Iterator[tuple[GpuCall, list[Any]]]:
+        """Each launch by itself with its arguments, for a profile."""
+        for call in self._image.calls:
+            values, ports = self._parameters(call)
+            for place, port in ports:
+                values[place] = pointers[port]
+            buffers = [int(value) for value in values[: len(call.buffers)]]
+            step = [] if call.step is None else [np.int32(call.step)]
+            yield call, [*buffers, *(np.int64(extent) for extent in call.extents), *step]
+
+    def close(self) -> None:
+        """Only when no run is under way."""
+        if self._executable is not None:
+            check(self._driver.cuGraphExecDestroy(self._executable))
+            self._executable = None
+        check(self._driver.cuGraphDestroy(self._graph))
+
+    def _follow(self, pointers: Pointers) -> None:
+        before = self.pointers or (0,) * len(pointers)
+        for node in self._following:
+            moved = False
+            for place, port in node.ports:
+                if pointers[port] != before[port]:
+                    node.values[place] = pointers[port]
+                    moved = True
+            if not moved:
+                continue
+            if self._executable is None:
+                check(self._driver.cuGraphKernelNodeSetParams(node.handle, node.parameters))
+            else:
+                check(self._driver.cuGraphExecKernelNodeSetParams(self._executable, node.handle, node.parameters))
+        if self._executable is None:
+            (self._executable,) = check(self._driver.cuGraphInstantiate(self._graph, 0))
+        self.pointers = pointers
+
+    def _add(self, call: GpuCall, kernel: Any) -> _Node:
+        values, ports = self._parameters(call)
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
+        shape = self._image.kernel(call.kernel)
+        parameters = self._driver.CUDA_KERNEL_NODE_PARAMS()
+        parameters.kern = kernel.handle
+        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = call.grid
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = shape.block, 1, 1
+        parameters.sharedMemBytes = shape.shared_bytes
+        parameters.kernelParams = ctypes.addressof(addresses)
+        before: Sequence[Any] = [self._nodes[-1].handle] if self._nodes else []
+        (handle,) = check(self._driver.cuGraphAddKernelNode(self._graph, before, len(before), parameters))
+        return _Node(handle, parameters, values, addresses, ports)
+
+    def _parameters(self, call: GpuCall) -> tuple[Any, tuple[tuple[int, int], ...]]:
+        """The kernel's parameters, eight bytes each, and which of them are inputs and outputs of the model."""
+        found: list[int] = []
+        ports: list[tuple[int, int]] = []
+        for place, ref in enumerate(call.buffers):
+            if ref.space in self._bases:
+                found.append(self._bases[ref.space] + ref.value)
+                continue
+            ports.append((place, ref.value + (len(self._image.input_bytes) if ref.space == "output" else 0)))
+            found.append(0)
+        found += [extent & (1 << 64) - 1 for extent in call.extents]
+        found += [] if call.step is None else [call.step]
+        return (ctypes.c_uint64 * len(found))(*found), tuple(ports)
