@@ -20,7 +20,7 @@ from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, Toolc
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.schedule.plan import Plan
-from tilewright.target import Target
+from tilewright.target import GPUS, Target
 
 lower_kernel = lower_gpu_kernel
 _CACHE_BYTES = 4 << 30
@@ -35,6 +35,9 @@ def load(
     sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options
 ) -> Any:
     """The model on a device ("cuda") or under the emulator ("cuda-emulated")."""
+    if target.name not in GPUS:
+        way_out = "--target cuda runs on the GPU that is here, and --stop-after source shows the code for this one"
+        raise ToolError(f"'{target.name}' is a description to plan for; {way_out}")
     image = model_image(sources, loops, program, plan)
     jobs = os.cpu_count() or 1
     try:

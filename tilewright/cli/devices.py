@@ -117,20 +117,23 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
     costs = f"{duration(facts['kernel_cost'])} from kernel to kernel"
     if facts["kind"] == "cpu":
         costs += f", {duration(facts['tile_cost'])} to hand out a tile"
+    costs += "".join(f", {duration(cost)} for a {scope.replace('_', ' ')}" for scope, cost in facts["barriers"].items())
     return [", ".join(parts), rate, costs, f"numbers: {facts['source']}"]
 
 
 def level_table(levels: Sequence[Mapping[str, Any]]) -> Table:
     """Columns of what nobody measured are left out."""
-    optional = {key: any(level[key] for level in levels) for key in ("alone", "write")}
+    optional = {key: any(level[key] for level in levels) for key in ("alone", "write", "latency")}
     table = Table("level", title="memory, for one unit", title_justify="left")
     heads = ["capacity", "shared by", "transaction", "read, all busy"]
-    heads += [head for key, head in (("alone", "read, alone"), ("write", "write, all busy")) if optional[key]]
+    more = (("alone", "read, alone"), ("write", "write, all busy"), ("latency", "latency"))
+    heads += [head for key, head in more if optional[key]]
     for head in heads:
         table.add_column(head, justify="right")
     for level in levels:
         cells = [level["name"], amount(level["capacity"]), str(level["shared_by"]), amount(level["transaction"])]
         cells += [speed(level[key]) for key in ("bandwidth", "alone", "write") if optional.get(key, True)]
+        cells += [duration(level["latency"]) if level["latency"] else "-"] if optional["latency"] else []
         table.add_row(*cells)
     return table
 

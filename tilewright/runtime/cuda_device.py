@@ -30,6 +30,7 @@ class CudaDevice:
     multiprocessors: int
     shared_bytes: int  # the most a block may have
     l2_bytes: int
+    memory_bytes: int
 
 
 def devices() -> tuple[CudaDevice, ...]:
@@ -63,7 +64,14 @@ def _describe(index: int, device: Any) -> CudaDevice:
         multiprocessors=properties.multiprocessor_count,
         shared_bytes=properties.max_shared_memory_per_block_optin,
         l2_bytes=properties.l2_cache_size,
+        memory_bytes=_total_memory(device),
     )
+
+
+def _total_memory(device: Any) -> int:
+    from cuda.bindings import driver
+
+    return int(check(driver.cuDeviceTotalMem(device.device_id))[0])
 
 
 def open_device(index: int) -> Any:

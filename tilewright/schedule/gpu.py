@@ -21,7 +21,7 @@ from tilewright.schedule.propagate import Box, Range, Size, extent_of
 from tilewright.schedule.streams import stream_phases
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
-_WISHED_THREADS = 132 * 128  # on the whole GPU, below which register tiles shrink to make more of them
+_WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink to make more of them
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
@@ -45,11 +45,11 @@ def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: 
     """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
     context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
     names = nest.axis_names()
-    register = _register_tile(nest)
+    register = _register_tile(nest, context.target.units)
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
     if _staged(nest):
-        split = _contraction_split(nest, register)
+        split = _contraction_split(nest, register, context.target.units)
         along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
@@ -64,13 +64,13 @@ def _staged(nest: Nest) -> bool:
     return reused(nest, {a: extent_of(a.extent) for a in nest.axes})
 
 
-def _register_tile(nest: Nest) -> dict[Axis, int]:
+def _register_tile(nest: Nest, units: int) -> dict[Axis, int]:
     """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
     if not _staged(nest):
         return {}
     parts = [f for f in nest_factors(nest) if loads(f.value)]
     points = prod(extent_of(a.extent) for a in nest.axes)
-    room = points * _most_shares(nest) // _WISHED_THREADS
+    room = points * _most_shares(nest) // (units * _WISHED_THREADS)
     chosen: dict[Axis, int] = {}
     for part in parts[:2]:
         own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
@@ -98,10 +98,10 @@ def _most_shares(nest: Nest) -> int:
     return shares
 
 
-def _contraction_split(nest: Nest, register: Mapping[Axis, int]) -> int:
+def _contraction_split(nest: Nest, register: Mapping[Axis, int], units: int) -> int:
     places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
     split = 1
-    while split < _most_shares(nest) and places * split < _WISHED_THREADS:
+    while split < _most_shares(nest) and places * split < units * _WISHED_THREADS:
         split *= 2
     return split
 
@@ -161,7 +161,7 @@ def _split(
         while split < 32 and split * 2 <= length:
             split *= 2
         return split, inner if split > 1 else fastest
-    while split < 32 and split * 4 <= length and points * split * 2 <= 132 * MOST_THREADS:
+    while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
         split *= 2
     return split, fastest
 

@@ -15,25 +15,23 @@ from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext
 from tilewright.schedule.gpu import MOST_THREADS, fit_register, nest_factors, reused
-from tilewright.schedule.moving import compulsory, footprint, transactions
+from tilewright.schedule.moving import compulsory, footprint, looked_up, transactions
 from tilewright.schedule.nest import Nest, data_cost
 from tilewright.schedule.plan import NestPlan, StreamPlan
 from tilewright.schedule.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.tile import Choice
+from tilewright.target import Target
 
 _MOST_CANDIDATES = 2000
-_CLOCK = 1.7e9
-_LANES = 128  # multiply-adds a multiprocessor issues in a cycle
 _LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
 _STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
-_SHARED_LATENCY = 12  # cycles of a dependent step, loads of the next steps overlapping
-_GLOBAL_LATENCY = 40  # a step that reads global memory, mostly from the first-level cache
-_FIRST_TOUCH = 800  # cycles until a nest's first operands arrive
-_BARRIER = 40
-_NEAR_BYTES = 40  # bytes a cycle and multiprocessor from the second-level cache
+_SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the next steps overlapping
+_GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
+_FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
+_BARRIER = 40  # cycles, of a block
 _BUSY_THREADS = 128  # a warp for each of the four schedulers
-_RAMP_SECONDS = 1.5e-6  # between kernels: the last block of one has ended, all blocks of the next run
+_RAMP_SECONDS = 1.0e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
@@ -64,29 +62,32 @@ def choose_gpu_tile(
     threads = np.clip(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
     )
+    lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
+    near = target.level("L2").bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     for nest, plan, positions in zip(nests, plans, work, strict=True):
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, tiles_of[nest])
+        slots, wait = _step_cost(nest, plan, tiles_of[nest], target)
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
         repeats = trips[nest] if stream and nest in stream.wide else 1
-        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / _LANES * repeats
-        latency = latency + rounds * wait * repeats + _FIRST_TOUCH / 2
+        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
+        latency = latency + rounds * wait * repeats + _FIRST_TOUCH * target.main.latency * target.clock / 2
         # a streamed reduction carries its state on by a few small maps
-        latency = latency + (_BARRIER + (4 * (_BARRIER + _GLOBAL_LATENCY) if nest in trips else 0)) * trips.get(nest, 1)
+        carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
+        latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
     traffic = _traffic(nests, boxes, context, stored, limits, trips)
     held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + (8 << 10), 1)))
     # a few warps cannot keep the multiprocessor busy
     issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
-    moving = alive * traffic / _NEAR_BYTES
+    moving = alive * traffic / near
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
-    seconds = cycles / _CLOCK * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
-    far = compulsory(nests, stored) / (target.main.bandwidth * target.units)
+    seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
+    far = compulsory(nests, stored, context) / (target.main.bandwidth * target.units)
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
@@ -162,14 +163,20 @@ def _staging(nest: Nest, box: Box) -> Size:
     return total
 
 
-def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tuple[Size, Size]:
+def _global_step(target: Target) -> float:
+    """Cycles of a step that reads global memory."""
+    return _GLOBAL_STEP * target.tile_level.latency * target.clock
+
+
+def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size], target: Target) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
+    far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
     epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
     if nest.monoid is None:
-        return epilogue, _GLOBAL_LATENCY / 4 + data_cost(*nest.values)  # rounds do not wait for each other
+        return epilogue, far / 4 + data_cost(*nest.values)  # rounds do not wait for each other
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -181,12 +188,12 @@ def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size]) -> tup
         slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
-        return steps * slots + epilogue, steps * np.maximum(_SHARED_LATENCY, outputs + fragments) + epilogue
+        return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     slots = outputs * (
         _LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine)
     )
     alone = slots / 2
-    return steps * slots + epilogue, steps * np.maximum(_GLOBAL_LATENCY / 2, alone) + 30 * (plan.split > 1) + epilogue
+    return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
 
 
 def _traffic(
@@ -201,6 +208,8 @@ def _traffic(
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
             moved = transactions(tensor, box, context) * trips.get(nest, 1)
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:

@@ -82,9 +82,17 @@ def footprint(
     return most
 
 
-def compulsory(nests: Sequence[Nest], stored: frozenset[Tensor]) -> int:
-    """Bytes every schedule of the group moves: what it reads from outside and what it stores, once each."""
+def compulsory(nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext) -> int:
+    """Bytes every schedule of the group moves: what it reads from outside and what it stores, once each; of a table
+    no more than is looked up."""
     inside = {t for n in nests for t in n.stores}
     outside = {t for n in nests for t in n.reads() if t not in inside}
-    touched = outside | (inside & stored)
-    return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in touched)
+    total = 0
+    for tensor in outside | (inside & stored):
+        size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+        readers = [n for n in nests if tensor in n.reads()]
+        if readers and all(tensor in n.tables for n in readers):
+            points = [prod(extent_of(a.extent) for a in n.axes) for n in readers]
+            size = min(size, sum(looked_up(n, tensor, p, context) for n, p in zip(readers, points, strict=True)))
+        total += size
+    return total

@@ -1,10 +1,11 @@
 """Machine descriptions as frozen data, and the probes that read them off this machine."""
 
 from tilewright.target.by_hand import from_json, read_target
-from tilewright.target.describe import machine, stored_machines, this_cpu, why_not_here
+from tilewright.target.describe import GPUS, machine, stored_machines, this_cpu, why_not_here
 from tilewright.target.machine import MemoryLevel, Target
 
 __all__ = [
+    "GPUS",
     "MemoryLevel",
     "Target",
     "from_json",

@@ -15,8 +15,7 @@ from tilewright.target.machine import MemoryLevel, Target
 SUFFIX = ".json"
 _WAY_OUT = "'tilewright devices cpu --json' prints a whole description to start from"
 _CPU_LEVELS = ("registers", "L1", "L2")
-_GPU_LEVELS = ("registers", "shared")
-_GPU_NAMES = ("cuda", "cuda-emulated")
+_GPU_LEVELS = ("registers", "shared", "L2")
 
 
 def read_target(path: Path) -> Target:
@@ -74,8 +73,8 @@ class _Reader:
         if names[: len(first)] != first or len(names) <= len(first):
             order = f"{', '.join(first)}, then any others, main memory last"
             raise self.wrong(f"the levels of a {target.kind} are {order}, not {', '.join(names) or 'none'}")
-        if target.kind == "gpu" and target.name not in _GPU_NAMES:
-            raise self.wrong(f"the name of a gpu is one of {', '.join(_GPU_NAMES)}, not '{target.name}'")
+        if target.kind == "gpu" and (not target.clock or not all(level.latency for level in target.levels[1:])):
+            raise self.wrong("a gpu needs its 'clock' and the 'latency' of every level but the registers")
         if target.vector_bytes & (target.vector_bytes - 1) or target.vector_bytes < 4:
             raise self.wrong(f"the field 'vector_bytes' must be a power of two, 4 or more, not {target.vector_bytes}")
 
@@ -148,17 +147,17 @@ def _names(reader: _Reader, value: Any, place: str) -> tuple[str, ...]:
 
 def _rates(reader: _Reader, value: Any, place: str) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, dict):
-        raise reader.wrong(f"the field '{place}' must be an object of instructions and rates, not {_shown(value)}")
+        raise reader.wrong(f"the field '{place}' must be an object of names and numbers, not {_shown(value)}")
     return tuple((name, _rate(reader, rate, f"{place}.{name}")) for name, rate in value.items())
 
 
 _LEVEL: dict[str, _Read] = {
     "name": _text, "capacity": _count, "transaction": _count, "bandwidth": _rate, "shared_by": _count,
-    "alone": _measured, "write": _measured,
+    "alone": _measured, "write": _measured, "latency": _measured,
 }  # fmt: skip
 _TARGET: dict[str, _Read] = {
     "name": _text, "kind": _kind, "architecture": _text, "units": _count, "vector_bytes": _count,
     "vector_registers": _count, "fma_rate": _rate, "levels": _levels, "kernel_cost": _rate, "warp": _count,
     "max_threads": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
-    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "source": _text,
+    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "barriers": _rates, "source": _text,
 }  # fmt: skip

@@ -15,6 +15,8 @@ _FEATURES = (
     "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
 _STORED = Path(__file__).with_name("machines")
+GPUS = ("cuda", "cuda-emulated")
+_USUAL_GPU = "h200"  # what CUDA code is planned for where there is no GPU to ask
 _CLOCK = 2.5e9  # a common sustained clock
 # By instruction: the feature that gives it, and how many times the float32 multiply-adds it usually does.
 _INSTRUCTIONS = {
@@ -49,17 +51,20 @@ def machine(
         from tilewright.target.kept import measured
 
         return measured(usual, cache_dir, compiler, tell=tell)
-    if name in ("cuda", "cuda-emulated"):
-        return _hopper(name)
+    if name in GPUS:
+        from tilewright.target.gpu import gpu
+
+        return gpu(name, read_target(_STORED / f"{_USUAL_GPU}{SUFFIX}"), cache_dir, tell=tell)
     if name in stored_machines():
         return read_target(_STORED / f"{name}{SUFFIX}")
-    known = ", ".join(("cpu", "cuda", "cuda-emulated", *stored_machines()))
+    known = ", ".join(("cpu", *GPUS, *stored_machines()))
     raise OptionError(f"unknown target '{name}': choose one of {known}, or a {SUFFIX} file")
 
 
-def stored_machines() -> tuple[str, ...]:
+def stored_machines(kind: str | None = None) -> tuple[str, ...]:
     """Names of the descriptions that come with Tilewright, to plan for a machine that is not at hand."""
-    return tuple(sorted(path.stem for path in _STORED.glob(f"*{SUFFIX}")))
+    names = sorted(path.stem for path in _STORED.glob(f"*{SUFFIX}"))
+    return tuple(n for n in names if kind is None or read_target(_STORED / f"{n}{SUFFIX}").kind == kind)
 
 
 def this_cpu() -> Target:
@@ -109,14 +114,3 @@ def _cpu_levels(vector_bytes: int, registers: int, caches: dict[int, system.Cach
 
 def _cache(name: str, facts: system.CacheFacts, bandwidth: float) -> MemoryLevel:
     return MemoryLevel(name, facts.size // facts.shared_by, facts.line, bandwidth, facts.shared_by)
-
-
-def _hopper(name: str) -> Target:
-    """An H200: 132 multiprocessors, 227 KB of shared memory a block, 64K registers; rates measured."""
-    levels = (
-        MemoryLevel("registers", 255 * 4, 4, 1e13),
-        MemoryLevel("shared", 227 << 10, 128, 2.0e11),
-        MemoryLevel("DRAM", 141 << 30, 32, 4.3e12 / 132),
-    )
-    return Target(name, "gpu", "sm_90", 132, 16, 255, 128 * 1.755e9, levels, 0.55e-6, warp=32, max_threads=1024,
-                  source="constants, measured on an H200")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +27,23 @@ def measured(
     anew: bool = False,
     tell: Callable[[str], None] | None = None,
 ) -> Target:
-    """What was measured before, or is now; where that is not possible the usual target, its source saying why."""
+    """The processor as measured before, or now; where that is not possible the usual target, its source saying why."""
+    about = (str(VERSION), this_machine().identity)
+    return kept(usual, cache_dir, about, lambda cache: probe(usual, compiler, cache), anew=anew, tell=tell)
+
+
+def kept(
+    usual: Target,
+    cache_dir: Path,
+    about: Sequence[str],
+    measure: Callable[[Cache], tuple[Target, str]],
+    *,
+    anew: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Target:
+    """What `measure` gave for this machine, told apart by `about`: the target, and a remark on it."""
     cache = Cache(cache_dir)
-    key = content_key("machine", str(VERSION), this_machine().identity, usual.to_json(), suffix=".json")
+    key = content_key("machine", *about, usual.to_json(), suffix=".json")
     try:
         if not anew and (known := _known(cache, key, usual)) is not None:
             return known
@@ -39,7 +53,7 @@ def measured(
                 return known
             if tell is not None:
                 tell("measuring the machine")
-            found = _measure(usual, compiler, cache)
+            found = _measure(usual, measure, cache)
             cache.put(key, found.to_json().encode())
             return found
     except (ToolchainError, CompileError, CacheError) as error:
@@ -47,9 +61,9 @@ def measured(
         return _not_measured(usual, str(error))
 
 
-def _measure(usual: Target, compiler: str | None, cache: Cache) -> Target:
+def _measure(usual: Target, measure: Callable[[Cache], tuple[Target, str]], cache: Cache) -> Target:
     try:
-        found, remark = probe(usual, compiler, cache)
+        found, remark = measure(cache)
     except ProbeError as error:
         return _not_measured(usual, str(error))
     today = datetime.date.today().isoformat()

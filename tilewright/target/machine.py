@@ -21,6 +21,7 @@ class MemoryLevel:
     shared_by: int = 1  # units that share the level: together they have capacity x shared_by
     alone: float = 0.0  # bytes read a second by one unit while the others rest; 0: not measured
     write: float = 0.0  # bytes written a second by one unit, all units busy; 0: not measured
+    latency: float = 0.0  # seconds from a read to the next that depends on it; 0: not measured
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Target:
     fma_chains: int = 8  # independent vector multiply-adds that must be under way at once to reach fma_rate
     clock: float = 0.0  # cycles a second; 0: not measured
     tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
+    barriers: tuple[tuple[str, float], ...] = ()  # of a GPU: seconds by what waits (grid, cluster, dependent launch)
     source: str = field(default=CONSTANTS, compare=False)  # where the numbers come from; the same machine all the same
 
     def level(self, name: str) -> MemoryLevel:
@@ -110,7 +112,7 @@ class Target:
         return max(1, self.vector_bytes // element_bytes)
 
     def describe(self) -> dict[str, Any]:
-        return asdict(self) | {"rates": dict(self.rates)}
+        return asdict(self) | {"rates": dict(self.rates), "barriers": dict(self.barriers)}
 
     def to_json(self) -> str:
         """The description as text; `tilewright.target.by_hand.from_json` reads it back."""
