@@ -153,10 +153,7 @@ def machine_code(
 
 def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None, Predict | None]:
     """What tells the time of a convolution, a product and stacked recurrences; None where the model's own way is kept
-    (on GPUs no other is known to pay)."""
-    if target.kind != "cpu":
-        return None, None, None
-
+    (on GPUs no other way to convolve or multiply is known to pay)."""
     # without joining: what that gains an algorithm is not known before its neighbours are
     apart = "none" if options.schedule == "none" else "register"
 
@@ -176,6 +173,8 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
             return alone(program)
         return min(alone(program), alone(choose_layouts(staged, target)))
 
+    if target.kind != "cpu":
+        return None, None, recurrence
     return (
         None if options.convolution == "direct" else convolution,
         alone if options.contraction == "strassen" else None,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cpu_stages import model_of
 from tilewright.compiler import build
@@ -85,3 +86,23 @@ def test_a_gpu_without_latencies_is_refused() -> None:
     text = machine("h200").to_json().replace('"clock": 1980000000.0', '"clock": 0.0')
     with pytest.raises(OptionError, match="a gpu needs its 'clock' and the 'latency' of every level"):
         from_json(text)
+
+
+def test_layers_of_a_recurrence_run_along_diagonals() -> None:
+    """A step of every layer in one kernel: launches go with steps plus layers, not with steps times layers."""
+    layers, steps, size = 4, 6, 32
+    rng = np.random.default_rng(0)
+    constants, nodes, before = {}, [], "x"
+    for i in range(layers):
+        for name in ("w", "r"):
+            constants[f"{name}{i}"] = (rng.standard_normal((1, 4 * size, size)) / 8).astype(np.float32)
+        nodes.append(helper.make_node("LSTM", [before, f"w{i}", f"r{i}"], [f"h{i}"], hidden_size=size))
+        nodes.append(helper.make_node("Squeeze", [f"h{i}", "axis"], [f"y{i}"]))
+        before = f"y{i}"
+    constants["axis"] = np.array([1], np.int64)
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (steps, 1, size)) for n in ("x", before)]
+    fixed = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = helper.make_graph(nodes, "layers", ports[:1], ports[1:], fixed)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = build(load(model, {}), machine("h200"), Options(stop_after="source"))
+    assert len(made.calls) < layers * steps
