@@ -1,7 +1,7 @@
 """Inner loops of kernels planned for an x86-64 machine, cross-compiled and read: registers spilled, lanes gathered,
 reads a multiply-add, and the cycles llvm-mca gives them against the bound of the multiply-add pipes. Nothing is run.
 
-    python -m bench.assembly --models resnet50 --target sapphire_rapids --exports DIR
+    python -m bench.assembly --models resnet50 --target emerald_rapids --exports DIR
     python -m bench.assembly --models '' --random 100
 
 Needs a C compiler for x86-64 and llvm-mca (on Debian: gcc-x86-64-linux-gnu, llvm-19).
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import tilewright.target
 from bench.kernel_cases import fixed_cases, random_cases, write_model
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, table
 from tilewright.compiler import build
@@ -26,7 +25,6 @@ from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, ToolchainError, default_flags, find_compiler
 from tilewright.target import Target, machine
 
-MACHINES = Path(tilewright.target.__file__).with_name("machines")
 COMPILER = "x86_64-linux-gnu-gcc"
 ANALYSERS = ("llvm-mca", *(f"llvm-mca-{version}" for version in range(21, 13, -1)))
 PIPES = 2
@@ -163,8 +161,8 @@ def find_analyser() -> str:
 
 
 def described(name: str, vector_bytes: int | None) -> Target:
-    """An example's name or a file; with another vector width, the machine that would have it."""
-    target = machine(name if name.endswith(".json") else str(MACHINES / f"{name}.json"))
+    """A described machine's name or a file; with another vector width, the machine that would have it."""
+    target = machine(name)
     if vector_bytes is None or vector_bytes == target.vector_bytes:
         return target
     factor = vector_bytes / target.vector_bytes
@@ -177,7 +175,7 @@ def described(name: str, vector_bytes: int | None) -> Target:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.assembly", description=__doc__.split("\n\n")[0])
     add_zoo_options(parser, "assembly")
-    parser.add_argument("--target", default="sapphire_rapids", help="an example's name, or a .json file")
+    parser.add_argument("--target", default="emerald_rapids", help="a described machine's name, or a .json file")
     parser.add_argument("--vector-bytes", type=int, choices=sorted(PROCESSORS), help="as if vectors were this wide")
     parser.add_argument("--compiler", default=COMPILER)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="squares and N seeded random shapes, too")

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import tilewright.target
 from tests.unit.test_instructions import Pair, conv, matmul, numbers
 from tilewright import backend_cpu
 from tilewright.compiler import build
@@ -52,7 +50,7 @@ class Case:
 
 def targets() -> dict[str, tuple[Target, str]]:
     """The example description of a server, whole and with less and less in it; and a desktop with AVX2 alone."""
-    server = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
+    server = machine("emerald_rapids")
     plain = ("avx2", "fma", "avx512f")
 
     def only(*more: str) -> Target:

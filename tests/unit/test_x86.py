@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tilewright.target
 from bench.assembly import Loop, Reading, described, innermost
 from tests.cpu_stages import model_of
 from tilewright.compiler import Artifact, build
@@ -19,8 +17,7 @@ from tilewright.runtime.toolchain import Compiler, Machine, default_flags
 from tilewright.schedule.plan import NestPlan
 from tilewright.target import Target, machine
 
-EXAMPLE = Path(tilewright.target.__file__).with_name("machines") / "sapphire_rapids.json"
-WIDE = machine(str(EXAMPLE))
+WIDE = machine("emerald_rapids")
 TEXT = """\
 k0:
 \txorl\t%eax, %eax
@@ -55,7 +52,7 @@ def test_text_without_loops() -> None:
 
 
 def test_a_machine_with_shorter_vectors() -> None:
-    short = described("sapphire_rapids", 32)
+    short = described("emerald_rapids", 32)
     assert (short.vector_bytes, short.vector_registers, short.lanes(4)) == (32, 16, 8)
     assert short.fma_rate == WIDE.fma_rate / 2 and "avx512f" not in short.features and "avx2" in short.features
 
