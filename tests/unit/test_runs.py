@@ -61,7 +61,8 @@ def test_runs_mean_the_same(name: str, tmp_path: Path) -> None:
 
 def test_rows_are_not_cut_short() -> None:
     """Seven columns are no whole register tile; seven rows of them are some, and one element."""
-    found = lowered(programs(CASES["image of many channels"])["fold"])
+    target = machine("neoverse_n1")
+    found = lowered(programs(CASES["image of many channels"], target)["fold"], target=target)
     assert _longest(found) > 7
 
 
