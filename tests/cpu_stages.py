@@ -23,7 +23,7 @@ from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_loops, verify_program
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
-from tilewright.runtime import CpuModel
+from tilewright.runtime import CpuModel, this_machine
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
@@ -32,6 +32,8 @@ from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
 
 CPU = machine("cpu")  # where kernels run; a test that looks at a plan names its machine
+# With --machine it may be another processor, whose instructions are then spelled out.
+DIALECT = "c" if set(CPU.features) <= this_machine().features else "portable"
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -80,6 +80,8 @@ class Elsewhere:
         self.patches.setattr(kept, "measured", lambda usual, *_given, **_more: usual)
         if not self.runs_here:
             self.patches.setattr(backend_cpu, "load", _compiled_twice(backend_cpu.load))
+            # what runs here is not the code that will run there: its numbers count, not its speed
+            self.patches.setattr(backend_cpu, "default_flags", _hardly_optimised)
 
     def leave(self) -> None:
         self.patches.undo()
@@ -87,6 +89,10 @@ class Elsewhere:
     def __str__(self) -> str:
         how = "" if self.runs_here else "; its kernels are compiled by zig, and run here as portable C"
         return f"planned for {self.target.name}{how}"
+
+
+def _hardly_optimised(compiler: Compiler, here: Machine) -> tuple[str, ...]:
+    return tuple("-O1" if flag == "-O3" else flag for flag in default_flags(compiler, here))
 
 
 def _compiled_twice(load):  # type: ignore[no-untyped-def]

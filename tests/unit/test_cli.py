@@ -197,6 +197,7 @@ def test_bench_shape_gives_values_to_symbols(add_model, tmp_path: Path) -> None:
         bench.open_dimensions(interface, {"x": (5,)})
 
 
+@pytest.mark.host
 def test_devices(
     kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

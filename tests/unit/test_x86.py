@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.assembly import Loop, Reading, described, innermost
+from bench.assembly import Loop, Reading, innermost
 from tests.cpu_stages import model_of
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
@@ -49,12 +49,6 @@ def test_innermost_loops_are_read() -> None:
 def test_text_without_loops() -> None:
     assert innermost("k0:\n\tjmp\t.L1\n.L1:\n\tret\n") == []
     assert Loop(1, ("ret",)).lanes == 1
-
-
-def test_a_machine_with_shorter_vectors() -> None:
-    short = described("emerald_rapids", 32)
-    assert (short.vector_bytes, short.vector_registers, short.lanes(4)) == (32, 16, 8)
-    assert short.fma_rate == WIDE.fma_rate / 2 and "avx512f" not in short.features and "avx2" in short.features
 
 
 def test_gcc_does_not_carry_windows_between_turns() -> None:
