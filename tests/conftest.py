@@ -1,4 +1,4 @@
-"""Shared by all tests: `--all`, `--machine`, and a Model around a runner written in NumPy, for what needs no compiler."""
+"""Shared by all tests: `--all`, `--machine`, and a Model whose runner is NumPy, for what needs no compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ ELSEWHERE = pytest.StashKey[Elsewhere]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
     known = ", ".join(stored_machines())
-    parser.addoption("--machine", metavar="NAME", help=f"plan for this machine instead of the host: {known}, or a .json")
+    parser.addoption(
+        "--machine", metavar="NAME", help=f"plan for this machine instead of the host: {known}, or a .json"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

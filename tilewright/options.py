@@ -32,8 +32,8 @@ Progress = Callable[[str], None]
 class Options:
     """What the user chose; every field has a default that suits most models.
 
-    target      the machine to compile for: this CPU, a GPU, one that Tilewright has a description of (docs/machines.md),
-                or a .json file that describes one
+    target      the machine to compile for: this CPU, a GPU, one that `tilewright devices` lists, or a .json file that
+                describes one
     threads     worker threads on the CPU; None: as many as this process may use
     precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
                 "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It

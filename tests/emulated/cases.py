@@ -49,7 +49,7 @@ class Case:
 
 
 def targets() -> dict[str, tuple[Target, str]]:
-    """A server, whole and with less and less in it; a desktop with AVX2, and with that alone; and a server with NEON."""
+    """A server, whole and with less and less in it; a desktop with AVX2, and with that alone; one with NEON."""
     server = machine("emerald_rapids")
     plain = ("avx2", "fma", "avx512f")
 

@@ -223,9 +223,7 @@ def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(
     assert 0 < error(results["strassen"], results["direct"]) < 2e-6
 
 
-def test_an_edited_algorithm_is_replayed(
-    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_algorithm_is_replayed(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     always_worth_it(monkeypatch)
     model = layer((256, 512), (512, 1024))
     base = Options(cache_dir=kernel_cache, threads=1, contraction="strassen")
