@@ -67,8 +67,8 @@ def folded(model: ModelProto) -> Program:
     return programs(model, N1)["fold"]
 
 
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds((1, 1, 1), 1.0, 2.0))
+def always_worth_it(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int] = (1, 1, 1)) -> None:
+    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds(sizes, 1.0, 2.0))
 
 
 def forced(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
@@ -209,7 +209,7 @@ def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    always_worth_it(monkeypatch)
+    always_worth_it(monkeypatch, (256, 512, 1024))
     model = layer((256, 512), (512, 1024))
     x = np.random.default_rng(2).standard_normal((256, 512)).astype(np.float32)
     results = {}
