@@ -1,8 +1,8 @@
 """Inner loops of kernels planned for an x86-64 machine, cross-compiled and read: registers spilled, lanes gathered,
 reads a multiply-add, and the cycles llvm-mca gives them against the bound of the multiply-add pipes. Nothing is run.
 
-    python -m bench.assembly --models resnet50 --target sapphire_rapids --exports DIR
-    python -m bench.assembly --models '' --random 100
+    python -m bench.assembly --models resnet50 --target emerald_rapids --exports DIR
+    python -m bench.assembly --models '' --random 100 --target avx2_desktop
 
 Needs a C compiler for x86-64 and llvm-mca (on Debian: gcc-x86-64-linux-gnu, llvm-19).
 """
@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import tilewright.target
 from bench.kernel_cases import fixed_cases, random_cases, write_model
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, table
 from tilewright.compiler import build
@@ -26,14 +25,13 @@ from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, ToolchainError, default_flags, find_compiler
 from tilewright.target import Target, machine
 
-MACHINES = Path(tilewright.target.__file__).with_name("machines")
 COMPILER = "x86_64-linux-gnu-gcc"
 ANALYSERS = ("llvm-mca", *(f"llvm-mca-{version}" for version in range(21, 13, -1)))
 PIPES = 2
 LANES = {"zmm": 16, "ymm": 8, "xmm": 4}
 # What gcc compiles for, and whose pipes llvm-mca follows: its tables of Ice Lake and Sapphire Rapids give 512-bit
 # multiply-adds one pipe, and servers have two, as its table of Skylake says.
-PROCESSORS = {64: ("sapphirerapids", "skylake-avx512"), 32: ("haswell", "haswell"), 16: ("x86-64-v2", "sandybridge")}
+PROCESSORS = {64: ("sapphirerapids", "skylake-avx512"), 32: ("alderlake", "haswell"), 16: ("x86-64-v2", "sandybridge")}
 _FMA = re.compile(r"vfn?m(add|sub)\d*(ps)\b")
 _JUMP = re.compile(r"\s+j\w+\s+(\.L\w+)")
 _LABEL = re.compile(r"^(\.L\w+):")
@@ -162,23 +160,10 @@ def find_analyser() -> str:
     return found
 
 
-def described(name: str, vector_bytes: int | None) -> Target:
-    """An example's name or a file; with another vector width, the machine that would have it."""
-    target = machine(name if name.endswith(".json") else str(MACHINES / f"{name}.json"))
-    if vector_bytes is None or vector_bytes == target.vector_bytes:
-        return target
-    factor = vector_bytes / target.vector_bytes
-    kept = tuple(f for f in target.features if not f.startswith(("avx512", "amx")))
-    rate = target.fma_rate * factor
-    return replace(target, name=f"{target.name}_{8 * vector_bytes}", vector_bytes=vector_bytes, vector_registers=16,
-                   fma_rate=rate, features=kept, rates=(("fma_float32", rate),))  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.assembly", description=__doc__.split("\n\n")[0])
     add_zoo_options(parser, "assembly")
-    parser.add_argument("--target", default="sapphire_rapids", help="an example's name, or a .json file")
-    parser.add_argument("--vector-bytes", type=int, choices=sorted(PROCESSORS), help="as if vectors were this wide")
+    parser.add_argument("--target", default="emerald_rapids", help="a described machine's name, or a .json file")
     parser.add_argument("--compiler", default=COMPILER)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="squares and N seeded random shapes, too")
     parser.add_argument("--seed", type=int, default=1)
@@ -186,7 +171,7 @@ def main() -> None:
     parser.add_argument("--below", type=float, default=101.0, metavar="PERCENT", help="only loops under this share")
     arguments = parser.parse_args()
     names = chosen_models(parser, arguments)
-    target = described(arguments.target, arguments.vector_bytes)
+    target = machine(arguments.target)
     try:
         compiler, analyser = find_compiler(arguments.compiler), find_analyser()
         with export_folder(arguments) as (temporary, folder):

@@ -1,8 +1,8 @@
-"""Shared by all tests: `--all`, and a Model around a runner written in NumPy, for what needs no compiler."""
+"""Shared by all tests: `--all`, `--machine`, and a Model whose runner is NumPy, for what needs no compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,51 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from tests.cross import Elsewhere, elsewhere
 from tilewright.api import Model
 from tilewright.ir import dtypes
 from tilewright.ir.loops import Call, Kernel, LoopProgram
+from tilewright.target import stored_machines
+
+ELSEWHERE = pytest.StashKey[Elsewhere]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    known = ", ".join(stored_machines("cpu"))
+    parser.addoption(
+        "--machine", metavar="NAME", help=f"plan for this machine instead of the host: {known}, or a .json"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all")
+    config.addinivalue_line("markers", "host: is about this computer, whatever --machine says")
+    if name := config.getoption("--machine"):
+        config.stash[ELSEWHERE] = elsewhere(name)
+        config.stash[ELSEWHERE].enter()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if there := config.stash.get(ELSEWHERE, None):
+        there.leave()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    there = config.stash.get(ELSEWHERE, None)
+    return str(there) if there else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    there = item.config.stash.get(ELSEWHERE, None)
+    if there is None or item.get_closest_marker("host") is None:
+        return (yield)
+    there.leave()
+    try:
+        return (yield)
+    finally:
+        there.enter()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

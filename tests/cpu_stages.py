@@ -23,25 +23,27 @@ from tilewright.ir.text import program_text
 from tilewright.ir.verify import verify_loops, verify_program
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
-from tilewright.runtime import CpuModel
+from tilewright.runtime import CpuModel, this_machine
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
-from tilewright.target import machine
+from tilewright.target import Target, machine
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
 
-CPU = machine("cpu")
+CPU = machine("cpu")  # where kernels run; a test that looks at a plan names its machine
+# With --machine it may be another processor, whose instructions are then spelled out.
+DIALECT = "c" if set(CPU.features) <= this_machine().features else "portable"
 Arrays = Mapping[str, np.ndarray]
 
 
-def programs(model: ModelProto | Path | Graph) -> dict[str, Program]:
+def programs(model: ModelProto | Path | Graph, target: Target = CPU) -> dict[str, Program]:
     """The Program after each stage that gives one."""
     graph = model if isinstance(model, Graph) else load(model, {})
     lowered = ops.lower(graph)
     folded = fold_constants(lowered)
-    staged = stage_operands(folded, CPU)
-    made = {"program": lowered, "fold": folded, "staging": staged, "layout": choose_layouts(staged, CPU)}
+    staged = stage_operands(folded, target)
+    made = {"program": lowered, "fold": folded, "staging": staged, "layout": choose_layouts(staged, target)}
     for program in made.values():
         verify_program(program)
     return made
@@ -71,11 +73,12 @@ def output_names(program: Program) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Program with its Plan and Loops."""
+    """A Program with its Plan and Loops for a machine, which need not be the one that they run on."""
 
     program: Program
     plan: Plan
     loops: LoopProgram
+    target: Target = CPU
 
     def on_loops(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """The outputs as the interpreter of Loops computes them, every access checked."""
@@ -91,7 +94,8 @@ class Lowered:
         return {name: tensors[t.name].reshape(t.shape) for t, name in found}  # type: ignore[arg-type]
 
     def compiled(self, cache: Path, threads: int = 2) -> CpuModel:
-        sources = backend_cpu.render(self.loops, CPU)
+        # what is planned for another machine runs all the same, with its instructions spelled out
+        sources = backend_cpu.render(self.loops, self.target, "c" if self.target == CPU else "portable")
         options = Options(cache_dir=cache, threads=threads)
         return backend_cpu.load(sources, self.loops, self.program, self.plan, CPU, options)
 
@@ -100,12 +104,13 @@ class Lowered:
 
 
 def lowered(
-    program: Program, schedule: str = "connected", streaming: str = "auto", plan: Plan | None = None
-) -> Lowered:
-    chosen = plan or make_plan(program, CPU, schedule, streaming)
-    loops = lower_program(program, chosen, CPU, None)
+    program: Program, schedule: str = "connected", streaming: str = "auto", plan: Plan | None = None,
+    target: Target = CPU,
+) -> Lowered:  # fmt: skip
+    chosen = plan or make_plan(program, target, schedule, streaming)
+    loops = lower_program(program, chosen, target, None)
     verify_loops(loops)
-    return Lowered(program, chosen, loops)
+    return Lowered(program, chosen, loops, target)
 
 
 def run_native(model: CpuModel, program: Program, inputs: Arrays) -> dict[str, np.ndarray]:

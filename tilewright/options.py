@@ -11,8 +11,10 @@ from typing import Any
 
 from tilewright.errors import OptionError
 from tilewright.runtime.cache import default_root
+from tilewright.target import stored_machines
 
-TARGETS = ("cpu", "cuda", "cuda-emulated")
+GPUS = ("cuda", "cuda-emulated")
+TARGETS = ("cpu", *GPUS)
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 CONVOLUTIONS = ("auto", "direct")
@@ -30,7 +32,8 @@ Progress = Callable[[str], None]
 class Options:
     """What the user chose; every field has a default that suits most models.
 
-    target      the machine to compile for, or a .json file that describes one
+    target      the machine to compile for: this CPU, a GPU, one that `tilewright devices` lists, or a .json file that
+                describes one
     threads     worker threads on the CPU; None: as many as this process may use
     precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
                 "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It
@@ -117,7 +120,8 @@ def check_target(value: object) -> None:
     """A name, or a file; whether the file is there, and right, is seen when it is read."""
     if isinstance(value, str) and value.endswith(DESCRIPTION_SUFFIX):
         return
-    check_choice("target", value, TARGETS, f", or a {DESCRIPTION_SUFFIX} file that describes a machine")
+    known = (*TARGETS, *stored_machines())
+    check_choice("target", value, known, f", or a {DESCRIPTION_SUFFIX} file that describes a machine")
 
 
 def check_choice(option: str, value: object, allowed: tuple[str, ...], others: str = "") -> None:
@@ -129,8 +133,8 @@ def check_choice(option: str, value: object, allowed: tuple[str, ...], others: s
 
 
 def check_precision(value: object, target: str = "cpu") -> None:
-    if value == "bfloat16" and target != "cpu":
-        raise OptionError(f"precision 'bfloat16' is for the target cpu alone so far, not {target!r}")
+    if value == "bfloat16" and target in GPUS:
+        raise OptionError(f"precision 'bfloat16' is for CPUs alone so far, not {target!r}")
     if value is None or value in PRECISIONS:
         return
     allowed = f"it is one of {', '.join(PRECISIONS)}, or left out to follow the model"

@@ -1,19 +1,17 @@
-"""What runs on an emulated x86 processor: contractions and models planned for the machines that have the instructions.
+"""What runs on an emulated processor: contractions and models planned for the machines that have the instructions.
 
 Every instruction of the table that x86 has, over aligned, ragged and tiny shapes, and plain vectors beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import tilewright.target
 from tests.unit.test_instructions import Pair, conv, matmul, numbers
 from tilewright import backend_cpu
 from tilewright.compiler import build
@@ -51,26 +49,29 @@ class Case:
 
 
 def targets() -> dict[str, tuple[Target, str]]:
-    """The example description of a server, whole and with less and less in it; and a desktop with AVX2 alone."""
-    server = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
+    """A server, whole and with less and less in it; a desktop with AVX2, and with that alone; one with NEON."""
+    server = machine("emerald_rapids")
     plain = ("avx2", "fma", "avx512f")
 
     def only(*more: str) -> Target:
         return replace(server, features=(*plain, *more))
 
-    desktop = replace(server, vector_bytes=32, vector_registers=16, features=("avx2", "fma"))
+    desktop = machine("avx2_desktop")
     return {
         "amx": (server, "sapphirerapids"),
         "vnni": (only("avx512_vnni"), "cascadelake"),
         "bf16": (only("avx512_bf16"), "cooperlake"),
         "avx512": (only(), "skylake-avx512"),
-        "avx_vnni": (replace(desktop, features=("avx2", "fma", "avx_vnni")), "alderlake"),
-        "avx2": (desktop, "haswell"),
+        "avx_vnni": (desktop, "alderlake"),
+        "avx2": (replace(desktop, features=("avx2", "fma")), "haswell"),
+        "neon": (machine("neoverse_n1"), "neoverse_n1"),
     }
 
 
+X86 = ("amx", "vnni", "bf16", "avx512", "avx_vnni", "avx2")
 USED = {
     "amx": ("amx_bf16", "amx_int8"), "vnni": ("vnni_int8",), "bf16": ("vdp_bf16",), "avx_vnni": ("vnni_int8_256",),
+    "neon": ("sdot_int8",),
 }  # fmt: skip
 SHAPES = (
     (64, 64, 128), (128, 96, 256),  # whole tiles
@@ -79,11 +80,11 @@ SHAPES = (
 WINDOWS = (((2, 4, 5, 20), 9, 3, 1, 1), ((1, 8, 8, 64), 33, 3, 2, 1), ((1, 7, 7, 40), 20, 1, 1, 0))
 
 
-def every_case(quick: bool = False) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the case; the interpreter's part of it takes a while."""
-    machines = targets()
-    for kind, names in USED.items():
-        for name in names:
+def every_case(kinds: Sequence[str] = X86, quick: bool = False) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Names, and what makes the case, for these kinds of `targets`; the interpreter's part of it takes a while."""
+    machines = {kind: there for kind, there in targets().items() if kind in kinds}
+    for kind in machines:
+        for name in USED.get(kind, ()):
             dot = DOTS[name]
             for pair, *_ in (*dot.instructions, *dot.moved):
                 exact = EXACT if dot.accumulator == "int32" else ROUNDED

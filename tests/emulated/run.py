@@ -1,6 +1,7 @@
-"""Runs kernels for x86 on an emulated processor and compares them with the interpreter: see README.md beside this file.
+"""Runs kernels on an emulated processor and compares them with the interpreter: see README.md beside this file.
 
-    python -m tests.emulated.run --qemu qemu-x86_64-static                       (AVX2 alone, in seconds)
+    python -m tests.emulated.run --qemu qemu-x86_64                              (AVX2 alone, in seconds)
+    python -m tests.emulated.run --qemu qemu-aarch64                             (NEON)
     python -m tests.emulated.run --bochs DIR --kernel vmlinuz --isolinux DIR     (AVX-512, VNNI, BF16 and AMX)
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.emulated.cases import Case, every_case, targets
+from tests.emulated.cases import X86, Case, every_case, targets
 from tests.emulated.guest import boot_files, configuration, list_line
 from tilewright.runtime import Machine, default_flags, find_compiler, permissions
 from tilewright.runtime.cpu_model import table_source
@@ -36,8 +37,8 @@ class Tools:
     folder: Path
 
 
-def zig(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl", "-g0", *arguments]
+def zig(*arguments: str, architecture: str = "x86_64") -> list[str]:
+    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-musl", "-g0", *arguments]
 
 
 def call(command: Sequence[str], folder: Path) -> None:
@@ -51,11 +52,12 @@ def compile_case(case: Case, tools: Tools) -> Path:
     folder = tools.folder / "cases" / case.name
     folder.mkdir(parents=True, exist_ok=True)
     compiler = find_compiler(tools.kernels)
-    machine = Machine("x86_64", "emulated", frozenset(case.target.features))
+    architecture = case.target.architecture
+    machine = Machine(architecture, "emulated", frozenset(case.target.features))
     processor = case.processor if compiler.kind != "zig" else case.processor.replace("-", "_")
     flags = [f.replace("native", processor) for f in default_flags(compiler, machine)]
     if compiler.kind == "zig":
-        flags += ["-target", "x86_64-linux-musl"]
+        flags += ["-target", f"{architecture}-linux-musl"]
     objects = []
     for name, text in {**case.image.kernels, "tw_table": table_source(case.image)}.items():
         (folder / f"{name}.c").write_text(text)
@@ -65,7 +67,8 @@ def compile_case(case: Case, tools: Tools) -> Path:
     numbers = {"CALL": permissions._ARCH_PRCTL, "REQUEST": permissions._REQUEST_PERMISSION,
                "TILES": permissions._TILE_DATA}  # fmt: skip
     defined = [f"-DPERMISSION_{name}={number}" for name, number in numbers.items()]
-    call(zig("-O2", "-static", "-w", *defined, f"-I{NATIVE}", *rest, *objects, "-lm", "-o", "program"), folder)
+    linked = ["-O2", "-static", "-w", *defined, f"-I{NATIVE}", *rest, *objects, "-lm", "-o", "program"]
+    call(zig(*linked, architecture=architecture), folder)
     (folder / "weights").write_bytes(bytes(case.image.weights))
     for kind, arrays in (("input", case.inputs), ("wanted", case.wanted)):
         for number, array in enumerate(arrays):
@@ -91,16 +94,12 @@ def arguments_of(case: Case) -> list[str]:
     return [case.name, "2", str(case.tolerance), "1" if case.needs_tiles else "0", kinds]
 
 
-def run_qemu(qemu: str, cases: Sequence[Case], tools: Tools) -> int:
-    """In this process's own system, one program after the other."""
-    failures = 0
-    for case in cases:
-        command = [qemu, "-cpu", "max", "./program", *arguments_of(case)]
-        folder = tools.folder / "cases" / case.name
-        done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
-        print(done.stdout.strip() or f"{case.name}: FAILED with status {done.returncode} {done.stderr.strip()}")
-        failures += done.returncode != 0
-    return failures
+def run_qemu(qemu: str, case: Case, folder: Path) -> tuple[bool, str]:
+    """In this process's own system: whether the result is the wanted one, and what was said about it."""
+    command = [qemu, "-cpu", "max", "./program", *arguments_of(case)]
+    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+    said = done.stdout.strip() or f"{case.name}: FAILED with status {done.returncode} {done.stderr.strip()}"
+    return done.returncode == 0, said
 
 
 def run_bochs(given: argparse.Namespace, cases: Sequence[Case], tools: Tools) -> int:
@@ -135,7 +134,7 @@ def run_bochs(given: argparse.Namespace, cases: Sequence[Case], tools: Tools) ->
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--qemu", help="qemu-user for x86-64; runs what needs AVX2 alone")
+    parser.add_argument("--qemu", help="qemu-user for x86-64, which runs AVX2, or for aarch64")
     parser.add_argument("--bochs", type=Path, help="the folder where Bochs 2.8 or later was built, with AMX")
     parser.add_argument("--bios", type=Path, help="the folder of BIOS-bochs-latest and vgabios.bin", default=None)
     parser.add_argument("--kernel", type=Path, help="a Linux kernel for x86-64, 5.16 or later, with a serial console")
@@ -150,16 +149,20 @@ def main() -> int:
         parser.error("give --qemu, or --bochs with --kernel and --isolinux")
     tools = Tools(given.compiler, given.folder.resolve())
     shutil.rmtree(tools.folder / "cases", ignore_errors=True)
-    wanted = "avx2-" if given.qemu else ""
-    cases = []
-    for name, make in every_case(given.quick):
-        if given.only not in name or not name.startswith(wanted):
+    kinds = X86 if not given.qemu else ("neon",) if "aarch64" in Path(given.qemu).name else ("avx2",)
+    cases, failures = [], 0
+    for name, make in every_case(kinds, given.quick):
+        if given.only not in name:
             continue
         case = make()
         cases.append(case)
-        compile_case(case, tools)
+        folder = compile_case(case, tools)
         print(f"made {case.name}: {', '.join(case.instructions) or 'plain vectors'}", flush=True)
-    return 1 if (run_qemu(given.qemu, cases, tools) if given.qemu else run_bochs(given, cases, tools)) else 0
+        if given.qemu:
+            is_right, said = run_qemu(given.qemu, case, folder)
+            print(said, flush=True)
+            failures += not is_right
+    return 1 if (failures if given.qemu else run_bochs(given, cases, tools)) else 0
 
 
 if __name__ == "__main__":

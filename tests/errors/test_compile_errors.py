@@ -54,12 +54,14 @@ def test_torch_module() -> None:
 WRONG_OPTIONS = [
     (
         {"target": "gpu"},
-        "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, or a .json file that describes a machine; "
+        "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, apple_arm, avx2_desktop, "
+        "emerald_rapids, emerald_rapids_avx512, neoverse_n1, or a .json file that describes a machine; "
         "did you mean 'cpu'?",
     ),
     (
         {"target": "tpu9000"},
-        "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated, or a .json file that describes a machine",
+        "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated, apple_arm, avx2_desktop, "
+        "emerald_rapids, emerald_rapids_avx512, neoverse_n1, or a .json file that describes a machine",
     ),
     (
         {"schedule": "conected"},
@@ -86,7 +88,7 @@ WRONG_OPTIONS = [
     ),
     (
         {"precision": "bfloat16", "target": "cuda"},
-        "precision 'bfloat16' is for the target cpu alone so far, not 'cuda'",
+        "precision 'bfloat16' is for CPUs alone so far, not 'cuda'",
     ),
     ({"shapes": {"x": "2x3"}}, "the shape of 'x' must be a number or a tuple of them, not '2x3'"),
     ({"shapes": {"x": (2, -1)}}, "the shape of 'x' must be a number or a tuple of them, not (2, -1)"),

@@ -21,6 +21,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend import onnx as frontend
 from tilewright.ir.compute import Program
 from tilewright.ir.graph import Graph, Node, Value
+from tilewright.target import Target
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -47,8 +48,8 @@ def graph_of(case: Case) -> Graph:
     return frontend.load(case.model, {n: a.shape for n, a in case.inputs.items()})
 
 
-def program_of(graph: Graph) -> Program:
-    return choose_layouts(stage_operands(fold_constants(ops.lower(graph)), CPU), CPU)
+def program_of(graph: Graph, target: Target = CPU) -> Program:
+    return choose_layouts(stage_operands(fold_constants(ops.lower(graph)), target), target)
 
 
 def prefixed(graph: Graph, prefix: str) -> Graph:
@@ -99,10 +100,10 @@ def native(graph: Graph, inputs: Mapping[str, np.ndarray], kernel_cache: Path) -
     return run_native(lowered(program).compiled(kernel_cache), program, inputs)
 
 
-def unsupported(graph: Graph) -> str | None:
+def unsupported(graph: Graph, target: Target = CPU) -> str | None:
     """Why this graph has no machine code yet: it needs a kind of compute that is not compiled."""
     try:
-        lowered(program_of(graph))
+        lowered(program_of(graph, target), target=target)
     except UnsupportedError as error:
         if "not compiled yet" not in str(error):
             raise

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from tests.cpu_stages import CPU, evaluated, lowered, model_of, programs, random_inputs
+from tests.cpu_stages import evaluated, lowered, model_of, programs, random_inputs
 from tilewright.schedule.planner import make_plan
-from tilewright.target import Target
+from tilewright.target import Target, machine
+
+N1 = machine("neoverse_n1")
 
 
 def with_first_cache(architecture: str, kilobytes: int) -> Target:
-    levels = (CPU.levels[0], replace(CPU.levels[1], capacity=kilobytes * 1024), *CPU.levels[2:])
-    return replace(CPU, architecture=architecture, levels=levels)
+    levels = (N1.levels[0], replace(N1.levels[1], capacity=kilobytes * 1024), *N1.levels[2:])
+    return replace(N1, architecture=architecture, levels=levels)
 
 
 FOUR_WAYS = with_first_cache("aarch64", 64)
@@ -49,15 +51,15 @@ def heads(rows: int, length: int, count: int, size: int) -> ModelProto:
 def test_where_columns_are_copied(
     rows: int, length: int, count: int, size: int, copied: bool, target: Target
 ) -> None:
-    program = programs(heads(rows, length, count, size))["layout"]
+    program = programs(heads(rows, length, count, size), N1)["layout"]
     plan = make_plan(program, target, "register")
     assert [n.tensor for k in plan.kernels for n in k.nests] == (["t", "o"] if copied else ["o"])
 
 
 def test_copied_columns_give_the_same(kernel_cache: Path) -> None:
-    program = programs(heads(37, 130, 8, 32))["layout"]
+    program = programs(heads(37, 130, 8, 32), N1)["layout"]
     inputs = random_inputs(program)
-    low = lowered(program)
+    low = lowered(program, target=N1)
     assert any(n.tensor == "t" for k in low.plan.kernels for n in k.nests)
     wanted = evaluated(program, inputs, wide=True)["o"]
     np.testing.assert_allclose(low.natively(inputs, kernel_cache)["o"], wanted, rtol=2e-4, atol=2e-5)

@@ -18,6 +18,7 @@ from tilewright.cli import bench, common
 from tilewright.cli.main import COMMANDS, main
 from tilewright.errors import InputError
 from tilewright.report.sidebyside import Comparison, RuntimeResult
+from tilewright.target import stored_machines
 
 NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
 
@@ -196,16 +197,21 @@ def test_bench_shape_gives_values_to_symbols(add_model, tmp_path: Path) -> None:
         bench.open_dimensions(interface, {"x": (5,)})
 
 
+@pytest.mark.host
 def test_devices(
     kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
     assert main(["devices", "--json"]) == 0
-    devices = json.loads(capsys.readouterr().out)["devices"]
+    printed = json.loads(capsys.readouterr().out)
+    assert [device["name"] for device in printed["described"]] == list(stored_machines())
+    devices = printed["devices"]
     assert [device["name"] for device in devices] == ["cpu", "cuda", "cuda-emulated"]
     assert devices[0]["error"] is None and devices[0]["description"]["levels"]
     assert main(["devices"]) == 0
     shown = capsys.readouterr().out
+    for name in stored_machines():
+        assert name in shown
     for word in ("L2", "read, alone", "fma_float32", "from kernel to kernel", "numbers: measured 20"):
         assert word in shown
 

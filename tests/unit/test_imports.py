@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intrinsics": {"ir"},
     "render": {"ir", "target", "intrinsics"},
     "runtime": set(),
-    "options": {"runtime"},
+    "options": {"runtime", "target"},  # names of machines, and where caches are
     "compiler": {"options", "backend_cpu", "backend_gpu", "verifying", *BELOW_COMPILER},
     "verifying": {"options", *BELOW_COMPILER},
     "backend_cpu": {"options", *BELOW_COMPILER},

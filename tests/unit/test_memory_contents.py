@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto
 
 from tests.cpu_stages import (
     CPU,
+    DIALECT,
     Lowered,
     Step,
     error,
@@ -142,9 +143,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 def made(name: str) -> tuple[Program, ModelImage]:
     precision = "bfloat16" if name.endswith(" narrow") else None
     graph = load(CASES[name.removesuffix(" narrow")], {})
-    found = compile_graph(graph, CPU, Options(stop_after="source", precision=precision))
+    found = compile_graph(graph, CPU, Options(stop_after="loops", precision=precision))
     assert found.loops is not None and found.program is not None and found.plan is not None
-    return found.program, backend_cpu.model_image(found.sources, found.loops, found.program, found.plan)
+    sources = backend_cpu.render(found.loops, CPU, DIALECT)
+    return found.program, backend_cpu.model_image(sources, found.loops, found.program, found.plan)
 
 
 def outputs_of(program: Program, image: ModelImage, built: Builder, threads: int = 1) -> dict[str, bytes]:
@@ -241,7 +243,7 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
 
 
 def image_of(made: Lowered) -> ModelImage:
-    return backend_cpu.model_image(backend_cpu.render(made.loops, CPU), made.loops, made.program, made.plan)
+    return backend_cpu.model_image(backend_cpu.render(made.loops, CPU, DIALECT), made.loops, made.program, made.plan)
 
 
 @pytest.mark.parametrize("name", TILED)

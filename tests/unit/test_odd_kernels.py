@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import tilewright.target
 from tests.cpu_stages import Step, model_of
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
@@ -17,9 +15,8 @@ from tilewright.options import Options
 from tilewright.schedule.plan import Plan
 from tilewright.target import MemoryLevel, Target, machine
 
-X86 = machine(str(Path(tilewright.target.__file__).parent / "machines" / "sapphire_rapids.json"))
-AVX2 = replace(X86, name="avx2", vector_bytes=32, vector_registers=16, fma_rate=3.75e10, features=("avx2", "fma"),
-               rates=(("fma_float32", 3.75e10),))  # fmt: skip
+X86 = machine("emerald_rapids")
+AVX2 = machine("avx2_desktop")
 NEON = Target(
     "cpu", "cpu", "aarch64", units=2, vector_bytes=16, vector_registers=32, fma_rate=2e10,
     levels=(

@@ -19,7 +19,7 @@ from tilewright.ir.expr import Load, is_op, loads
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.verify import verify_program
 from tilewright.schedule.planner import make_plan
-from tilewright.target import machine
+from tilewright.target import machine, stored_machines
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import contracted, set_precision
@@ -185,8 +185,16 @@ def test_long_attention_is_streamed_in_bfloat16_too() -> None:
 
 
 def test_where_bfloat16_is_refused() -> None:
-    with pytest.raises(OptionError, match="precision 'bfloat16' is for the target cpu alone so far"):
+    with pytest.raises(OptionError, match="precision 'bfloat16' is for CPUs alone so far, not 'cuda'"):
         Options(precision="bfloat16", target="cuda")
+    program = ops.lower(load(model([], {"x": (FLOAT, [2])}, {"x": (FLOAT, [2])}, {}), {}))
+    with pytest.raises(OptionError, match="precision 'bfloat16' is for CPUs alone so far, not 'cuda'"):
+        set_precision(program, machine("cuda"), "bfloat16")  # a file may describe a GPU
+
+
+@pytest.mark.parametrize("name", stored_machines("cpu"))
+def test_bfloat16_is_for_every_described_cpu(name: str) -> None:
+    assert Options(precision="bfloat16", target=name).target == name
 
 
 # --- conversions in vectors

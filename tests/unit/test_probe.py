@@ -18,6 +18,7 @@ from tilewright.target import from_json, kept, machine, probe, this_cpu
 from tilewright.target.machine import Target
 from tilewright.target.probe import Figure, ProbeError
 
+pytestmark = pytest.mark.host
 X86 = frozenset({"avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"})
 
 

@@ -19,6 +19,8 @@ from tilewright.target import machine
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import Predict, stage_operands
 
+N1 = machine("neoverse_n1")
+
 
 def convolution(
     image: tuple[int, ...], weight: tuple[int, ...], stride: int = 1, dilation: int = 1, groups: int = 1,
@@ -160,34 +162,34 @@ def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
     weight = np.random.default_rng(4).standard_normal((194, 2, 3, 3)).astype(np.float32)
     steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 2, "dilations": [2, 2], "pads": [2] * 4})]
     model = model_of(steps, {"x": (1, 4, 33, 86)}, {"y": (1, 194, 33, 86)}, {"w": weight})
-    folded = programs(model)["fold"]
+    folded = programs(model, N1)["fold"]
 
     def predict(program: Program) -> float:
-        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+        return predicted_seconds(choose_layouts(program, N1), N1, "connected")
 
-    turned, kept = (choose_layouts(stage_operands(folded, CPU, p), CPU) for p in (None, predict))
+    turned, kept = (choose_layouts(stage_operands(folded, N1, p), N1) for p in (None, predict))
     (copy,) = kept.staged
     assert kept.layouts[copy].is_natural and not turned.layouts[turned.staged[0]].is_natural
-    assert predicted_seconds(kept, CPU, "connected") < predicted_seconds(turned, CPU, "connected")
-    made = lowered(kept)
+    assert predict(kept) < predict(turned)
+    made = lowered(kept, target=N1)
     assert [n.vector for n in made.plan.kernels[-1].nests] == ["o3"]
     inputs = random_inputs(folded)
-    assert error(made.natively(inputs, tmp_path)["y"], lowered(turned).natively(inputs, tmp_path)["y"]) < 1e-6
+    other = lowered(turned, target=N1).natively(inputs, tmp_path)["y"]
+    assert error(made.natively(inputs, tmp_path)["y"], other) < 1e-6
     again = {t.name: layout for t, layout in read_back(kept).layouts.items()}
     assert again[copy.name].is_natural
 
 
 def test_sums_over_many_channels_turn_their_copy() -> None:
-    folded = programs(convolution((1, 64, 20, 20), (64, 64, 3, 3), pads=(1, 1, 1, 1)))["fold"]
-    staged = stage_operands(folded, CPU, lambda p: predicted_seconds(choose_layouts(p, CPU), CPU, "connected"))
-    assert all(not layout.is_natural for layout in choose_layouts(staged, CPU).layouts.values())
+    folded = programs(convolution((1, 64, 20, 20), (64, 64, 3, 3), pads=(1, 1, 1, 1)), N1)["fold"]
+    staged = stage_operands(folded, N1, lambda p: predicted_seconds(choose_layouts(p, N1), N1, "connected"))
+    assert all(not layout.is_natural for layout in choose_layouts(staged, N1).layouts.values())
 
 
-@pytest.mark.skipif(not CPU.lane_multiply, reason="multiplies by lanes on Arm alone")
 def test_positions_that_leave_vectors_uneven_are_copied() -> None:
     """49 positions: lanes run along the weights, which multiply lanes of the copy; 60 positions fill vectors as is."""
-    uneven = programs(convolution((1, 160, 7, 7), (960, 160, 1, 1)))["staging"]
-    even = programs(convolution((1, 160, 6, 10), (960, 160, 1, 1)))["staging"]
+    uneven = programs(convolution((1, 160, 7, 7), (960, 160, 1, 1)), N1)["staging"]
+    even = programs(convolution((1, 160, 6, 10), (960, 160, 1, 1)), N1)["staging"]
     assert uneven.staged and not even.staged
 
 
@@ -195,10 +197,10 @@ def test_an_input_whose_windows_hang_over_by_one_is_read_in_place() -> None:
     """A single window at each end of a row knows what it may read; several are lanes that ask each for itself."""
 
     def staged(model: ModelProto, predict: Predict | None) -> tuple[Tensor, ...]:
-        return stage_operands(programs(model)["fold"], CPU, predict).staged
+        return stage_operands(programs(model, N1)["fold"], N1, predict).staged
 
     def predict(program: Program) -> float:
-        return predicted_seconds(choose_layouts(program, CPU), CPU, "connected")
+        return predicted_seconds(choose_layouts(program, N1), N1, "connected")
 
     def depthwise(size: int, pad: int) -> ModelProto:
         weight = np.ones((32, 1, size, size), np.float32)

@@ -33,8 +33,9 @@ from tilewright.ir.simplify import simplify
 from tilewright.schedule.check import check_plan
 from tilewright.schedule.plan import Plan
 from tilewright.schedule.propagate import extent_of
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import MemoryLevel, Target, machine
 
+N1 = machine("neoverse_n1")
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS = 5
 LINE = 16  # elements of float32 in a cache line
@@ -63,8 +64,8 @@ def recurrence(
 @pytest.mark.parametrize("kind", GATES)
 def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, tmp_path: Path) -> None:
     model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)
-    program = programs(model)["layout"]
-    made = lowered(program)
+    program = programs(model, N1)["layout"]
+    made = lowered(program, target=N1)
     repeated = [k for k in made.plan.kernels if k.scan is not None]
     assert any(n.alternate for k in repeated for n in k.nests)
     inputs = random_inputs(program)
@@ -76,8 +77,8 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 96), ("LSTM", 112), ("GRU", 112), ("RNN", 256)])
 def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_path: Path) -> None:
     """What a step reads last, the next one reads first: the same quarter of the same block of the weights."""
-    program = programs(recurrence(kind, hidden=hidden))["layout"]
-    made = lowered(program)
+    program = programs(recurrence(kind, hidden=hidden), N1)["layout"]
+    made = lowered(program, target=N1)
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     (blocks,) = [s for s in statements(kernel.body) if isinstance(s, For) and s.axis.name.endswith("_block")][:1]
     (quarters,) = [s for s in statements(blocks.body) if isinstance(s, For) and s.axis.name.endswith("_quarter")][:1]
@@ -102,22 +103,22 @@ def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_p
 
 
 def test_small_weights_are_walked_one_way() -> None:
-    plan = lowered(programs(recurrence("LSTM", hidden=12))["layout"]).plan
+    plan = lowered(programs(recurrence("LSTM", hidden=12), N1)["layout"], target=N1).plan
     assert not any(n.alternate for k in plan.kernels for n in k.nests)
 
 
 def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> None:
     """The state first, since other tiles wrote most of it; where one tile does everything, it is near already. The
     cell is its own, but so many weights push it out."""
-    made = lowered(programs(recurrence("LSTM", hidden=84))["layout"])
+    made = lowered(programs(recurrence("LSTM", hidden=84), N1)["layout"], target=N1)
     step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
     assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_c", "h_forward_input")
-    alone = lowered(programs(recurrence("LSTM", hidden=20))["layout"]).plan
+    alone = lowered(programs(recurrence("LSTM", hidden=20), N1)["layout"], target=N1).plan
     assert [k.prefetch for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
-    text = backend_cpu.render(made.loops, CPU)[kernel.name]
+    text = backend_cpu.render(made.loops, N1)[kernel.name]
     assert 0 < text.index("__builtin_prefetch") < text.index("acc_0")
 
 
@@ -140,7 +141,7 @@ def hints(body: Sequence[Stmt], at: dict[Axis, int]) -> Iterator[tuple[Buffer, i
 )
 def test_hints_cover_the_lines_of_a_step(kind: str, hidden: int, asks: int) -> None:
     """A few in each turn of the first nest's loop, whether their number is a multiple of its turns or not."""
-    made = lowered(programs(recurrence(kind, hidden=hidden))["layout"])
+    made = lowered(programs(recurrence(kind, hidden=hidden), N1)["layout"], target=N1)
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     asked: dict[Buffer, set[int]] = {}
     for buffer, place in hints(kernel.body, {kernel.step: 0}):  # type: ignore[dict-item]
@@ -161,11 +162,11 @@ def test_every_step_gives_a_worker_the_same_tiles() -> None:
 
 def test_what_is_stored_twice_is_computed_once() -> None:
     """The hidden state goes to the next step and to the output; its value waits in a register."""
-    made = lowered(programs(recurrence("LSTM", hidden=8))["layout"])
+    made = lowered(programs(recurrence("LSTM", hidden=8), N1)["layout"], target=N1)
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     held = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer.name.startswith("value")]
     assert held and all(b.memory is Memory.REGISTER for b in held)
-    text = backend_cpu.render(made.loops, CPU)[kernel.name]
+    text = backend_cpu.render(made.loops, N1)[kernel.name]
     body = text[text.index(f"void {kernel.name}(") :]
     assert body.count("tw_tanh_") == 2  # the two vectors of a call are a pair
 
@@ -184,14 +185,14 @@ def test_a_light_step_is_left_to_one_worker() -> None:
     """A step reads one row of its input: meeting at every step would cost more than the row."""
     axis = {"axis": np.array(0, np.int64)}
     model = model_of([("CumSum", ["x", "axis"], "y", {})], {"x": (1000, 64)}, {"y": (1000, 64)}, axis)
-    (kernel,) = lowered(programs(model)["layout"]).plan.kernels
+    (kernel,) = lowered(programs(model, N1)["layout"], target=N1).plan.kernels
     assert kernel.scan is not None and kernel.tiles == 1
 
 
 @pytest.mark.parametrize("hidden", [128, 256, 384])
 def test_a_step_over_large_weights_is_one_kernel(hidden: int) -> None:
     """A second kernel would make the workers meet twice at every step."""
-    plan = lowered(programs(recurrence("LSTM", hidden=hidden, steps=50))["layout"]).plan
+    plan = lowered(programs(recurrence("LSTM", hidden=hidden, steps=50), N1)["layout"], target=N1).plan
     stepped = [k for k in plan.kernels if k.scan is not None]
     assert len(stepped) == 1 and stepped[0].tiles > 1
 
@@ -292,12 +293,12 @@ def test_a_plan_names_weights_that_there_are() -> None:
 
 def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
     """The whole of them as they are packed, with what fills up their panels."""
-    program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]
-    plan = lowered(program).plan
+    program = programs(recurrence("LSTM", hidden=84, inputs=40), N1)["layout"]
+    plan = lowered(program, target=N1).plan
     weights = next(name for name, _ in plan.layouts if "recurrence" in name)
     keeping = replace(plan, kernels=tuple(replace(k, keeps=(weights,)) if k.scan else k for k in plan.kernels))
-    made = lowered(program, plan=Plan.from_json(keeping.to_json()))
-    image = backend_cpu.model_image(backend_cpu.render(made.loops, CPU), made.loops, made.program, made.plan)
+    made = lowered(program, plan=Plan.from_json(keeping.to_json()), target=N1)
+    image = backend_cpu.model_image(backend_cpu.render(made.loops, N1), made.loops, made.program, made.plan)
     (kept,) = image.kept
     shape = dict(plan.layouts)[weights].storage_shape((4, 84, 84))
     assert (kept.bytes, kept.parts) == (prod(extent_of(e) for e in shape) * 4, 2)

@@ -25,6 +25,7 @@ from tilewright.transform.staging import stage_operands
 from tilewright.transform.strassen import DATA, PRODUCTS, RESULT, WEIGHTS, Seconds, choose_products, find_product, worth
 
 Shape = tuple[int, ...]
+N1 = machine("neoverse_n1")
 
 
 def layer(data: Shape, weights: Shape, operator: str = "MatMul", **attributes: object) -> ModelProto:
@@ -63,12 +64,16 @@ MODELS: dict[str, ModelProto] = {
 
 
 def folded(model: ModelProto) -> Program:
-    return programs(model)["fold"]
+    return programs(model, N1)["fold"]
+
+
+def always_worth_it(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int] = (1, 1, 1)) -> None:
+    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds(sizes, 1.0, 2.0))
 
 
 def forced(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The Program with all its products as seven."""
-    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds((1, 1, 1), 1.0, 2.0))
+    always_worth_it(monkeypatch)
     result = choose_products(program, lambda _: 0.0)
     verify_program(result)
     return result
@@ -172,7 +177,7 @@ def is_chosen(model: ModelProto) -> bool:
     program = folded(model)
     found = [p for p in (find_product(c, program.constants) for c in program.computes) if p is not None]
     assert len(found) == 1
-    return worth(found[0], program, lambda p: predicted_seconds(p, CPU, "register")) is not None
+    return worth(found[0], program, lambda p: predicted_seconds(p, N1, "register")) is not None
 
 
 def test_large_products_are_done_as_seven() -> None:
@@ -201,12 +206,15 @@ def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(evaluated(again, inputs)["y"], evaluated(program, inputs)["y"])
 
 
-def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(kernel_cache: Path) -> None:
+def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_worth_it(monkeypatch, (256, 512, 1024))
     model = layer((256, 512), (512, 1024))
     x = np.random.default_rng(2).standard_normal((256, 512)).astype(np.float32)
     results = {}
     for way in ("strassen", "direct"):
-        made = tilewright.compile(model, options=Options(cache_dir=kernel_cache, contraction=way, threads=1))
+        made = tilewright.compile(model, options=Options(cache_dir=tmp_path, contraction=way, threads=1))
         assert made.artifact.program is not None
         products = [c for c in made.artifact.program.computes if c.outputs[0].name.endswith("_strassen_products")]
         assert len(products) == (1 if way == "strassen" else 0)
@@ -215,7 +223,8 @@ def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(kernel_cac
     assert 0 < error(results["strassen"], results["direct"]) < 2e-6
 
 
-def test_an_edited_algorithm_is_replayed(tmp_path: Path, kernel_cache: Path) -> None:
+def test_an_edited_algorithm_is_replayed(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    always_worth_it(monkeypatch)
     model = layer((256, 512), (512, 1024))
     base = Options(cache_dir=kernel_cache, threads=1, contraction="strassen")
     first = tilewright.compile(model, options=replace(base, dump=tmp_path))
@@ -247,5 +256,5 @@ def test_rows_stay_apart_unless_asked_for() -> None:
     """By default a row's error does not depend on its neighbour, and it is a number whatever that one is."""
     assert Options().contraction == "direct"
     model = layer((256, 512), (512, 1024))
-    made = build(load(model, {}), machine("cpu"), Options(stop_after="algorithm"))
+    made = build(load(model, {}), N1, Options(stop_after="algorithm"))
     assert made.program is not None and not any("strassen" in t.name for t in made.program.tensors())

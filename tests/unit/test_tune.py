@@ -16,9 +16,11 @@ from tilewright.errors import OptionError
 from tilewright.options import Options
 from tilewright.schedule.candidates import feasible_plans, predict
 from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
 from tilewright.tune import tuner
 from tilewright.tune.groups import calls_of, find_groups, with_choices
 
+N1 = machine("neoverse_n1")
 RNG = np.random.default_rng(11)
 
 
@@ -102,9 +104,9 @@ def test_equal_kernels_are_one_group(model: ModelProto) -> None:
     steps = [("MatMul", ["x", "a"], "p", {}), ("MatMul", ["p", "b"], "q", {}), ("MatMul", ["q", "c"], "y", {})]
     constants = {"a": weights(32, 32), "b": weights(32, 32), "c": weights(32, 16)}
     chain = model_of(steps, {"x": [24, 32]}, {"y": [24, 16]}, constants)
-    program = programs(chain)["layout"]
-    plan = make_plan(program, CPU, "register")
-    groups = find_groups(program, plan, CPU)
+    program = programs(chain, N1)["layout"]
+    plan = make_plan(program, N1, "register")
+    groups = find_groups(program, plan, N1)
     assert sorted(len(g.members) for g in groups) == [1, 2]
     both = next(g for g in groups if len(g.members) == 2)
     width = dict(both.own.nests[0].register)["o1"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tilewright.target
-from bench.assembly import Loop, Reading, described, innermost
+from bench.assembly import Loop, Reading, innermost
 from tests.cpu_stages import model_of
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
@@ -19,8 +17,7 @@ from tilewright.runtime.toolchain import Compiler, Machine, default_flags
 from tilewright.schedule.plan import NestPlan
 from tilewright.target import Target, machine
 
-EXAMPLE = Path(tilewright.target.__file__).with_name("machines") / "sapphire_rapids.json"
-WIDE = machine(str(EXAMPLE))
+WIDE = machine("emerald_rapids")
 TEXT = """\
 k0:
 \txorl\t%eax, %eax
@@ -52,12 +49,6 @@ def test_innermost_loops_are_read() -> None:
 def test_text_without_loops() -> None:
     assert innermost("k0:\n\tjmp\t.L1\n.L1:\n\tret\n") == []
     assert Loop(1, ("ret",)).lanes == 1
-
-
-def test_a_machine_with_shorter_vectors() -> None:
-    short = described("sapphire_rapids", 32)
-    assert (short.vector_bytes, short.vector_registers, short.lanes(4)) == (32, 16, 8)
-    assert short.fma_rate == WIDE.fma_rate / 2 and "avx512f" not in short.features and "avx2" in short.features
 
 
 def test_gcc_does_not_carry_windows_between_turns() -> None:

@@ -49,7 +49,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target",
         metavar="TARGET",
-        help=f"the machine to compile for: {', '.join(TARGETS)}, or a .json file that describes one (default: cpu)",
+        help=f"the machine to compile for: {', '.join(TARGETS)}, a description that 'tilewright devices' lists, or a "
+        ".json file that describes one (default: cpu)",
     )
     group.add_argument("--threads", metavar="N", type=int, help="worker threads on the CPU (default: every core)")
     group.add_argument(

@@ -15,11 +15,13 @@ from rich.table import Table
 from tilewright.cli import common
 from tilewright.cli.progress import working
 from tilewright.options import TARGETS, Options, check_target
+from tilewright.target import stored_machines
 
 DESCRIPTION = """\
 List the targets: what each is, whether it can be used here, and if not, what is missing. The numbers
 are what the compiler decides by: memory levels, instructions, the cost of a barrier. This computer's
-processor is measured once and the figures are kept; --probe measures anew.
+processor is measured once and the figures are kept; --probe measures anew. After them come machines
+that Tilewright has a description of: they can be planned for wherever one is.
 
 With the name of one target, --json prints its description alone. Edited, such a file is a target too:
 --target FILE.json plans for the machine that it describes."""
@@ -27,6 +29,7 @@ With the name of one target, --json prints its description alone. Edited, such a
 EXAMPLE = """\
   tilewright devices
   tilewright devices --probe
+  tilewright devices emerald_rapids
   tilewright devices cpu --json > machine.json
   tilewright explain model.onnx --target machine.json --stop-after source"""
 
@@ -43,17 +46,22 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = Options.from_environment(threads=arguments.threads)
     names = TARGETS if arguments.device is None else (arguments.device,)
+    described = stored_machines() if arguments.device is None else ()
     for name in names:
         check_target(name)
     if arguments.probe:
         probe_anew(options)
     found = [describe(name, options) for name in names]
+    others = [describe(name, options) for name in described]
     if arguments.json:
-        common.print_json({"devices": found} if arguments.device is None else found[0]["description"])
+        whole = {"devices": found, "described": others}
+        common.print_json(whole if arguments.device is None else found[0]["description"])
         return 0
     console = common.output_console()
     for device in found:
         show(device, console)
+    if others:
+        console.print(described_table(others))
     return 0
 
 
@@ -66,11 +74,16 @@ def probe_anew(options: Options) -> None:
 
 
 def describe(name: str, options: Options) -> dict[str, Any]:
-    from tilewright.target import machine, why_not_here
+    from tilewright.target import GPUS, machine, why_not_here
 
     with working("looking at the machine") as tell:
         target = machine(name, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=tell)
-    error = why_not_here(target) if target.kind == "cpu" else missing_for_cuda() if target.name == "cuda" else None
+    if target.kind == "cpu":
+        error = why_not_here(target)
+    elif target.name in GPUS:
+        error = missing_for_cuda() if target.name == "cuda" else None
+    else:
+        error = "it is a description to plan for"
     return {"name": target.name, "error": error, "description": target.describe()}
 
 
@@ -98,6 +111,16 @@ def show(device: Mapping[str, Any], console: Console) -> None:
     if facts["rates"]:
         console.print(rate_table(facts))
     console.print()
+
+
+def described_table(devices: Sequence[Mapping[str, Any]]) -> Table:
+    title = "described, to plan for anywhere: --target NAME --stop-after source"
+    table = Table("target", "what", "runs here", title=title, title_justify="left")
+    for device in devices:
+        facts = device["description"]
+        state = "yes" if device["error"] is None else f"no: {device['error']}"
+        table.add_row(device["name"], escape(f"{summary(facts)[0]}\n{facts['source']}"), escape(state))
+    return table
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:

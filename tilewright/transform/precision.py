@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.errors import OptionError
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Program, Reduce, Scan
 from tilewright.ir.expr import Const, Expr, Load, cast, is_op, rewrite, select
@@ -25,6 +26,8 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
     if target.kind == "cpu" and precision != "float32":
         program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
     if precision == "bfloat16":
+        if target.kind != "cpu":
+            raise OptionError(f"precision 'bfloat16' is for CPUs alone so far, not {target.name!r}")
         program = use_bfloat16(program)
     return _with_guards_outside(program)
 

@@ -1,0 +1,169 @@
+"""Every machine that there is a description of, whatever these tests run on: what is planned for it compiles for it.
+
+Kernels are compiled by zig for the machine's own instructions, and run here as portable C. Of each kind a seeded sample
+runs always; everything, the zoo at full size too, with --all. `./test --machine NAME` does the same to all other tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import error, evaluated, lowered, programs, run_native
+from tests.cross import cross_compile
+from tests.emulated.cases import EXACT, models
+from tests.fuzz.programs import random_program
+from tests.ops.backend_cases import cases
+from tests.ops.test_backend import compare
+from tests.ops.test_native import BATCHES, graph_of, program_of, representatives, side_by_side, unsupported
+from tilewright import backend_cpu
+from tilewright.compiler import Artifact, build
+from tilewright.frontend.onnx import load
+from tilewright.ir.graph import Graph
+from tilewright.options import Options
+from tilewright.target import Target, machine, stored_machines
+from tilewright.transform.fold import fold_constants
+from tilewright.transform.layout import choose_layouts
+
+MACHINES = stored_machines("cpu")
+SEED = 11
+CASES_AT_ONCE = 40
+MODELS = {name: (model, precision, tolerance) for name, model, precision, tolerance in models()}
+
+
+def sampled(names: Sequence[object], count: int) -> list[object]:
+    """Every name for every machine: a seeded few for each machine run always, the others with --all."""
+    found = []
+    for number, there in enumerate(MACHINES):
+        always = set(np.random.default_rng([SEED, number]).permutation(len(names))[:count])
+        marks = [() if i in always else pytest.mark.slow for i in range(len(names))]
+        found += [pytest.param(there, name, marks=mark) for name, mark in zip(names, marks, strict=True)]
+    return found
+
+
+def check_numbers(made: Artifact, wanted: dict[str, np.ndarray], given: dict[str, np.ndarray], tolerance: float,
+                  folder: Path) -> None:  # fmt: skip
+    """The same Loops in portable C, run here."""
+    assert made.program is not None and made.plan is not None and made.loops is not None
+    sources = backend_cpu.render(made.loops, made.target, "portable")
+    here = replace(made.target, architecture="any", features=())
+    options = Options(cache_dir=folder, threads=2)
+    with backend_cpu.load(sources, made.loops, made.program, made.plan, here, options) as model:
+        found = run_native(model, made.program, given)
+    for name, array in wanted.items():
+        largest = np.abs(array[np.isfinite(array)], dtype=np.float64).max()
+        limit = tolerance * largest if array.dtype.kind == "f" else tolerance
+        if tolerance == EXACT:
+            np.testing.assert_array_equal(found[name], array)
+        else:
+            np.testing.assert_allclose(found[name].astype(np.float64), array, rtol=0, atol=limit)
+
+
+def operators(names: Sequence[str], target: Target) -> dict[str, Graph]:
+    graphs = {name: graph_of(cases()[name]) for name in names}
+    return {name: graph for name, graph in graphs.items() if unsupported(graph, target) is None}
+
+
+@pytest.mark.parametrize(("there", "batch"), sampled(range(BATCHES), 1))
+def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> None:
+    target = machine(there)
+    graphs = operators(representatives()[batch::BATCHES], target)
+    assert len(graphs) > 15
+    low = lowered(program_of(side_by_side(graphs), target), target=target)
+    cross_compile(backend_cpu.render(low.loops, target), target, kernel_cache)
+    given = {f"{name}.{n}": a for name in graphs for n, a in cases()[name].inputs.items()}
+    found = low.on_loops(given)
+    for name in graphs:
+        case = cases()[name]
+        compare({n: found[f"{name}.{n}"] for n in case.outputs}, case.outputs, case.rtol, case.atol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, len(cases()), CASES_AT_ONCE))
+@pytest.mark.parametrize("there", MACHINES)
+def test_every_case(there: str, start: int, kernel_cache: Path) -> None:
+    target = machine(there)
+    graphs = operators(sorted(cases())[start : start + CASES_AT_ONCE], target)
+    if graphs:
+        low = lowered(program_of(side_by_side(graphs), target), target=target)
+        cross_compile(backend_cpu.render(low.loops, target), target, kernel_cache)
+
+
+@pytest.mark.parametrize(("there", "name"), sampled(tuple(MODELS), 2))
+def test_instructions(there: str, name: str, kernel_cache: Path) -> None:
+    """Small models in float32, bfloat16 and int8, as they are compiled for use."""
+    model, precision, tolerance = MODELS[name]
+    target = machine(there)
+    made = build(load(model, {}), target, Options(precision=precision, stop_after="source"))
+    assert made.program is not None
+    cross_compile(made.sources, target, kernel_cache, "-O3")
+    rng = np.random.default_rng(5)
+    given = {p.name: rng.standard_normal(p.shape).astype(np.float32) for p in made.inputs}
+    check_numbers(made, evaluated(made.program, given), given, tolerance, kernel_cache)
+
+
+@pytest.mark.parametrize(("there", "seed"), sampled(range(40), 2))
+def test_random_programs(there: str, seed: int, kernel_cache: Path) -> None:
+    target = machine(there)
+    program = choose_layouts(fold_constants(random_program(seed)), target)
+    low = lowered(program, target=target)
+    cross_compile(backend_cpu.render(low.loops, target), target, kernel_cache)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory):
+    """The zoo's models as files, each written once."""
+    pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
+    from bench import zoo
+
+    folder = tmp_path_factory.mktemp("zoo")
+
+    @cache
+    def make(name: str, size: str) -> Path:
+        path = folder / f"{name}.{size}.onnx"
+        zoo.export(name, size, path)
+        return path
+
+    return make
+
+
+def zoo_names() -> tuple[str, ...]:
+    try:
+        from bench import zoo
+    except ImportError:
+        return ()
+    return tuple(zoo.MODELS)
+
+
+@pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
+@pytest.mark.parametrize(("there", "name"), sampled(zoo_names(), 1))
+def test_small_zoo(there: str, name: str, exported, kernel_cache: Path) -> None:
+    target = machine(there)
+    low = lowered(programs(exported(name, "small"), target)["layout"], target=target)
+    cross_compile(backend_cpu.render(low.loops, target), target, kernel_cache)
+    rng = np.random.default_rng(3)
+    given = {
+        n: (rng.standard_normal(t.shape) if t.dtype.is_float else rng.integers(0, 2, t.shape)).astype(t.dtype.numpy)
+        for t, n in zip(low.program.inputs, low.program.input_names, strict=True)
+    }  # fmt: skip
+    wanted = evaluated(low.program, given, wide=True)
+    for output, array in low.on_loops(given).items():
+        assert error(array, wanted[output]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+@pytest.mark.parametrize("there", MACHINES)
+@pytest.mark.parametrize("name", zoo_names())
+def test_zoo(name: str, there: str, precision: str | None, exported, kernel_cache: Path) -> None:
+    """At full size, by the whole compiler."""
+    target = machine(there)
+    made = build(load(exported(name, "full"), {}), target, Options(precision=precision, stop_after="source"))
+    assert made.sources
+    cross_compile(made.sources, target, kernel_cache)
