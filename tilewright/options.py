@@ -11,9 +11,8 @@ from typing import Any
 
 from tilewright.errors import OptionError
 from tilewright.runtime.cache import default_root
-from tilewright.target import stored_machines
+from tilewright.target import GPUS, stored_machines
 
-GPUS = ("cuda", "cuda-emulated")
 TARGETS = ("cpu", *GPUS)
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")

@@ -54,14 +54,14 @@ def test_torch_module() -> None:
 WRONG_OPTIONS = [
     (
         {"target": "gpu"},
-        "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, apple_arm, avx2_desktop, "
-        "emerald_rapids, emerald_rapids_avx512, neoverse_n1, or a .json file that describes a machine; "
+        "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, a100, apple_arm, avx2_desktop, "
+        "emerald_rapids, emerald_rapids_avx512, h200, l40s, neoverse_n1, or a .json file that describes a machine; "
         "did you mean 'cpu'?",
     ),
     (
         {"target": "tpu9000"},
-        "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated, apple_arm, avx2_desktop, "
-        "emerald_rapids, emerald_rapids_avx512, neoverse_n1, or a .json file that describes a machine",
+        "target cannot be 'tpu9000': it is one of cpu, cuda, cuda-emulated, a100, apple_arm, avx2_desktop, "
+        "emerald_rapids, emerald_rapids_avx512, h200, l40s, neoverse_n1, or a .json file that describes a machine",
     ),
     (
         {"schedule": "conected"},
