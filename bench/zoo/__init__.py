@@ -9,13 +9,18 @@ import torch
 from torch import nn
 
 from bench.zoo import (
+    bert_384,
     bert_base,
     efficientnet_b0,
     lstm,
     mmoe,
     mobilenet_v2,
+    mobilevit_s,
+    nafnet,
     nerf,
     resnet50,
+    resnext101,
+    swin,
     unet,
     vit_s32,
 )
@@ -32,6 +37,12 @@ MODELS: Mapping[str, Build] = {
     "vit_s32": vit_s32.build,
     "unet": unet.build,
     "nerf": nerf.build,
+    "resnext101": resnext101.build,
+    "swin_t": swin.build_tiny,
+    "swin_b": swin.build_base,
+    "mobilevit_s": mobilevit_s.build,
+    "nafnet": nafnet.build,
+    "bert_384": bert_384.build,
 }
 SIZES = ("small", "full")
 EXPORTERS = ("torchscript", "dynamo")

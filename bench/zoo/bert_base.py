@@ -114,7 +114,10 @@ class Bert(nn.Module):
 
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
-    config = CONFIGS[size]
+    return build_sized(CONFIGS[size])
+
+
+def build_sized(config: Config) -> tuple[nn.Module, dict[str, np.ndarray]]:
     generator = torch.Generator().manual_seed(12)
     module = Bert(config)
     initialise_layers(module, generator)

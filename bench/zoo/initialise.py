@@ -53,16 +53,25 @@ def calibrate_batch_norms(module: nn.Module, batch: torch.Tensor) -> None:
 
 
 def initialise_image_network(
-    module: nn.Module, batch: int, resolution: int, *, seed: int, image_seed: int, last_norms: Iterable[nn.Module] = ()
+    module: nn.Module,
+    batch: int,
+    resolution: int,
+    *,
+    seed: int,
+    image_seed: int,
+    last_norms: Iterable[nn.Module] = (),
+    last_layers: Iterable[nn.Linear] = (),
 ) -> dict[str, np.ndarray]:
     """Weights for a network with batch norms, calibrated on a random batch; its example input is returned.
 
-    `last_norms` end the branches of residual blocks: small scales there keep a deep sum of order one.
+    `last_norms` and `last_layers` end the branches of residual blocks: small scales there keep a deep sum of order one.
     """
     generator = torch.Generator().manual_seed(seed)
     initialise_layers(module, generator)
     for norm in last_norms:
         nn.init.constant_(norm.weight, RESIDUAL_SCALE)
+    for layer in last_layers:
+        he_normal(layer.weight, generator, scale=RESIDUAL_SCALE)
     shape = (batch, 3, resolution, resolution)
     calibrate_batch_norms(module, torch.randn(shape, generator=generator))
     return {"image": np.random.default_rng(image_seed).standard_normal((1, *shape[1:]), dtype=np.float32)}

@@ -8,8 +8,6 @@ from torch import nn
 
 from bench.zoo.initialise import initialise_image_network
 
-EXPANSION = 4
-
 
 @dataclass(frozen=True)
 class Config:
@@ -19,6 +17,10 @@ class Config:
     # Channels inside the bottlenecks and number of blocks of each stage; every stage but the first halves the image.
     stages: tuple[tuple[int, int], ...]
     calibration_batch: int
+    # Channels that leave a bottleneck for each inside it.
+    expansion: int = 4
+    # Groups of channels that the 3x3 convolutions keep apart.
+    groups: int = 1
 
 
 FULL = Config(
@@ -32,19 +34,18 @@ SMALL = Config(resolution=32, classes=10, stem=8, stages=((4, 2), (8, 2)), calib
 CONFIGS = {"full": FULL, "small": SMALL}
 
 
-def convolution(inputs: int, outputs: int, *, kernel: int, stride: int = 1) -> nn.Sequential:
+def convolution(inputs: int, outputs: int, *, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
     )
 
 
 class Bottleneck(nn.Module):
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, outputs: int, *, stride: int, groups: int = 1) -> None:
         super().__init__()
-        outputs = width * EXPANSION
         self.reduce = convolution(inputs, width, kernel=1)
-        self.middle = convolution(width, width, kernel=3, stride=stride)
+        self.middle = convolution(width, width, kernel=3, stride=stride, groups=groups)
         self.expand = nn.Conv2d(width, outputs, 1, bias=False)
         self.last_norm = nn.BatchNorm2d(outputs)
         is_same_shape = stride == 1 and inputs == outputs
@@ -55,7 +56,7 @@ class Bottleneck(nn.Module):
         return torch.relu(self.last_norm(self.expand(branch)) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
+class ResNet(nn.Module):
     output_names = ("logits",)
 
     def __init__(self, config: Config) -> None:
@@ -65,8 +66,10 @@ class ResNet50(nn.Module):
         blocks: list[nn.Module] = []
         for stage, (width, count) in enumerate(config.stages):
             for block in range(count):
-                blocks.append(Bottleneck(channels, width, stride=2 if stage > 0 and block == 0 else 1))
-                channels = width * EXPANSION
+                outputs = width * config.expansion
+                stride = 2 if stage > 0 and block == 0 else 1
+                blocks.append(Bottleneck(channels, width, outputs, stride=stride, groups=config.groups))
+                channels = outputs
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, config.classes)
 
@@ -78,10 +81,13 @@ class ResNet50(nn.Module):
 
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
-    config = CONFIGS[size]
-    module = ResNet50(config)
+    return build_seeded(CONFIGS[size], seed=15, image_seed=5)
+
+
+def build_seeded(config: Config, *, seed: int, image_seed: int) -> tuple[nn.Module, dict[str, np.ndarray]]:
+    module = ResNet(config)
     last_norms = [m.last_norm for m in module.modules() if isinstance(m, Bottleneck)]
     inputs = initialise_image_network(
-        module, config.calibration_batch, config.resolution, seed=15, image_seed=5, last_norms=last_norms
+        module, config.calibration_batch, config.resolution, seed=seed, image_seed=image_seed, last_norms=last_norms
     )
     return module, inputs

@@ -1,6 +1,6 @@
 """Whole networks at full size: our error against float64 beside PyTorch's own, kernels and traffic, threads.
 
-The four models of the zoo run with --all. The quick run takes the demonstration's MobileNet-V2, which needs no torch.
+The models of the zoo run with --all. The quick run takes the demonstration's MobileNet-V2, which needs no torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ from tilewright.examples import mobilenet
 from tilewright.ir.traffic import count_traffic
 
 NAMES = ("mobilenet_v2", "bert_base", "lstm", "mmoe")
+MORE = (
+    "resnet50",
+    "efficientnet_b0",
+    "vit_s32",
+    "unet",
+    "nerf",
+    "resnext101",
+    "swin_t",
+    "swin_b",
+    "mobilevit_s",
+    "nafnet",
+    "bert_384",
+)
 SCHEDULES = ("none", "connected")
 
 
@@ -71,8 +84,9 @@ def full(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "schedule"), [*((n, s) for n in NAMES for s in SCHEDULES), *((n, "connected") for n in MORE)]
+)
 def test_full_size_is_as_accurate_as_float32_can_be(full, name: str, schedule: str, kernel_cache: Path) -> None:
     from bench import zoo
 

@@ -12,10 +12,16 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="exports are checked in 
 from bench import zoo  # noqa: E402
 
 NAMES = tuple(zoo.MODELS)
+# The newer exporter takes some ten seconds a model: those with an operator of their own here, and all with --all.
+QUICK_DYNAMO = ("mobilenet_v2", "bert_base", "lstm", "mmoe", "unet", "swin_t", "nafnet")
+EXPORTS = [
+    pytest.param(n, e, marks=() if e != "dynamo" or n in QUICK_DYNAMO else pytest.mark.slow)
+    for e in zoo.EXPORTERS
+    for n in NAMES
+]
 
 
-@pytest.mark.parametrize("exporter", zoo.EXPORTERS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_export_agrees_with_torch(name: str, exporter: str, tmp_path: Path) -> None:
     if exporter == "dynamo":
         pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")

@@ -18,19 +18,40 @@ from bench import cpu, kernel_cases, kernels, zoo  # noqa: E402
 from bench.arithmetic import Contraction, Convolution, Recurrence, collect, total_operations  # noqa: E402
 from bench.peak import measure_peak  # noqa: E402
 from bench.plot import grouped_bars  # noqa: E402
-from bench.zoo import efficientnet_b0, nerf, resnet50, unet, vit_s32  # noqa: E402
+from bench.zoo import efficientnet_b0, mobilevit_s, nafnet, nerf, resnet50, resnext101, swin, unet, vit_s32  # noqa: E402
 
-MORE = ("resnet50", "efficientnet_b0", "vit_s32", "unet", "nerf")
+MORE = (
+    "resnet50",
+    "efficientnet_b0",
+    "vit_s32",
+    "unet",
+    "nerf",
+    "resnext101",
+    "swin_t",
+    "swin_b",
+    "mobilevit_s",
+    "nafnet",
+)
+COMPILED = [
+    pytest.param(name, schedule, marks=pytest.mark.slow if schedule == "none" and index > 4 else ())
+    for index, name in enumerate((*MORE, "bert_384"))
+    for schedule in ("none", "connected")
+]
 
 
 @pytest.mark.parametrize(
     ("make", "parameters"),
     [
-        (lambda: resnet50.ResNet50(resnet50.FULL), 25_557_032),
+        (lambda: resnet50.ResNet(resnet50.FULL), 25_557_032),
         (lambda: efficientnet_b0.EfficientNet(efficientnet_b0.FULL), 5_288_548),
         (lambda: vit_s32.VisionTransformer(vit_s32.FULL), 22_878_952),
         (lambda: unet.UNet(unet.FULL), 7_763_041),
         (lambda: nerf.RadianceField(nerf.FULL), 25_348),
+        (lambda: resnet50.ResNet(resnext101.FULL), 83_455_272),
+        (lambda: swin.Swin(swin.TINY), 28_288_354),
+        (lambda: swin.Swin(swin.BASE), 87_768_224),
+        (lambda: mobilevit_s.MobileViT(mobilevit_s.FULL), 5_578_632),
+        (lambda: nafnet.NAFNet(nafnet.FULL), 17_111_907),
     ],
     ids=MORE,
 )
@@ -40,8 +61,7 @@ def test_full_models_have_their_published_size(make, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
 
 
-@pytest.mark.parametrize("schedule", ["none", "connected"])
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize(("name", "schedule"), COMPILED)
 def test_compiled_model_is_right(name: str, schedule: str, tmp_path: Path, kernel_cache: Path) -> None:
     module, inputs = zoo.build(name, "small")
     path = tmp_path / f"{name}.onnx"
@@ -50,6 +70,16 @@ def test_compiled_model_is_right(name: str, schedule: str, tmp_path: Path, kerne
     model = tilewright.compile(str(path), schedule=schedule, threads=2, options=options)
     reference = zoo.reference(module, inputs)
     assert zoo.relative_error(model.run(inputs), reference) < 1e-5
+
+
+def test_shifted_windows_are_masked() -> None:
+    """Rows that a shift has joined to those of the other side see nothing of each other, all others everything."""
+    mask = swin.shift_mask(6, 3, 1)
+    assert mask.shape == (4, 9, 9) and mask[0].abs().max() == 0.0
+    last_row = torch.arange(9) >= 6
+    assert torch.equal(mask[2] != 0.0, last_row[:, None] != last_row[None, :])
+    pairs = swin.pairs_of_positions(3)
+    assert pairs.unique().numel() == 25 and pairs.diagonal().unique().tolist() == [12]
 
 
 def test_recurrences_are_counted(tmp_path: Path) -> None:

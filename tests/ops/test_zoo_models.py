@@ -11,10 +11,17 @@ from tests.ops.running import RunModel
 pytest.importorskip("torch")
 from bench import zoo
 
+# The newer exporter takes some ten seconds a model: those with an operator of their own here, and all with --all.
+QUICK_DYNAMO = ("mobilenet_v2", "bert_base", "lstm", "mmoe", "unet", "swin_t", "nafnet")
+EXPORTS = [
+    pytest.param(n, e, marks=() if e != "dynamo" or n in QUICK_DYNAMO else pytest.mark.slow)
+    for e in zoo.EXPORTERS
+    for n in sorted(zoo.MODELS)
+]
+
 
 @pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
-@pytest.mark.parametrize("exporter", zoo.EXPORTERS)
-@pytest.mark.parametrize("name", sorted(zoo.MODELS))
+@pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_small_model(name: str, exporter: str, run_model: RunModel, tmp_path) -> None:
     if exporter == "dynamo":
         pytest.importorskip("onnxscript")

@@ -13,14 +13,15 @@ from tilewright.schedule.propagate import extent_of
 
 @dataclass
 class Names:
-    """Gives unique buffer names within a kernel."""
+    """Gives unique buffer names within a kernel, and so that no element of one spells as the name of another:
+    renderers write the element 1 of `row` as row_1, so the second `row` is row1."""
 
     used: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, stem: str) -> str:
         count = self.used.get(stem, 0)
         self.used[stem] = count + 1
-        return stem if count == 0 else f"{stem}_{count}"
+        return stem if count == 0 else f"{stem}{count}"
 
 
 @dataclass(frozen=True)

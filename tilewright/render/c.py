@@ -50,6 +50,7 @@ class CKernel(CExpressions):
         self.scratch_offsets = scratch_offsets
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
+        self.registers: set[str] = set()  # names of the register elements around the statement being written
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
 
     # --- frame
@@ -252,8 +253,12 @@ class CKernel(CExpressions):
         if lanes:
             self.used_vectors.add((buffer.dtype, lanes))
             kind = vector_name(buffer.dtype, lanes)
+        if not self.registers.isdisjoint(names):
+            raise InternalError(f"{self.kernel.name}: {buffer.name} would hide another register of the same name")
+        self.registers.update(names)
         self.emit(f"{kind} {', '.join(names)};")
         self.block(stmt.body)
+        self.registers.difference_update(names)
         self.held = {}
         self.depth -= 1
         self.emit("}")

@@ -16,6 +16,8 @@ from tilewright.schedule.written_out import composes, is_choice
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
+_ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
+_SEVERAL_SOURCES = 1.5  # reads of an element up to which its reader may choose where it comes from
 
 
 @dataclass
@@ -57,7 +59,28 @@ def fuse_registers(
             continue
         if _composes(compute, readers, compute.output in choosing):
             result.inlined[compute.output] = compute
+    for compute in [c for c in result.inlined.values() if not is_view(c) or _sources(c) > 1]:
+        for late in _repeated_behind(compute, users, result.inlined):
+            result.inlined.pop(late, None)
     return result
+
+
+def _repeated_behind(compute: Map, users: dict[Tensor, list[Compute]], inlined: dict[Tensor, Map]) -> list[Tensor]:
+    """What must exist in memory so that no sum computes an element of this map many times: maps that move data hide
+    from the map how often it is read behind them. The last of these is kept, in the order that the sum reads."""
+    found: list[Tensor] = []
+    own = prod(extent_of(a.extent) for a in compute.axes)
+    limit = _SEVERAL_SOURCES if is_view(compute) else _ONCE
+    stack = [compute]
+    while stack:
+        last = stack.pop()
+        for reader in users.get(last.output, []):
+            if isinstance(reader, Map) and reader.output in inlined:
+                stack.append(reader)
+            elif isinstance(reader, Reduce) and last is not compute and _times(last, reader) > limit:
+                size = prod(extent_of(a.extent) for a in last.axes)
+                found.append(last.output if size <= _ONCE * own else compute.output)
+    return found
 
 
 def _pads_bytes(compute: Map, readers: Sequence[Compute], staged: frozenset[Tensor]) -> bool:
@@ -154,16 +177,23 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
 def _reader_accepts(compute: Map, reader: Compute, cost: int) -> bool:
     if not isinstance(reader, Map | Reduce):
         return False
+    times = _times(compute, reader)
+    if is_view(compute):
+        # moved data is free to address again, unless the reader would choose between several sources very often
+        return _sources(compute) <= 1 or times <= _SEVERAL_SOURCES
+    if isinstance(reader, Reduce):
+        return times <= _ONCE
+    return times <= _ONCE or (cost <= _CHEAP and times <= 4)
+
+
+def _sources(compute: Map) -> int:
+    return len({n.source for n in loads(compute.value)})
+
+
+def _times(compute: Map, reader: Map | Reduce) -> float:
+    """How often the reader takes an element of the map, on average."""
     own = [n for n in loads(*expressions(reader)) if n.source is compute.output]
-    elements = prod(extent_of(a.extent) for a in compute.axes)
     domain = prod(extent_of(a.extent) for a in reader.axes)
     if isinstance(reader, Reduce):
         domain *= prod(extent_of(a.extent) for a in reader.reduce_axes)
-    times = domain * len(own) / max(1, elements)
-    if is_view(compute):
-        # moved data is free to address again, unless the reader would choose between several sources very often
-        sources = len({n.source for n in loads(compute.value)})
-        return sources <= 1 or times <= 1.5
-    if isinstance(reader, Reduce):
-        return times <= 1.01
-    return times <= 1.01 or (cost <= _CHEAP and times <= 4)
+    return domain * len(own) / max(1, prod(extent_of(a.extent) for a in compute.axes))
