@@ -18,9 +18,9 @@ from tilewright.runtime import find_compiler
 from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 from tilewright.target import Target
 
-# the compiler's name of the system and the processor of a description, by its architecture
-_PROCESSORS = {"apple_arm": "apple_m1", "neoverse_n1": "neoverse_n1", "avx2_desktop": "haswell"}
-_X86 = "sapphirerapids"
+# processors by their names in the compiler; the others are x86 with AVX-512 and AMX
+_PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}
+_LARGEST = "-march=sapphirerapids"
 
 
 def loops_of(program: Program, plan: Plan, target: Target) -> LoopProgram:
@@ -53,7 +53,7 @@ def _cut_nest(nest: NestPlan, program: Program, rng: np.random.Generator) -> Nes
     axes = [a for a in nest.order if a.startswith("r") and a not in nest.unroll]
     if not axes:
         return nest
-    size = int(getattr(core, "reduce_axes")[int(axes[0][1:])].extent)
+    size = int(core.reduce_axes[int(axes[0][1:])].extent)
     return nest if size < 2 else replace(nest, cut=((axes[0], int(rng.integers(1, size))),))
 
 
@@ -62,10 +62,10 @@ def refused(sources: Mapping[str, str], target: Target, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in sources.items():
         (folder / f"{name}.c").write_text(text)
-    is_arm = target.architecture == "aarch64"
-    system = "aarch64-linux-musl" if is_arm else "x86_64-linux-musl"
-    command = [*find_compiler("zig").argv, "-target", system, f"-mcpu={_PROCESSORS.get(target.name, _X86)}"]
-    command += ["-std=gnu11", "-w", "-Wno-psabi", "-fsyntax-only", *(f"{name}.c" for name in sources)]
+    system = f"{target.architecture}-linux-musl"
+    # clang itself: zig's own driver writes an object for every file it only looks at
+    command = [*find_compiler("zig").argv[:-1], "clang", "--no-default-config", "-fsyntax-only", "-std=gnu11", "-w"]
+    command += ["-target", system, _PROCESSORS.get(target.name, _LARGEST), *(f"{name}.c" for name in sources)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
 

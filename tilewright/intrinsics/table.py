@@ -63,7 +63,8 @@ def check_registers(intrinsic: Intrinsic, instruction: Instruction) -> None:
         if buffer.memory is not Memory.REGISTER:
             continue
         lanes = static(buffer.shape[-1]) if buffer.shape else None
-        if lanes is None or static(operand.origin[-1]) != 0 or lanes < rule.span or (rule.written and lanes > rule.span):
+        fits = lanes is not None and (lanes == rule.span or (lanes > rule.span and not rule.written))
+        if not fits or static(operand.origin[-1]) != 0:
             raise InternalError(f"{intrinsic.name} takes {rule.span} lanes, {buffer.name} has {lanes}")
 
 
