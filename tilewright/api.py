@@ -86,6 +86,7 @@ def compile(
     schedule: str | None = None,
     convolution: str | None = None,
     contraction: str | None = None,
+    denormals: str | None = None,
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
@@ -109,6 +110,7 @@ def compile(
         "schedule": schedule,
         "convolution": convolution,
         "contraction": contraction,
+        "denormals": denormals,
         "fallback": fallback,
         "tune": tune,
     }

@@ -61,7 +61,7 @@ def load(
             request(what)
         compiler = find_compiler(options.compiler)
         cache = Cache(options.cache_dir, _CACHE_BYTES)
-        image = model_image(sources, loops, program, plan)
+        image = model_image(sources, loops, program, plan, options.denormals)
         built = build_image(
             image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1,
             weights_cache=None if weights_dir is None else Cache(weights_dir),
@@ -82,7 +82,9 @@ def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:
     return list(found)
 
 
-def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan) -> ModelImage:
+def model_image(
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, denormals: str = "flush"
+) -> ModelImage:
     offsets, arena_bytes = arena(loops)
     weight_offsets, weights = pack_weights(loops, program, plan)
     rows = {t.name: t for t in loops.tensors}
@@ -119,7 +121,7 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
     return ModelImage(
         sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
         tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
-        tuple(dict.fromkeys(kept)),
+        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush",
     )  # fmt: skip
 
 

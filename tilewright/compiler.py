@@ -41,7 +41,8 @@ class Stages:
     verifier: Verifier | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.verifier = Verifier(self.options.seed) if self.options.verify else None
+        flush = self.options.denormals == "flush" and self.target.kind == "cpu"
+        self.verifier = Verifier(self.options.seed, flush) if self.options.verify else None
 
     def run(self, name: str, stage: Callable[..., Any], *inputs: Any) -> Any:
         if self.options.progress is not None:

@@ -18,6 +18,7 @@ DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 CONVOLUTIONS = ("auto", "direct")
 CONTRACTIONS = ("direct", "strassen")
+DENORMALS = ("flush", "keep")
 FALLBACKS = ("error",)
 PLANNED_FALLBACKS = ("host",)
 PRECISIONS = ("float32", "bfloat16")
@@ -43,6 +44,8 @@ class Options:
                 at a relative error of about 2e-6 a layer instead of 1e-6; "direct" always sums as the model says
     contraction "direct" sums as the model says; "strassen" may compute large products with weights by Strassen's
                 algorithm, where it is predicted to save time: rows then share their rounding errors two by two
+    denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
+                otherwise slow some of them down a hundredfold; "keep" computes with them
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
     tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
@@ -62,6 +65,7 @@ class Options:
     schedule: str = "connected"
     convolution: str = "auto"
     contraction: str = "direct"
+    denormals: str = "flush"
     fallback: str = "error"
     tune: int = 0
     tune_seconds: float | None = None
@@ -79,6 +83,7 @@ class Options:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("convolution", self.convolution, CONVOLUTIONS)
         check_choice("contraction", self.contraction, CONTRACTIONS)
+        check_choice("denormals", self.denormals, DENORMALS)
         check_fallback(self.fallback)
         check_precision(self.precision, self.target)
         if self.threads is not None:

@@ -50,6 +50,36 @@ def test_the_ends_of_the_range(name: str, kernel_cache: Path) -> None:
         checked(name, worst_of(library, first, 2 * BLOCK))
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_with_denormals_flushed(name: str, kernel_cache: Path) -> None:
+    """As kernels run: the same bound, on arguments and results that are taken as zeros where they are too small."""
+    library = built(name, LANES, kernel_cache, flush=True)
+    count = (1 << (31 if FUNCTIONS[name].parity else 32)) // SAMPLE_STEP // BLOCK * BLOCK
+    checked(name, worst_of(library, 0, count, SAMPLE_STEP))
+    # zeros, and both sides of the smallest normal number
+    for first in (0, 0x00800000 - BLOCK, *(() if FUNCTIONS[name].parity else (0x80800000 - BLOCK,))):
+        checked(name, worst_of(library, first, 2 * BLOCK))
+
+
+def test_small_exponentials_are_zeros_where_denormals_are_flushed(kernel_cache: Path) -> None:
+    x = np.linspace(-110, -80, 4096, dtype=np.float32)
+    flushed, kept = (applied(built("exp", LANES, kernel_cache, flush=f), x) for f in (True, False))
+    smallest = np.finfo(np.float32).smallest_normal
+    exact = np.exp(x.astype(np.float64))
+    sure = np.abs(exact / smallest - 1) > 1e-5
+    np.testing.assert_array_equal(flushed[sure], np.where(exact < smallest, 0, kept)[sure])
+    assert kept[(x > -103) & (x < -88)].all() and not flushed[x < -87.4].any()
+
+
+def test_powers_with_denormals_flushed(kernel_cache: Path) -> None:
+    rng = np.random.default_rng(11)
+    x, y = (in_blocks(grid.ravel()) for grid in np.meshgrid(SPECIAL, SPECIAL))
+    library = built("pow", LANES, kernel_cache, flush=True)
+    checked("pow", worst_of_pairs(library, x, y))
+    near = in_blocks(np.exp2(rng.uniform(-40, 40, PAIRS)))
+    checked("pow", worst_of_pairs(library, near, in_blocks(-126.0 / np.log2(near) * rng.uniform(0.5, 1.3, near.size))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_argument(name: str, kernel_cache: Path) -> None:

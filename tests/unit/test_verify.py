@@ -159,6 +159,15 @@ def loop(kind: ForKind, *body, axis=A) -> For:
 
 
 PUT = Store(G, (var(A),), ZERO)
+V, W = Buffer("v", (2, 8), F, Memory.REGISTER), Buffer("w", (8, 8), F, Memory.REGISTER)
+L5, L8, L16 = Axis("l", 5), Axis("l", 8), Axis("l", 16)
+
+
+def vectors(lane: Axis, *body) -> Kernel:
+    """A vector loop that sees a register of two vectors of eight lanes, and one of eight."""
+    return kernel(Alloc(V, (Alloc(W, (For(lane, ForKind.VECTOR, body),)),)))
+
+
 BROKEN_KERNELS = {
     "buffer r is used outside": kernel(Store(R, (const(0),), ZERO)),
     "used with 2 indices": kernel(Store(G, (const(0), const(0)), ZERO)),
@@ -186,6 +195,14 @@ BROKEN_KERNELS = {
     "barrier is not inside a block": kernel(Barrier(Scope.BLOCK)),
     "symbol n is not one": kernel(For(Axis("c", symbol("n")), ForKind.SERIAL, ())),
     "state loose cannot": kernel(Store(G, (const(0),), LOOSE)),
+    "a vector of 5 lanes is stored to v, which has 8": vectors(L5, Store(V, (const(0), var(L5)), ZERO)),
+    "a vector of 16 lanes is stored to v, which has 8": vectors(L16, Store(V, (const(0), var(L16)), ZERO)),
+    "lanes of l are not those of register v": vectors(L8, Store(V, (const(0), var(L8) + 1), ZERO)),
+    "lanes of l are not those of register w": vectors(L8, Store(W, (var(L8), const(0)), ZERO)),
+    "l reads 16 lanes of v, which has 8": vectors(L16, Store(G, (var(L16),), load(V, (const(0), var(L16))))),
+    "l reads 5 lanes of v, which has 8": vectors(L5, Store(G, (var(L5),), load(V, (const(0), var(L5) + 4)))),
+    "neither neighbours nor a column": vectors(L8, Store(G, (var(L8),), load(V, (const(0), var(L8) * 2)))),
+    "different values to one element of g": vectors(L8, Store(G, (const(0),), load(V, (const(0), var(L8))))),
     "s is used outside its allocation": kernel(Instruction("copy", (Operand(S, (const(0),)),))),
 }
 
@@ -201,6 +218,13 @@ def test_barrier_under_a_uniform_condition_and_unrolled_registers():
     uniform = If(lt(var(A), 3), (Barrier(Scope.BLOCK),))
     verify_kernel(kernel(loop(ForKind.BLOCK, loop(ForKind.THREAD, uniform, axis=B))))
     verify_kernel(kernel(Alloc(R, (loop(ForKind.UNROLL, Store(R, (var(A),), ZERO)),))))
+
+
+def test_parts_and_columns_of_vectors():
+    """A shorter vector may be read out of a longer one, and a column out of a square; registers are stored whole."""
+    verify_kernel(vectors(L5, Store(G, (var(L5),), load(V, (const(1), var(L5) + 3)))))
+    verify_kernel(vectors(L8, Store(V, (const(1), var(L8)), load(W, (var(L8), const(3))))))
+    verify_kernel(vectors(L8, Store(G, (const(0),), load(V, (const(1), const(3))))))
 
 
 def test_calls():

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             seconds_per_round=arguments.seconds,
             progress=tell,
             torch_spec=arguments.torch,
-            algorithms={"convolution": arguments.convolution, "contraction": arguments.contraction},
+            algorithms={name: getattr(arguments, name) for name in ("convolution", "contraction", "denormals")},
         )
     if arguments.json:
         common.print_json(comparison.to_json())

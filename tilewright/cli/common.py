@@ -16,7 +16,7 @@ from rich.console import Console
 from tilewright.api import Array, Model, Port, compile
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
-from tilewright.options import CONTRACTIONS, CONVOLUTIONS, FALLBACKS, SCHEDULES, TARGETS, Options
+from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, SCHEDULES, TARGETS, Options
 
 PIPE_WIDTH = 240
 
@@ -100,6 +100,11 @@ def add_algorithms(parser: Any) -> None:
         choices=CONTRACTIONS,
         help="strassen: by Strassen's algorithm where it is predicted to save time; direct: never (default)",
     )
+    parser.add_argument(
+        "--denormals",
+        choices=DENORMALS,
+        help="flush: numbers below the smallest normal one count as zeros on CPUs (default); keep: computed with",
+    )
 
 
 def compile_model(arguments: argparse.Namespace) -> Model:
@@ -112,6 +117,7 @@ def compile_model(arguments: argparse.Namespace) -> Model:
             schedule=arguments.schedule,
             convolution=arguments.convolution,
             contraction=arguments.contraction,
+            denormals=arguments.denormals,
             fallback=arguments.fallback,
             tune_seconds=arguments.tune,
             dump=arguments.dump,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.errors import InternalError
+from tilewright.ir.bounds import static
 from tilewright.ir.instruct import Meaning
 from tilewright.ir.loops import Instruction, Memory, Operand, Stmt
 
@@ -53,6 +54,18 @@ def check(intrinsic: Intrinsic, instruction: Instruction) -> None:
         raise InternalError(f"{intrinsic.name} takes {len(rules)} operands and {intrinsic.scalars} scalars")
     for operand, rule in zip(given, rules, strict=True):
         _check_operand(intrinsic, operand, rule)
+
+
+def check_registers(intrinsic: Intrinsic, instruction: Instruction) -> None:
+    """On a CPU a register with lanes is one vector: an instruction fills all of it, and reads no more than it has."""
+    for operand, rule in zip(instruction.operands, intrinsic.operands, strict=True):
+        buffer = operand.buffer
+        if buffer.memory is not Memory.REGISTER:
+            continue
+        lanes = static(buffer.shape[-1]) if buffer.shape else None
+        fits = lanes is not None and (lanes == rule.span or (lanes > rule.span and not rule.written))
+        if not fits or static(operand.origin[-1]) != 0:
+            raise InternalError(f"{intrinsic.name} takes {rule.span} lanes, {buffer.name} has {lanes}")
 
 
 def _check_operand(intrinsic: Intrinsic, operand: Operand, rule: OperandRule) -> None:

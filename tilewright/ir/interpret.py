@@ -12,7 +12,7 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.expr import Load, Symbol
 from tilewright.ir.machine import BLOCK, Machine
 from tilewright.ir.tensor import Tensor
-from tilewright.ir.values import Dims, gather
+from tilewright.ir.values import Dims, flushed, gather
 
 DENSE = 4  # a Sampler that is asked for one element in four of a tensor computes all of it
 
@@ -22,9 +22,11 @@ def evaluate(
     inputs: Mapping[str, np.ndarray],
     symbols: Mapping[str, int] | None = None,
     wide: bool = False,
+    flush: bool = False,
 ) -> dict[str, np.ndarray]:
-    """The outputs of a Program by tensor name; `wide` computes every float in float64."""
-    machine = Machine(bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide)
+    """The outputs of a Program by tensor name; `wide` computes every float in float64, `flush` takes denormals of the
+    tensors' own types as zeros."""
+    machine = Machine(bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush)
     machine.run(program.computes, keep=frozenset((*program.outputs, *program.constants, *program.inputs)))
     return {t.name: np.array(machine.tensors[t]).astype(machine.working(t.dtype)) for t in program.outputs}
 
@@ -84,8 +86,11 @@ class Sampler(Machine):
         inputs: Mapping[str, np.ndarray],
         symbols: Mapping[str, int] | None = None,
         wide: bool = False,
+        flush: bool = False,
     ) -> None:
-        super().__init__(bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide)
+        super().__init__(
+            bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush
+        )
         self._producers = program.producers()
         self._partial: dict[Tensor, tuple[np.ndarray, np.ndarray]] = {}  # values and which of them are known
 
@@ -155,5 +160,5 @@ class Sampler(Machine):
             results = self.fold(producer, axes, points.shape)
         for output, result in zip(producer.outputs, results, strict=True):
             values, known = self._partial[output]
-            values[points] = result
+            values[points] = flushed(result, output.dtype) if self.flush and isinstance(producer, Reduce) else result
             known[points] = True

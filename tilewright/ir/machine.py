@@ -30,7 +30,7 @@ from tilewright.ir.expr import Axis, Expr, Extent, Load, Op, State, Symbol, Var,
 from tilewright.ir.scalar import OPS
 from tilewright.ir.simplify import linear
 from tilewright.ir.tensor import Tensor
-from tilewright.ir.values import Dims, blocks, evaluate_exprs, gather, grid, working_type
+from tilewright.ir.values import Dims, blocks, evaluate_exprs, flushed, gather, grid, working_type
 
 BLOCK = 1 << 22  # elements of one evaluated block: 32 MB at eight bytes, a handful alive at a time
 
@@ -43,6 +43,7 @@ class Machine:
     symbols: Mapping[str, int]
     wide: bool = False
     steps: dict[Axis, int] = field(default_factory=dict)
+    flush: bool = False  # arithmetic takes denormals as zeros
 
     def working(self, dtype: DType) -> np.dtype:
         return working_type(dtype, self.wide)
@@ -87,7 +88,7 @@ class Machine:
             view = self._view(node, dims) if dims else None
             return self.read(node.source, indices) if view is None else view
 
-        return evaluate_exprs(roots, leaf, read, self.wide)
+        return evaluate_exprs(roots, leaf, read, self.wide, self.flush)
 
     def read(self, tensor: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
         return gather(self._array(tensor), indices)
@@ -162,6 +163,8 @@ class Machine:
         for tensor, array in zip(compute.outputs, results, strict=True):
             if array.shape != self.shape(tensor):
                 raise InternalError(f"{tensor.name}: computed shape {array.shape}, declared {self.shape(tensor)}")
+            if self.flush and isinstance(compute, Reduce):
+                array = flushed(array, tensor.dtype)  # sums are computed as a whole
             self.tensors[tensor] = np.asarray(array, order="C")
 
     def _map(self, compute: Map) -> np.ndarray:
@@ -311,6 +314,8 @@ class Machine:
     def _factor(self, factor: Expr, order: Dims, summed: Dims) -> np.ndarray:
         block = (*order, *summed)
         value = self.values((factor,), grid(block), block)[0]
+        if self.flush:
+            value = flushed(value, factor.dtype)
         value = np.broadcast_to(value, [len(r) for _, r in block])
         if summed:
             value = _reduce_plain("add", value, tuple(range(len(order), len(block))))
@@ -318,7 +323,7 @@ class Machine:
 
     def _scan(self, compute: Scan) -> list[np.ndarray]:
         count = self.extent(compute.axis.extent)
-        inner = Machine(dict(self.tensors), self.symbols, self.wide, dict(self.steps))
+        inner = Machine(dict(self.tensors), self.symbols, self.wide, dict(self.steps), self.flush)
         carried = [self._array(t) for t in compute.initial]
         stacks = [np.empty((count, *self.shape(t)), self.working(t.dtype)) for t, _ in compute.stacked]
         for step in reversed(range(count)) if compute.reverse else range(count):
@@ -385,7 +390,7 @@ class Machine:
 
     def _branch(self, program: Program, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         tensors = {**program.constants, **dict(zip(program.inputs, values, strict=True))}
-        inner = Machine(tensors, self.symbols, self.wide, self.steps)
+        inner = Machine(tensors, self.symbols, self.wide, self.steps, self.flush)
         inner.run(program.computes)
         return [inner.tensors[t] for t in program.outputs]
 

@@ -14,6 +14,20 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Op, walk
 Dims = tuple[tuple[Axis, range], ...]  # the axes of a block and the part of each it covers, a dimension an axis
 
 
+# The smallest normal number of the types whose smaller ones CPUs can flush; those of half precision stay.
+SMALLEST = {dtypes.float32: 2.0**-126, dtypes.bfloat16: 2.0**-126, dtypes.float64: 2.0**-1022}
+_MOVES = frozenset({"select", "cast"})  # operations that hand on what they are given
+
+
+def flushed(value: np.ndarray, dtype: DType) -> np.ndarray:
+    """Denormals of `dtype` as zeros of their sign, whatever type the values are computed in."""
+    smallest = SMALLEST.get(dtype)
+    if smallest is None:
+        return value
+    small = np.abs(value) < value.dtype.type(smallest)
+    return np.where(small, np.copysign(value.dtype.type(0), value), value) if small.any() else value
+
+
 def working_type(dtype: DType, wide: bool) -> np.dtype:
     return np.dtype(np.float64) if wide and dtype.is_float else dtype.numpy
 
@@ -23,8 +37,12 @@ def evaluate_exprs(
     leaf: Callable[[Expr], np.ndarray],
     read: Callable[[Load, tuple[np.ndarray, ...]], np.ndarray],
     wide: bool = False,
+    flush: bool = False,
 ) -> list[np.ndarray]:
-    """Values of expressions: `leaf` answers for axes, states and symbols, `read` for loads. Values broadcast."""
+    """Values of expressions: `leaf` answers for axes, states and symbols, `read` for loads. Values broadcast.
+
+    With `flush`, arithmetic takes denormal operands as zeros and gives zeros for denormal results.
+    """
     nodes = list(walk(*roots))
     uses: dict[int, int] = {}
     for node in (*roots, *(a for n in nodes for a in n.args)):
@@ -36,6 +54,9 @@ def evaluate_exprs(
             if isinstance(node, Const):
                 # rounded to its own type first: a wide evaluation computes the same function
                 values[id(node)] = np.asarray(node.value, node.dtype.numpy).astype(working_type(node.dtype, wide))
+            elif isinstance(node, Op) and flush and node.op.name not in _MOVES:
+                given = [flushed(a, n.dtype) for a, n in zip(args, node.args, strict=True)]
+                values[id(node)] = flushed(apply_op(node, given, wide), node.dtype)
             elif isinstance(node, Op):
                 values[id(node)] = apply_op(node, args, wide)
             elif isinstance(node, Load):

@@ -1,4 +1,8 @@
-"""The grammar of Loops: where buffers live, how kinds of loops nest, which indices a register takes."""
+"""The grammar of Loops: where buffers live, how kinds of loops nest, which indices a register takes.
+
+A register buffer with lanes is a vector as wide as its last axis. It is stored whole: a vector loop of another width
+would assign between vectors of different sizes, or leave lanes to chance. Shorter loops may read a part of it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.ir import dtypes
-from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, walk
+from tilewright.ir.bounds import bounds, static, upper
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, var, walk
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -25,6 +29,7 @@ from tilewright.ir.loops import (
     Stmt,
     Store,
 )
+from tilewright.ir.simplify import linear
 
 ROLES = ("input", "output", "constant", "temporary")
 _AROUND = {  # which loops may stand around one of a kind; SERIAL and UNROLL stand anywhere but inside a vector
@@ -143,6 +148,7 @@ class _KernelCheck:
             if isinstance(node, Load):
                 self._access(node.source, node.args)
                 self._plain(node.source)
+                self._read_width(node)
 
     def _access(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         if buffer not in self._buffers:
@@ -167,6 +173,44 @@ class _KernelCheck:
             if index.dtype is not dtypes.index:
                 raise self.fail(f"{buffer.name} has an index of type {index.dtype.name}")
         self._access(buffer, indices)
+
+    # Widths
+
+    def _lane(self) -> Axis | None:
+        return next((loop.axis for loop in self._loops if loop.kind is ForKind.VECTOR), None)
+
+    def _read_width(self, node: Load) -> None:
+        """A vector loop reads neighbouring lanes of a register, or a column of a square of registers."""
+        lane, buffer, indices = self._lane(), node.source, node.indices
+        if lane is None or lane not in node.axes or buffer.memory is not Memory.REGISTER:
+            return
+        moving = [number for number, index in enumerate(indices) if lane in index.axes]
+        count = static(lane.extent)
+        is_column = moving == [len(indices) - 2] and indices[-2] is var(lane)
+        if is_column and buffer.shape[-2:] == (count, count):
+            return
+        if moving != [len(indices) - 1] or linear(indices[-1]).terms.get(var(lane)) != 1:
+            raise self.fail(f"lanes of {lane.name} are neither neighbours nor a column in {node!r}")
+        if bounds(indices[-1])[1] >= upper(buffer.shape[-1]):
+            raise self.fail(f"{lane.name} reads {count} lanes of {buffer.name}, which has {buffer.shape[-1]}")
+
+    def _stored_width(self, stmt: Store) -> None:
+        """A vector loop stores whole registers, and what differs between its lanes to different places."""
+        lane, buffer = self._lane(), stmt.buffer
+        if lane is None:
+            return
+        moving = [number for number, index in enumerate(stmt.indices) if lane in index.axes]
+        if not moving and lane in stmt.value.axes:
+            raise self.fail(f"the lanes of {lane.name} store different values to one element of {buffer.name}")
+        if not moving or buffer.memory is not Memory.REGISTER:
+            return
+        if moving != [len(stmt.indices) - 1] or stmt.indices[-1] is not var(lane):
+            raise self.fail(f"lanes of {lane.name} are not those of register {buffer.name}")
+        if static(lane.extent) != buffer.shape[-1]:
+            raise self.fail(
+                f"a vector of {lane.extent} lanes is stored to {buffer.name}, which has {buffer.shape[-1]}: "
+                "registers are stored whole"
+            )
 
     def _varies(self, root: Expr) -> bool:
         """May the threads of a block see different values?"""
@@ -196,6 +240,7 @@ class _KernelCheck:
                 self._index(stmt.buffer, stmt.indices)
                 self._plain(stmt.buffer)
                 self._expr(stmt.value)
+                self._stored_width(stmt)
                 if stmt.value.dtype is not stmt.buffer.dtype:
                     raise self.fail(
                         f"{stmt.buffer.name} holds {stmt.buffer.dtype.name}, stored is {stmt.value.dtype.name}"

@@ -36,7 +36,7 @@ from tilewright.lower.cpu_lanes import LaneSums
 from tilewright.lower.guards import strip, worst
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
-from tilewright.lower.rests import Group, is_everywhere, kept_parts, way_of_rests
+from tilewright.lower.rests import Group, is_everywhere, kept_parts, way_of_rests, whole_lanes
 from tilewright.lower.rows import places, range_of, run_of_blocks
 from tilewright.schedule.cuts import cut
 from tilewright.schedule.nest import heavy, period
@@ -213,8 +213,7 @@ class CpuNest(LaneSums):
         stored = [block] if kept is None else kept_parts(block, across, kept)
         end = tuple(s for part in stored for s in self._stores(part, self._results(monoid, states, part.index)))
         if self.passes is not None:
-            afresh = () if kept is None else begin  # lanes that are not stored between passes
-            begin, end = self._in_passes(self.passes, stored, states[0], begin, end, afresh)
+            begin, end = self._in_passes(self.passes, stored, states[0], monoid.identity[0], begin, end)
         ordered = block if across is None else self._register_order(block, across)
         loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
         if self.works is not None:
@@ -235,18 +234,21 @@ class CpuNest(LaneSums):
         return replace(block, walk=(across, *rows) if by_lane else (*rows, across))
 
     def _in_passes(
-        self, passes: Axis, stored: Sequence[Block], state: Buffer, begin: tuple[Stmt, ...], end: tuple[Stmt, ...],
-        afresh: tuple[Stmt, ...],
+        self, passes: Axis, stored: Sequence[Block], state: Buffer, identity: Expr, begin: tuple[Stmt, ...],
+        end: tuple[Stmt, ...],
     ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:  # fmt: skip
         """Between passes the partial sum waits where the result will be."""
         tensor = self.nest.stores[0]
-        resume: list[Stmt] = list(afresh)
+        resume: list[Stmt] = []
         leave: list[Stmt] = []
         for block in stored:
             place = tuple(block.env[a] for a in self.nest.axes)
-            waiting = self.access.lower(load(tensor, place))
-            resume.extend(block.around(Store(state, block.index, waiting)))
             leave.extend(block.around(*self.access.stores(tensor, place, load(state, block.index))))
+            # lanes that are not stored start afresh, in one store with the others: registers are stored whole
+            whole, inside = whole_lanes(block, extent_of(state.shape[-1]))
+            waiting = self.access.lower(load(tensor, tuple(whole.env[a] for a in self.nest.axes)))
+            value = waiting if inside is None else select(inside, waiting, identity)
+            resume.extend(whole.around(Store(state, whole.index, value)))
         last = extent_of(passes.extent) - 1
         return (If(eq(var(passes), 0), begin, tuple(resume)),), (If(eq(var(passes), last), end, tuple(leave)),)
 

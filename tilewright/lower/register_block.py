@@ -33,6 +33,7 @@ class Block:
     lane: Axis | None
     starts: dict[Axis, int] = field(default_factory=dict)  # unrolled axes that begin inside the accumulators
     walk: tuple[Axis, ...] = ()  # the unrolled axes in the order they are written out; empty: as they stand
+    cut_lane: bool = False  # the last unrolled axis is a single lane of the accumulators' vectors
 
     def without(self, axis: Axis, first: bool) -> Block:
         """The block less its first or last position along an unrolled axis."""
@@ -41,7 +42,7 @@ class Block:
         moved = {axis: var(shorter) + start}
         env = {a: simplify(substitute(v, moved)) for a, v in self.env.items()}
         unrolled, walk = (tuple(shorter if a is axis else a for a in axes) for axes in (self.unrolled, self.walk))
-        return Block(env, unrolled, self.lane, {**self.starts, shorter: start}, walk)
+        return Block(env, unrolled, self.lane, {**self.starts, shorter: start}, walk, self.cut_lane)
 
     def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
         body: tuple[Stmt, ...] = inner

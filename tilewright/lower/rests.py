@@ -8,9 +8,9 @@ twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilewright.ir.expr import Axis, Expr, Load, Var, loads, replace_nodes, substitute, var
+from tilewright.ir.expr import Axis, Expr, Load, Var, loads, lt, replace_nodes, substitute, var
 from tilewright.ir.loops import Memory
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Tensor
@@ -106,6 +106,18 @@ def kept_parts(block: Block, across: Axis | None, kept: int) -> list[Block]:
     return result
 
 
+def whole_lanes(part: Block, lanes: int) -> tuple[Block, Expr | None]:
+    """A part of a block with all lanes of its registers, and the condition under which a lane is one of the part's;
+    None where all are."""
+    cut = part.lane or (part.unrolled[-1] if part.cut_lane else None)
+    if cut is None or cut.extent == lanes:
+        return part, None
+    lane = Axis(cut.name, lanes)
+    env = {a: simplify(substitute(v, {cut: var(lane)})) for a, v in part.env.items()}
+    unrolled = tuple(a for a in part.unrolled if a is not cut)
+    return replace(part, env=env, unrolled=unrolled, lane=lane, cut_lane=False), lt(var(lane), cut.extent)
+
+
 def _part(block: Block, taken: Mapping[Axis, tuple[int, int]]) -> Block:
     """The block's positions from a first one on along some of its axes, and so many; a single lane is no vector."""
     axes = {axis: Axis(axis.name, count) for axis, (_, count) in taken.items()}
@@ -114,6 +126,7 @@ def _part(block: Block, taken: Mapping[Axis, tuple[int, int]]) -> Block:
     env = {a: simplify(substitute(v, moved)) for a, v in block.env.items()}
     unrolled = tuple(axes.get(a, a) for a in block.unrolled)
     lane = axes.get(block.lane, block.lane) if block.lane is not None else None
-    if lane is not None and lane.extent == 1:
+    single = lane is not None and lane.extent == 1
+    if lane is not None and single:
         unrolled, lane = (*unrolled, lane), None
-    return Block(env, unrolled, lane, {**block.starts, **starts})
+    return Block(env, unrolled, lane, {**block.starts, **starts}, cut_lane=single)

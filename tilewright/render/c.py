@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import CPU
-from tilewright.intrinsics.table import check
+from tilewright.intrinsics.table import check, check_registers
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import const, substitute
@@ -186,6 +186,7 @@ class CKernel(CExpressions):
         if row is None:
             raise InternalError(f"{self.kernel.name}: no C for instruction {stmt.name}")
         check(row, stmt)
+        check_registers(row, stmt)
         texts = {f"scalar{i}": self.scalar(simplify(s)) for i, s in enumerate(stmt.scalars)}
         for i, operand in enumerate(stmt.operands):
             buffer = operand.buffer

@@ -46,7 +46,9 @@ class CExpressions:
         self.reserved = {b.name for b in kernel.params}
         self.reserved |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
         self.scopes = Scopes(self.scalar, self.fresh)
-        self.held: dict[Expr, str] = {}  # vectors read from memory since the last store to memory, by name
+        # vectors read from memory since the last store to memory, by name: what is the same on all lanes may be read by
+        # loops of several widths, and is a vector of its own in each
+        self.held: dict[tuple[Expr, int], str] = {}
         self.lane: Axis | None = None
         self.lane_buffers = lane_buffers(kernel)
         self.used_math: dict[tuple[str, int], set[str]] = {}
@@ -259,8 +261,8 @@ class CExpressions:
 
     def hold(self, node: Expr) -> str | None:
         assert self.lane is not None
-        if node not in self.held:
-            lanes = self.width
+        lanes = self.width
+        if (node, lanes) not in self.held:
             text: str | None
             if not self.depends(node):
                 text = self.splat(node, self.scalar(node), lanes)
@@ -271,9 +273,9 @@ class CExpressions:
             if text is None:
                 return None
             self.used_vectors.add((node.dtype, lanes))
-            self.held[node] = self.fresh("x")
-            self.emit(f"const {vector_name(node.dtype, lanes)} {self.held[node]} = {text};")
-        return self.held[node]
+            name = self.held[node, lanes] = self.fresh("x")
+            self.emit(f"const {vector_name(node.dtype, lanes)} {name} = {text};")
+        return self.held[node, lanes]
 
     def vector_node(self, node: Expr, done: dict[Expr, str | None]) -> str | None:
         assert self.lane is not None
@@ -413,7 +415,7 @@ class CExpressions:
 
     def splat(self, value: Expr, text: str | None, lanes: int) -> str:
         assert text is not None
-        if self.depends(value) or text == self.held.get(value):
+        if self.depends(value) or text == self.held.get((value, lanes)):
             return text
         self.used_vectors.add((value.dtype, lanes))
         kind = vector_name(value.dtype, lanes)

@@ -21,6 +21,7 @@ from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weigh
 
 Space = Literal["input", "output", "weight", "arena"]
 Balance = Literal["auto", "static", "dynamic", "serial"]
+Denormals = Literal["flush", "keep"]
 
 RUN_SPIN_MICROSECONDS = 100.0
 IDLE_SPIN_MICROSECONDS = 50.0
@@ -101,6 +102,7 @@ class ModelImage:
     arena_bytes: int = 0
     extents: tuple[int, ...] = ()
     kept: tuple[KeptWeights, ...] = ()
+    denormals: Denormals = "flush"
 
     def __post_init__(self) -> None:
         for name in self.kernels:
@@ -167,7 +169,7 @@ def table_source(image: ModelImage) -> str:
     counts = (
         len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes), len(image.kept),
     )  # fmt: skip
-    sizes = (memoryview(image.weights).nbytes, image.arena_bytes, scratch)
+    sizes = (memoryview(image.weights).nbytes, image.arena_bytes, scratch, int(image.denormals == "keep"))
     numbers = ", ".join(str(number) for number in (*counts, *sizes))
     arrays = "stages, buffers, extents, input_bytes, output_bytes, kept"
     return "\n".join(
@@ -194,7 +196,7 @@ def _array(c_type: str, name: str, items: Sequence[str]) -> str:
 
 def _with_headers(source: str) -> str:
     """The source with our own headers in place, so that its text alone determines the object."""
-    for name in ("driver.h", "placing.h", "team.h"):
+    for name in ("arithmetic.h", "driver.h", "placing.h", "team.h"):
         source = source.replace(f'#include "{name}"', (_NATIVE / name).read_text())
     return source
 
@@ -226,7 +228,7 @@ class _Table(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("stages", "buffers", "extents", "inputs", "outputs", "kept")),
-        *((name, ctypes.c_int64) for name in ("weight_bytes", "arena_bytes", "scratch_bytes")),
+        *((name, ctypes.c_int64) for name in ("weight_bytes", "arena_bytes", "scratch_bytes", "keeps_denormals")),
         *((name, ctypes.c_void_p) for name in ("stage", "buffer", "extent")),
         *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("input_bytes", "output_bytes")),
     ]

@@ -2,6 +2,7 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
+#include "arithmetic.h"
 #include "driver.h"
 #include "placing.h"
 #include "team.h"
@@ -280,9 +281,11 @@ static void run_alone(tw_model *m)
     }
 }
 
-static void touch_scratch(void *argument, int self)
+/* What a worker does first. Its thread is the team's own for good, but for worker 0, who is the caller. */
+static void enter_team(void *argument, int self)
 {
     const tw_model *m = argument;
+    if (self != 0) tw_arithmetic_enter(tw_model_table.keeps_denormals);
     volatile char *scratch = m->members[self].scratch;
     for (int64_t i = 0; i < tw_model_table.scratch_bytes; i += PAGE) scratch[i] = 0;
 }
@@ -423,7 +426,7 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
         if (!map_pages(&m->scratch[i], t->scratch_bytes)) return 0;
         m->members[i].scratch = m->scratch[i].start;
     }
-    tw_team_work work = {touch_scratch, run_group};
+    tw_team_work work = {enter_team, run_group};
     m->team = tw_team_create(m->workers, t->stages, run_spin_ns, idle_spin_ns, work, m);
     return m->team != NULL;
 }
@@ -480,8 +483,10 @@ static int run_locked(tw_model *m, int64_t *stage_ns)
     if (tw_team_start(m->team) != 0) return TW_NO_THREADS;
     atomic_store_explicit(&m->stage_ns, stage_ns, memory_order_relaxed);
     if (stage_ns) m->opened_ns = now_ns();
+    tw_arithmetic callers = tw_arithmetic_enter(tw_model_table.keeps_denormals);
     if (m->workers > 1) tw_team_run(m->team);
     else run_alone(m);
+    tw_arithmetic_leave(callers);
     return TW_OK;
 }
 

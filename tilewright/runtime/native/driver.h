@@ -40,6 +40,7 @@ typedef struct {
 typedef struct {
     int64_t stages, buffers, extents, inputs, outputs, kept;
     int64_t weight_bytes, arena_bytes, scratch_bytes;
+    int64_t keeps_denormals;
     const tw_stage *stage;
     const tw_buffer *buffer;
     const int64_t *extent;
@@ -65,7 +66,8 @@ TW_API tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns
 /* Maps the weights file itself. NULL also when the file cannot be mapped or has another size. */
 TW_API tw_model *tw_open(const char *weights_path, int threads);
 
-/* Calls from several threads at once are safe: they take turns. No output may lie in the memory of an input or of
+/* Kernels compute to nearest, with denormals flushed or kept as the table says; the caller's own mode is back when the
+ * call returns. Calls from several threads at once are safe: they take turns. No output may lie in the memory of an input or of
  * another output. Returns TW_OK or TW_NO_THREADS. */
 TW_API int tw_run(tw_model *model, void *const *inputs, void *const *outputs);
 
