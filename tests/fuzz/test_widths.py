@@ -30,7 +30,7 @@ from tilewright.transform.staging import stage_operands
 
 ALL = 120
 QUICK = 6
-MACHINES = stored_machines()
+MACHINES = stored_machines("cpu")
 
 
 def sample(count: int, quick: int) -> list[object]:
