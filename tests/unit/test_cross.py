@@ -1,4 +1,4 @@
-"""`./test --machine NAME`: which machine is planned for, how its kernels are compiled, and that wrong code is refused."""
+"""`./test --machine NAME`: which machine is planned for, how its kernels are compiled, and what zig refuses."""
 
 from __future__ import annotations
 
