@@ -103,6 +103,8 @@ def _compiled_twice(load):  # type: ignore[no-untyped-def]
         sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
         weights_dir: Path | None = None,
     ) -> CpuModel:  # fmt: skip
+        if target.architecture == "any":  # no machine in particular: it runs here as it is
+            return load(sources, loops, program, plan, target, options, weights_dir)
         cross_compile(sources, target, options.cache_dir)
         native = backend_cpu.render(loops, target)
         portable = backend_cpu.render(loops, target, "portable")
