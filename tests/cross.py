@@ -41,10 +41,11 @@ def zig() -> Compiler:
 
 
 def processor(target: Target) -> str:
-    """As zig names it: the usual processors of that vector width, and what the description has beyond them."""
+    """As zig names it: the level of x86-64 that has these vectors, and what the description has beyond it."""
     base = "baseline"
     if target.architecture == "x86_64":
-        base = {64: "x86_64_v4", 32: "x86_64_v3"}.get(target.vector_bytes, "x86_64_v2")
+        levels = {"avx512f": "x86_64_v4", "avx2": "x86_64_v3"}
+        base = next((level for feature, level in levels.items() if feature in target.features), "x86_64_v2")
     return "+".join([base, *(FEATURES[f] for f in target.features if f in FEATURES)])
 
 
@@ -102,6 +103,8 @@ def _compiled_twice(load):  # type: ignore[no-untyped-def]
         sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
         weights_dir: Path | None = None,
     ) -> CpuModel:  # fmt: skip
+        if target.architecture == "any":  # no machine in particular: it runs here as it is
+            return load(sources, loops, program, plan, target, options, weights_dir)
         cross_compile(sources, target, options.cache_dir)
         native = backend_cpu.render(loops, target)
         portable = backend_cpu.render(loops, target, "portable")

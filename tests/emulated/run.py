@@ -63,7 +63,7 @@ def compile_case(case: Case, tools: Tools) -> Path:
         (folder / f"{name}.c").write_text(text)
         call([*compiler.argv, *flags, f"-I{NATIVE}", "-c", f"{name}.c", "-o", f"{name}.o"], folder)
         objects.append(f"{name}.o")
-    rest = [str(NATIVE / "driver.c"), str(NATIVE / "team.c"), str(HERE / "guest.c")]
+    rest = [*(str(NATIVE / f"{name}.c") for name in ("driver", "placing", "team")), str(HERE / "guest.c")]
     numbers = {"CALL": permissions._ARCH_PRCTL, "REQUEST": permissions._REQUEST_PERMISSION,
                "TILES": permissions._TILE_DATA}  # fmt: skip
     defined = [f"-DPERMISSION_{name}={number}" for name, number in numbers.items()]

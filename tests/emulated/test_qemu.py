@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from tests.emulated.run import Tools, compile_case, run_qemu
 
 QEMU = {"avx2": "qemu-x86_64", "neon": "qemu-aarch64"}
 WAY_OUT = "install qemu-user 7.2 or later (on Debian: apt install qemu-user) to run these kernels"
-
-
-def names() -> Iterator[tuple[str, str]]:
-    for kind in QEMU:
-        for name, _ in every_case((kind,)):
-            yield kind, name
+NAMES = [(kind, name) for kind in QEMU for name, _ in every_case((kind,))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), names())
+@pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_emulated_kernels_agree(kind: str, name: str, tmp_path: Path) -> None:
     """Memory that ends at a page which cannot be touched, two runs, two threads: see guest.c."""
     qemu = shutil.which(QEMU[kind]) or shutil.which(f"{QEMU[kind]}-static")

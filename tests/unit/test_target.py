@@ -112,6 +112,7 @@ def test_planning_for_another_machine(kernel_cache: Path) -> None:
     assert any("vector_size(64)" in source for source in artifact.sources.values())
 
 
+@pytest.mark.host
 def test_running_for_another_machine_is_refused(tmp_path: Path, kernel_cache: Path) -> None:
     here = this_cpu()
     other = replace(here, name="other", architecture="riscv64")
@@ -125,6 +126,7 @@ def test_running_for_another_machine_is_refused(tmp_path: Path, kernel_cache: Pa
     )
 
 
+@pytest.mark.host
 def test_running_on_this_machine_described_by_hand(tmp_path: Path, kernel_cache: Path) -> None:
     """Vectors of any width are only numbers to the C compiler."""
     path = tmp_path / "mine.json"
