@@ -15,10 +15,10 @@ from onnx import TensorProto
 
 import tilewright
 from tests.cpu_stages import model_of
-from tilewright import InternalError, Options, OptionError
+from tilewright import InternalError, OptionError, Options
+from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ops import lower
-from tilewright.frontend.onnx import load
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.toolchain import compile_shared, default_flags, find_compiler, this_machine
 from tilewright.verifying import Verifier, difference
@@ -92,7 +92,8 @@ def test_flushed_by_all_workers_or_kept_by_all(columns: int, threads: int, kerne
 
 
 def test_operands_are_flushed_too(kernel_cache: Path) -> None:
-    model = model_of([("Mul", ["x", "big"], "y", {})], {"x": (9,)}, {"y": (9,)}, {"big": np.array(2.0**120, np.float32)})
+    big = {"big": np.array(2.0**120, np.float32)}
+    model = model_of([("Mul", ["x", "big"], "y", {})], {"x": (9,)}, {"y": (9,)}, big)
     x = np.full(9, 2.0**-130, np.float32)
     found = {d: tilewright.compile(model, options=Options(cache_dir=kernel_cache, denormals=d))(x)[0]
              for d in ("flush", "keep")}  # fmt: skip
