@@ -38,9 +38,14 @@ class ChannelNorm(nn.Module):
         return centred / torch.sqrt(variance + 1e-6) * self.weight + self.bias
 
 
-def gated(x: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=1)
-    return first * second
+class Gate(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.split(x, self.channels, dim=1)
+        return first * second
 
 
 class Block(nn.Module):
@@ -49,6 +54,7 @@ class Block(nn.Module):
         self.first_norm = ChannelNorm(channels)
         self.expand = nn.Conv2d(channels, 2 * channels, 1)
         self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
+        self.gate = Gate(channels)
         self.attention = nn.Conv2d(channels, channels, 1)
         self.first_output = nn.Conv2d(channels, channels, 1)
         self.second_norm = ChannelNorm(channels)
@@ -58,10 +64,10 @@ class Block(nn.Module):
         self.second_scale = nn.Parameter(torch.zeros(1, channels, 1, 1))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        x = gated(self.depthwise(self.expand(self.first_norm(image))))
+        x = self.gate(self.depthwise(self.expand(self.first_norm(image))))
         x = x * self.attention(nn.functional.adaptive_avg_pool2d(x, 1))
         image = image + self.first_output(x) * self.first_scale
-        x = gated(self.intermediate(self.second_norm(image)))
+        x = self.gate(self.intermediate(self.second_norm(image)))
         return image + self.second_output(x) * self.second_scale
 
 

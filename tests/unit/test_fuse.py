@@ -40,7 +40,7 @@ def made(steps: list[Step]) -> Program:
 
 def kept(program: Program) -> set[str]:
     fused = fuse_registers(program.computes, frozenset(program.outputs))
-    inside = {t for t in fused.inlined} | {m.output for chain in fused.epilogues.values() for m in chain}
+    inside = set(fused.inlined) | {m.output for chain in fused.epilogues.values() for m in chain}
     return {t.name for c in program.computes for t in c.outputs if t not in inside}
 
 
