@@ -78,15 +78,8 @@ def _chain(combine: Callable[[Expr, Expr], Expr], values: tuple[Expr, ...]) -> E
 
 
 def divide(x: Expr, y: Expr) -> Expr:
-    """Division as C does it: integers truncate towards zero."""
-    if x.dtype.is_float:
-        return op("div", x, y)
-    quotient = op("floordiv", x, y)
-    if x.dtype.kind == "u":
-        return quotient
-    inexact = op("ne", quotient * y, x)
-    negative = op("ne", lt(x, 0), lt(y, 0))
-    return select(op("and", inexact, negative), quotient + 1, quotient)
+    """Integers truncate towards zero; divided by zero they are 0."""
+    return op("div" if x.dtype.is_float else "truncdiv", x, y)
 
 
 _binary("Add", lambda x, y: x + y)

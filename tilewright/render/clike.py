@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds
+from tilewright.ir.bounds import bounds, exceeds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
     Axis,
@@ -243,6 +243,9 @@ class ExprPrinter:
         if isinstance(spelling, Infix):
             return self._rounded(node, self._infix(node, spelling, args))
         if isinstance(spelling, Prefix):
+            if node.op.name == "neg" and exceeds(node):
+                wide = self.c_type(dtypes.uint64 if node.dtype.bits == 64 else dtypes.uint32)
+                return f"({self.c_type(node.dtype)})(0 - ({wide}){_wrapped(args[0], UNARY)})", UNARY
             return self._rounded(node, (spelling.symbol + _wrapped(args[0], UNARY + 1), UNARY))
         if isinstance(spelling, Division):
             low = bounds(node.args[0])[0]
@@ -254,6 +257,11 @@ class ExprPrinter:
 
     def _infix(self, node: Op, spelling: Infix, args: list[tuple[str, int]]) -> tuple[str, int]:
         left, right = args
+        if spelling.symbol in "+-*" and exceeds(node):
+            # among unsigned numbers, which wrap around; C leaves open what signed ones do
+            wide = self.c_type(dtypes.uint64 if node.dtype.bits == 64 else dtypes.uint32)
+            left, right = (f"({wide}){_wrapped(t, UNARY)}" for t in args)
+            return f"({self.c_type(node.dtype)})({left} {spelling.symbol} {right})", UNARY
         if node.dtype is dtypes.int64 and self._must_widen(node):
             left = f"({self.c_type(dtypes.int64)}){_wrapped(left, UNARY)}", UNARY
         # the right operand needs one step more: a - (b - c)
