@@ -39,12 +39,15 @@ _PRELUDE = """#define INFINITY (__builtin_inff())
     _q - ((_a % _b != 0) && ((_a < 0) != (_b < 0))); })
 #define tw_mod(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _r = _a % _b; \\
     _r + ((_r != 0) && ((_r < 0) != (_b < 0)) ? _b : 0); })
-#define tw_any_divisor(a, b, by_minus_one, otherwise) ({ __auto_type _n = (a); __auto_type _d = (b); \\
-    _d == 0 ? 0 : (__typeof__(_d))-1 < 0 && _d == (__typeof__(_d))-1 ? (by_minus_one) : (otherwise); })
 #define tw_max(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a > _b) || (_a != _a) ? _a : _b; })
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+"""
+
+_ANY_DIVISOR = """#define tw_any_divisor(a, b, by_minus_one, otherwise) ({ \\
+    __auto_type _n = (a); __auto_type _d = (b); \\
+    _d == 0 ? 0 : (__typeof__(_d))-1 < 0 && _d == (__typeof__(_d))-1 ? (by_minus_one) : (otherwise); })
 """
 
 # Arm has instructions that give NaN where either operand is; compilers do not find them.
@@ -77,7 +80,8 @@ static inline tw_bf16 tw_to_bf16(float x) {
 def prelude(body: str) -> str:
     """What must stand before `body`: types, constants and the helpers it names."""
     extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
-    return _INTEGERS + _PRELUDE + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
+    divisor = _ANY_DIVISOR if "tw_any_divisor(" in body else ""
+    return _INTEGERS + _PRELUDE + divisor + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:
