@@ -38,11 +38,17 @@ _EXTERNAL = b"location"  # every tensor kept in another file has an entry of thi
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it was given, and what tells it apart from every other; `stamp` changes when its file does."""
+    """A model as it was given, the files it lies in and what tells it apart from every other; `stamp` changes when the
+    files do, or a model in memory."""
 
     model: Any
+    files: tuple[Path, ...]
     key: str
-    stamp: tuple[int, ...]
+    stamp: tuple[int | bytes, ...]
+
+    @property
+    def has_changed(self) -> bool:
+        return _stamp(self.model, self.files) != self.stamp
 
 
 @dataclass(frozen=True)
@@ -62,14 +68,17 @@ class StoredArtifact:
 
 
 def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> Source | None:
-    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, when
-    tensors lie in files of their own, and on targets whose code is made elsewhere."""
+    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, and
+    on targets whose code is made elsewhere."""
     if target.kind != "cpu" or options.dump or options.stop_after or options.overrides or options.verify:
         return None
-    before = _stamp(model)
-    digest = _digest(model)
+    files = _files(model, Cache(options.cache_dir))
+    before = _stamp(model, files) if isinstance(model, Path) else ()
+    digest = _digest(model, files)
     if digest is None:
         return None
+    if not isinstance(model, Path | bytes):
+        before = (digest,)
     chosen = {f.name: repr(getattr(options, f.name)) for f in fields(options) if f.name not in _IRRELEVANT}
     try:
         compiler = find_compiler(options.compiler)
@@ -77,7 +86,8 @@ def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> So
         return None  # loading what is there needs no compiler, but telling whether it is the right one does
     about = (sorted(shapes.items()), sorted(chosen.items()), target.describe(), this_machine().identity,
              compiler.argv, compiler.version, sys.version, _versions(), _own_code())  # fmt: skip
-    return Source(model, content_key("model", digest, json.dumps(about, default=str), suffix=".model"), before)
+    key = content_key("model", digest, json.dumps(about, default=str), suffix=".model")
+    return Source(model, files, key, before)
 
 
 def find(source: Source, target: Target, options: Options, build: Callable[[], Artifact]) -> StoredArtifact | None:
@@ -101,7 +111,7 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
 
 def keep(source: Source, artifact: Artifact, options: Options) -> None:
     """Store what was made of the source, unless its file has changed meanwhile."""
-    if not isinstance(artifact.runner, CpuModel) or _stamp(source.model) != source.stamp:
+    if not isinstance(artifact.runner, CpuModel) or source.has_changed:
         return
     built = artifact.runner.built
     row = {
@@ -118,8 +128,9 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
 
 
 def _rebuild(source: Source, build: Callable[[], Artifact]) -> Artifact:
-    if _stamp(source.model) != source.stamp:
-        raise ModelError(f"'{source.model}' has changed since it was compiled; compile it again")
+    if source.has_changed:
+        what = f"'{source.model}'" if isinstance(source.model, Path) else "the model"
+        raise ModelError(f"{what} has changed since it was compiled; compile it again")
     return build()
 
 
@@ -127,28 +138,76 @@ def _ports(rows: Sequence[Any]) -> tuple[Port, ...]:
     return tuple((name, dtypes.by_name(dtype), tuple(shape)) for name, dtype, shape in rows)
 
 
-def _stamp(model: Any) -> tuple[int, ...]:
-    """Changes when the model's file does; models in memory stay as they are."""
+def _stamp(model: Any, files: Sequence[Path]) -> tuple[int | bytes, ...]:
+    """Changes when the model's files do, or the model itself where a caller may change it in memory."""
+    if not isinstance(model, Path):
+        return () if isinstance(model, bytes) else (_digest(model, ()) or b"",)
+    found: list[int | bytes] = []
+    for file in files:
+        try:
+            info = file.stat()
+        except OSError as error:
+            raise ModelError(f"model file '{file}' cannot be read: {error.strerror}") from error
+        found += (info.st_ino, info.st_size, info.st_mtime_ns)
+    return tuple(found)
+
+
+def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
+    """Of the model's bytes; None where they cannot be had: the reader of models says what is wrong."""
+    if isinstance(model, bytes):
+        return sha256(model).digest()
+    if not isinstance(model, Path):
+        return _memory_digest(model)
+    digest = sha256()
+    for file in files:
+        try:
+            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                if file is not model:
+                    digest.update(len(data).to_bytes(8, "little"))
+                digest.update(data)
+        except (OSError, ValueError):  # unreadable or empty
+            return None
+    return digest.digest()
+
+
+def _memory_digest(model: Any) -> bytes | None:
+    from google.protobuf.message import EncodeError, Message
+
+    if not isinstance(model, Message):
+        return None
+    try:
+        return sha256(model.SerializeToString(deterministic=True)).digest()
+    except (EncodeError, ValueError):  # more than the format can write, or not complete
+        return None
+
+
+def _files(model: Any, cache: Cache) -> tuple[Path, ...]:
+    """The file of a model, then those that its tensors lie in; their names are kept, since finding them takes a parser
+    that takes longer to load than the model."""
     if not isinstance(model, Path):
         return ()
     try:
-        info = model.stat()
-    except OSError as error:
-        raise ModelError(f"model file '{model}' cannot be read: {error.strerror}") from error
-    return (info.st_ino, info.st_size, info.st_mtime_ns)
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data.find(_EXTERNAL) < 0:
+                return (model,)
+            key = content_key("locations", sha256(data).digest(), suffix=".files")
+    except (OSError, ValueError):
+        return (model,)
+    try:
+        entry = cache.get(key)
+        names = json.loads(entry.read_text()) if entry is not None else _locations(model, cache, key)
+    except (CacheError, OSError) as error:
+        raise ToolError(str(error)) from error
+    beside = (model.parent / name for name in names)
+    return (model, *(path for path in beside if path.is_file()))
 
 
-def _digest(model: Any) -> bytes | None:
-    """Of the model's bytes; None where they are not all of the model, or cannot be had."""
-    if isinstance(model, Path):
-        try:
-            with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return None if data.find(_EXTERNAL) >= 0 else sha256(data).digest()
-        except (OSError, ValueError):  # unreadable or empty: the reader of models says what is wrong
-            return None
-    if isinstance(model, bytes):
-        return None if _EXTERNAL in model else sha256(model).digest()
-    return None
+def _locations(model: Path, cache: Cache, key: str) -> list[str]:
+    from tilewright.frontend.external import locations
+
+    names = locations(model)
+    cache.put(key, json.dumps(names).encode())
+    return names
 
 
 def _versions() -> list[str]:

@@ -46,6 +46,46 @@ def test_damaged_entries_read_as_missing_and_heal(tmp_path: Path, damage: str) -
     assert cache.get(key) == path
 
 
+@pytest.mark.parametrize("damage", ["flip", "swap", "tail"])
+def test_damage_to_large_files_is_noticed(tmp_path: Path, damage: str) -> None:
+    cache, key = Cache(tmp_path), content_key("weights")
+    data = np.random.default_rng(0).integers(0, 256, (64 << 20) + 5000, np.uint8)
+    path = cache.put(key, data.tobytes())
+    assert cache.get(key) == path
+    page = slice(33 << 20, (33 << 20) + 4096)
+    match damage:
+        case "flip":
+            data[page] ^= 255
+        case "swap":
+            data[: 2 * 4096] = np.roll(data[: 2 * 4096], 4096)
+        case "tail":
+            data[-1] ^= 1
+    path.write_bytes(data.tobytes())
+    assert cache.get(key) is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+@pytest.mark.parametrize("place", ["root", "folder"])
+def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path, mode: int, place: str) -> None:
+    root = tmp_path / "cache"
+    cache, key = Cache(root), content_key("x")
+    path = cache.put(key, b"code")
+    assert root.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
+    (root if place == "root" else path.parent).chmod(mode)
+    for use in (lambda: cache.get(key), lambda: cache.put(key, b"code")):
+        with pytest.raises(CacheError, match="others may write to the cache in .*; run chmod go-w on it"):
+            use()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
+    cache, key = Cache(tmp_path / "cache"), content_key("x")
+    path = cache.put(key, b"code")
+    os.chown(path.parent, 12345, 12345)
+    with pytest.raises(CacheError, match="belongs to another user, who could put code there"):
+        cache.get(key)
+
+
 def test_a_failing_writer_leaves_nothing(tmp_path: Path) -> None:
     cache, key = Cache(tmp_path), content_key("x")
 

@@ -144,20 +144,52 @@ def test_a_damaged_entry_is_not_used(
     assert is_stored(compile_it(path))
 
 
-def test_tensors_in_other_files_are_not_stored(path: Path, compile_it: Callable[..., Model], tmp_path: Path) -> None:
+def external(folder: Path) -> Path:
     import onnx
 
-    folder = tmp_path / "external"
     folder.mkdir()
     onnx.save(dense(), folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    first = compile_it(folder / "m.onnx")(X)[0]
-    assert not is_stored(compile_it(folder / "m.onnx"))
-    data = folder / "m.data"
+    return folder / "m.onnx"
+
+
+def test_tensors_in_other_files_are_part_of_the_model(compile_it: Callable[..., Model], tmp_path: Path) -> None:
+    file = external(tmp_path / "external")
+    first = compile_it(file)(X)[0]
+    again = compile_it(file)
+    assert is_stored(again)
+    np.testing.assert_array_equal(again(X)[0], first)
+    data = file.with_name("m.data")
     data.write_bytes((2 * np.frombuffer(data.read_bytes(), np.float32)).tobytes())
-    np.testing.assert_allclose(compile_it(folder / "m.onnx")(X)[0], 2 * first)
+    with pytest.raises(ModelError, match="has changed since it was compiled"):
+        _ = again.artifact
+    changed = compile_it(file)
+    assert not is_stored(changed)
+    np.testing.assert_allclose(changed(X)[0], 2 * first)
 
 
-def test_from_the_cache_nothing_of_the_compiler_is_imported(path: Path, compile_it: Callable[..., Model]) -> None:
+def test_models_in_memory_are_found(compile_it: Callable[..., Model]) -> None:
+    model = dense()
+    first = compile_it(model)(X)[0]
+    again = compile_it(dense())
+    assert is_stored(again)
+    np.testing.assert_array_equal(again(X)[0], first)
+    assert not is_stored(compile_it(dense(2.0)))
+
+
+def test_a_model_changed_in_memory_is_not_taken_for_the_old_one(compile_it: Callable[..., Model]) -> None:
+    model = dense()
+    compile_it(model)
+    again = compile_it(model)
+    model.CopyFrom(dense(2.0))
+    with pytest.raises(ModelError, match="the model has changed since it was compiled"):
+        _ = again.artifact
+
+
+@pytest.mark.parametrize("where", ["inside", "beside"])
+def test_from_the_cache_nothing_of_the_compiler_is_imported(
+    where: str, path: Path, compile_it: Callable[..., Model], tmp_path: Path
+) -> None:
+    path = path if where == "inside" else external(tmp_path / "external")
     compile_it(path)
     script = """
 import json, sys
@@ -167,6 +199,6 @@ options = tilewright.Options(cache_dir=Path(sys.argv[2]), threads=1)
 tilewright.compile(sys.argv[1], options=options)
 print(json.dumps([n for n in ("onnx", "tilewright.compiler", "tilewright.schedule") if n in sys.modules]))
 """
-    command = [sys.executable, "-c", script, str(path), str(path.parent / "cache")]
+    command = [sys.executable, "-c", script, str(path), str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
     assert json.loads(done.stdout) == []

@@ -13,6 +13,7 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from tilewright.errors import ModelError, OptionError, UnsupportedError
+from tilewright.frontend.external import external_tensors, location
 from tilewright.frontend.functions import expand
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
@@ -21,6 +22,7 @@ from tilewright.ir.graph import Graph, Node, Value
 Shapes = Mapping[str, int | Sequence[int]]
 Source = str | Path | bytes | onnx.ModelProto
 _STANDARD = ("", "ai.onnx")
+_NO_VERSION = 1 << 31
 _LEGACY_NO_IMPORTS = 3  # the first IR version whose models name the operator sets they use
 
 
@@ -53,9 +55,9 @@ def load(source: Source, shapes: Shapes | None = None) -> Graph:
 
 def _parsed(source: Source) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
-        return source
+        return _whole("the model", source)
     if isinstance(source, bytes):
-        return _decoded("the given bytes", source)
+        return _whole("the given bytes", _decoded("the given bytes", source))
     path = Path(source)
     if path.is_dir():
         raise ModelError(f"'{path}' is a folder; give the path of an ONNX file")
@@ -66,6 +68,16 @@ def _parsed(source: Source) -> onnx.ModelProto:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(f"'{path}': external data could not be read: {_line(error)}") from error
+    return model
+
+
+def _whole(label: str, model: onnx.ModelProto) -> onnx.ModelProto:
+    tensor = next(external_tensors(model), None)
+    if tensor is not None:
+        raise ModelError(
+            f"{label}: tensor '{tensor.name}' lies in the file '{location(tensor)}'; give the model's path instead, "
+            f"or load it whole with onnx.load"
+        )
     return model
 
 
@@ -86,6 +98,10 @@ def _line(error: Exception) -> str:
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
     """Each node against ONNX's own schema; the whole-model check would copy all weights."""
+    for imported in model.opset_import:
+        if not 0 < imported.version < _NO_VERSION:
+            name = imported.domain or "ai.onnx"
+            raise ModelError(f"the model asks for version {imported.version} of operator set {name}, which there is not")
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
     context.opset_imports = {i.domain: i.version for i in model.opset_import} or {"": 1}
@@ -112,7 +128,12 @@ def _label(node: onnx.NodeProto) -> str:
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Functions of the model itself, and ONNX operators defined by others that we lack, as plain nodes."""
-    return expand(onnx.inliner.inline_local_functions(model) if model.functions else model)
+    if model.functions:
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+        except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+            raise ModelError(f"the model's functions cannot be written out: {_line(error)}") from error
+    return expand(model)
 
 
 # contents
@@ -280,7 +301,7 @@ def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[s
 
 def _template(proto: onnx.ValueInfoProto) -> str:
     """The shape to pass, with dots for what the user has to fill in."""
-    parts = [str(d.dim_value) if d.HasField("dim_value") else "..." for d in proto.type.tensor_type.shape.dim]
+    parts = [str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else "..." for d in proto.type.tensor_type.shape.dim]
     return f"[{', '.join(parts)}]"
 
 

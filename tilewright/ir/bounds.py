@@ -1,4 +1,5 @@
-"""Intervals of expressions: axes run from 0 to extent - 1, symbols between their limits, loads are unknown."""
+"""Intervals of expressions: axes run from 0 to extent - 1, symbols between their limits, integers that are loaded hold
+what their type holds. Index arithmetic never leaves its type; integers of data wrap around where they would."""
 
 from __future__ import annotations
 
@@ -52,7 +53,28 @@ def _node_bounds(node: Expr) -> Interval:
 
 
 def _from_operands(node: Expr, operands: list[Interval]) -> Interval:
-    return node.op.interval(*operands) if isinstance(node, Op) and node.op.interval is not None else UNBOUNDED
+    if not node.dtype.is_int:
+        return node.op.interval(*operands) if isinstance(node, Op) and node.op.interval is not None else UNBOUNDED
+    if not isinstance(node, Op):
+        return node.dtype.limits
+    if node.op.name == "cast" and node.args[0].dtype.is_float:
+        low, high = operands[0]
+        exact: Interval = (low if math.isinf(low) else math.trunc(low), high if math.isinf(high) else math.trunc(high))
+    else:
+        exact = node.op.interval(*operands) if node.op.interval is not None else UNBOUNDED
+    if not node.wraps and node.op.name != "cast":
+        return exact
+    low, high = node.dtype.limits
+    return exact if low <= exact[0] and exact[1] <= high else node.dtype.limits
+
+
+def exceeds(node: Op) -> bool:
+    """Whether integer arithmetic of data can leave its type, so that it has to wrap around."""
+    if not node.wraps or not node.dtype.is_int or node.op.interval is None:
+        return False
+    exact = node.op.interval(*(bounds(a) for a in node.args))
+    low, high = node.dtype.limits
+    return not (low <= exact[0] and exact[1] <= high)
 
 
 def upper(extent: Extent) -> float:

@@ -28,6 +28,11 @@ class DType:
     def is_int(self) -> bool:
         return self.kind in "iu"
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest integer."""
+        return (-(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1) if self.kind == "i" else (0, (1 << self.bits) - 1)
+
     def __repr__(self) -> str:
         return self.name
 

@@ -35,11 +35,12 @@ class Expr:
     it by the module that derives it, and goes when the node goes.
     """
 
-    __slots__ = ("dtype", "args", "axes", "reads", "simplified", "as_linear", "interval", "__weakref__")
+    __slots__ = ("dtype", "args", "axes", "reads", "wraps", "simplified", "as_linear", "interval", "__weakref__")
     dtype: DType
     args: tuple[Expr, ...]
     axes: tuple[Axis, ...]  # every axis below, each once, in the order of a walk
     reads: bool  # whether it is a Load or holds one
+    wraps: bool  # whether it holds data (a Load, a State): its integers wrap around, those of indices never reach the end
     simplified: Any
     as_linear: Any
     interval: Any
@@ -182,10 +183,12 @@ def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Ax
     node.args = args
     node.axes = axes
     node.reads = cls is Load
+    node.wraps = cls is Load or cls is State
     for arg in args:
         if arg.reads:
             node.reads = True
-            break
+        if arg.wraps:
+            node.wraps = True
     node.simplified = node.as_linear = node.interval = None
     return node
 
@@ -315,8 +318,16 @@ def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype is dtype:
         return value
     if isinstance(value, Const) and not (value.dtype.is_float and not dtype.is_float):
+        if dtype.is_int and value.dtype.is_int:
+            return const(wrapped_integer(int(value.value), dtype), dtype)
         return const(value.value, dtype)
     return _make_op(OPS["cast"], (value,), dtype)
+
+
+def wrapped_integer(value: int, dtype: DType) -> int:
+    """What is left of an integer in `dtype`: its low bits."""
+    low = value & ((1 << dtype.bits) - 1)
+    return low - (1 << dtype.bits) if dtype.kind == "i" and low >> (dtype.bits - 1) else low
 
 
 def add(a: ExprLike, b: ExprLike) -> Expr:

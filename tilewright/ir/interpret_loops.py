@@ -123,7 +123,7 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "min": min, "max": max,
     "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne, "not": operator.not_,
-    "floordiv": lambda a, b: a // (b or 1), "mod": lambda a, b: a % (b or 1), "abs": abs,
+    "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0, "abs": abs,
     "and": lambda a, b: a and b, "or": lambda a, b: a or b, "select": lambda c, a, b: a if c else b,
 }  # fmt: skip
 
@@ -357,6 +357,6 @@ def _both(mask: Mask, condition: Value) -> Mask:
 
 
 def _apply(node: Op, args: Sequence[Value]) -> Value:
-    if all(type(a) is int or type(a) is bool for a in args) and node.op.name in _PLAIN:
+    if not node.wraps and all(type(a) is int or type(a) is bool for a in args) and node.op.name in _PLAIN:
         return _PLAIN[node.op.name](*args)
     return apply_op(node, [np.asarray(a) for a in args])

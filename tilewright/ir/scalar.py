@@ -44,20 +44,26 @@ def _sigmoid(x: Any) -> Any:
         return (1 / (1 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
 
 
-def _safe_floordiv(a: Any, b: Any) -> Any:
-    # Lanes masked off by a select still evaluate; a zero divisor there must not stop the evaluation.
-    b = np.asarray(b)
-    return np.floor_divide(a, np.where(b == 0, np.ones_like(b), b))
-
-
-def _safe_mod(a: Any, b: Any) -> Any:
-    b = np.asarray(b)
-    return np.mod(a, np.where(b == 0, np.ones_like(b), b))
+def _truncdiv(a: Any, b: Any) -> Any:
+    a, b = np.asarray(a), np.asarray(b)
+    quotient = np.floor_divide(a, b)
+    short = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return quotient + short.astype(quotient.dtype)
 
 
 def _mul_bounds(a: Interval, b: Interval) -> Interval:
     products = [0 if 0 in (x, y) else x * y for x in a for y in b]
     return min(products), max(products)
+
+
+def _quotient(a: float, b: float) -> float:
+    return a if math.isinf(a) else int(abs(a) // b) * (1 if a >= 0 else -1)
+
+
+def _truncdiv_bounds(a: Interval, b: Interval) -> Interval:
+    if b[0] != b[1] or not 0 < b[0] < math.inf:
+        return UNBOUNDED
+    return _quotient(a[0], b[0]), _quotient(a[1], b[0])
 
 
 def _floordiv_bounds(a: Interval, b: Interval) -> Interval:
@@ -100,8 +106,10 @@ _ROWS = [
     _op("sub", 2, "same", np.subtract, lambda a, b: (a[0] - b[1], a[1] - b[0]), "fiu", "-"),
     _op("mul", 2, "same", np.multiply, _mul_bounds, "fiu", "*"),
     _op("div", 2, "same", np.divide, None, "f", "/"),
-    _op("floordiv", 2, "same", _safe_floordiv, _floordiv_bounds, "iu", "//"),
-    _op("mod", 2, "same", _safe_mod, _mod_bounds, "iu", "%"),
+    # of integers, by zero: 0; the lowest by -1: itself, as everything wraps
+    _op("truncdiv", 2, "same", _truncdiv, _truncdiv_bounds, "iu"),
+    _op("floordiv", 2, "same", np.floor_divide, _floordiv_bounds, "iu", "//"),
+    _op("mod", 2, "same", np.mod, _mod_bounds, "iu", "%"),
     _op("fmod", 2, "same", np.fmod, None, "fiu"),
     _op("min", 2, "same", np.minimum, lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))),
     _op("max", 2, "same", np.maximum, lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))),

@@ -1,4 +1,8 @@
-"""Simplification of expressions: constants folded, index arithmetic kept as sums of terms, division by intervals."""
+"""Simplification of expressions: constants folded, index arithmetic kept as sums of terms, division by intervals.
+
+Index arithmetic never leaves its type. Data of that type wraps around: its sums may still be put in another order, but
+what compares or divides them holds only where their intervals show that nothing wraps.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds
-from tilewright.ir.expr import Const, Expr, Op, _make_op, const, is_op, select
-from tilewright.ir.scalar import OPS
+from tilewright.ir.expr import Const, Expr, Op, _make_op, const, is_op, select, wrapped_integer
+from tilewright.ir.scalar import OPS, Interval
 
 _ADD, _SUB, _MUL = OPS["add"], OPS["sub"], OPS["mul"]
 # what NumPy would give for indices, without its overhead
@@ -20,6 +24,7 @@ _OF_INDICES: dict[str, Callable[[int, int], int]] = {
     "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne, "floordiv": operator.floordiv,
     "mod": operator.mod, "min": min, "max": max,
 }  # fmt: skip
+_LIMIT = 1 << 63
 _ITSELF = object()  # kept on a node that is its own simplified form: a reference to itself would be a cycle
 
 
@@ -48,19 +53,36 @@ class Linear:
     def expr(self) -> Expr:
         result: Expr | None = None
         # positive terms first: a difference then reads a - b instead of -b + a
-        for term, coefficient in self._positive_first():
+        for term, exact in self._positive_first():
+            coefficient = wrapped_integer(exact, dtypes.index)
+            if not coefficient:
+                continue
             size = abs(coefficient)
-            piece = term if size == 1 else _make_op(_MUL, (term, const(size)), dtypes.index)
+            lowest = coefficient == dtypes.index.limits[0]  # its size is no number of the type, and it is its own negative
+            piece = term if size == 1 else _make_op(_MUL, (term, const(-size if lowest else size)), dtypes.index)
             if result is None:
                 result = piece if coefficient > 0 else _make_op(_MUL, (term, const(coefficient)), dtypes.index)
             else:
                 result = _make_op(_ADD if coefficient > 0 else _SUB, (result, piece), dtypes.index)
+        constant = wrapped_integer(self.constant, dtypes.index)
         if result is None:
-            return const(self.constant)
-        if self.constant:
-            row = _ADD if self.constant > 0 else _SUB
-            result = _make_op(row, (result, const(abs(self.constant))), dtypes.index)
+            return const(constant)
+        if constant == dtypes.index.limits[0]:  # its size is no number of the type
+            return _make_op(_ADD, (result, const(constant)), dtypes.index)
+        if constant:
+            row = _ADD if constant > 0 else _SUB
+            result = _make_op(row, (result, const(abs(constant))), dtypes.index)
         return result
+
+    def interval(self) -> Interval:
+        """The sum's own interval, without its ever wrapping around."""
+        low: float = self.constant
+        high: float = self.constant
+        for term, coefficient in self.terms.items():
+            ends = bounds(term)
+            low += coefficient * ends[0 if coefficient > 0 else 1]
+            high += coefficient * ends[1 if coefficient > 0 else 0]
+        return low, high
 
     def _positive_first(self) -> list[tuple[Expr, int]]:
         items = list(self.terms.items())
@@ -175,9 +197,8 @@ def _fold(node: Op) -> Expr | None:
         total = linear(node).constant
         if abs(total) < 1 << 62:  # beyond, NumPy's wrap-around decides
             return const(total)
-    if node.op.name in ("floordiv", "mod") and node.args[1].value == 0:  # type: ignore[attr-defined]
-        return None
-    if node.args[0].dtype is dtypes.index and node.op.name in _OF_INDICES:
+    divides_safely = node.op.name not in ("floordiv", "mod") or node.args[1].value > 0  # type: ignore[attr-defined]
+    if node.args[0].dtype is dtypes.index and node.op.name in _OF_INDICES and divides_safely:
         return const(_OF_INDICES[node.op.name](*(a.value for a in node.args)), node.dtype)  # type: ignore[attr-defined]
     values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
@@ -216,6 +237,8 @@ def _divide(node: Op) -> Expr | None:
     low, high = bounds(a)
     if not math.isinf(low) and not math.isinf(high) and low // d == high // d:
         return const(int(low // d))
+    if not _is_exact(a):
+        return None
     whole, rest = _split_multiples(linear(a), d)
     if whole.terms or whole.constant:
         inner = rest.expr()
@@ -225,7 +248,7 @@ def _divide(node: Op) -> Expr | None:
     if reduced is not None:
         return simplify(reduced[0].expr() // (d // reduced[1]))
     # (x // a) // b -> x // (a·b)
-    if is_op(a, "floordiv") and isinstance(a.args[1], Const) and a.args[1].value > 0:
+    if is_op(a, "floordiv") and isinstance(a.args[1], Const) and 0 < a.args[1].value < _LIMIT // d:
         return simplify(a.args[0] // int(a.args[1].value * d))
     return None
 
@@ -240,6 +263,8 @@ def _modulo(node: Op) -> Expr | None:
     low, high = bounds(a)
     if not math.isinf(low) and not math.isinf(high) and low // d == high // d:
         return simplify(a - int(low // d) * d)
+    if not _is_exact(a):
+        return None
     whole, rest = _split_multiples(linear(a), d)
     if whole.terms or whole.constant:
         return simplify(rest.expr() % d)
@@ -272,7 +297,7 @@ def _drop_small(value: Linear, d: int) -> tuple[Linear, int, Linear] | None:
 
 def _extreme(node: Op) -> Expr | None:
     a, b = node.args
-    low, high = bounds(simplify_difference(a, b))
+    low, high = _gap(a, b)
     smaller = node.op.name == "min"
     if high <= 0:
         return a if smaller else b
@@ -281,12 +306,29 @@ def _extreme(node: Op) -> Expr | None:
     return None
 
 
+def _is_exact(value: Expr) -> bool:
+    """Whether a sum is what it would be among all integers."""
+    if not value.wraps:
+        return True
+    low, high = linear(value).interval()
+    return -_LIMIT <= low and high < _LIMIT
+
+
+def _gap(a: Expr, b: Expr) -> Interval:
+    """The interval of a - b among all integers."""
+    if _is_exact(a) and _is_exact(b):
+        return bounds(simplify_difference(a, b)) if not (a.wraps or b.wraps) else linear(a).plus(linear(b).scaled(-1)).interval()
+    left, right = bounds(a), bounds(b)
+    return left[0] - right[1], left[1] - right[0]
+
+
 def simplify_difference(a: Expr, b: Expr) -> Expr:
+    """a - b, both of indices."""
     return linear(a).plus(linear(b).scaled(-1)).expr()
 
 
 def _compare(node: Op) -> Expr | None:
-    low, high = bounds(simplify_difference(node.args[0], node.args[1]))
+    low, high = _gap(node.args[0], node.args[1])
     name = node.op.name
     truth: bool | None = None
     if name == "lt":

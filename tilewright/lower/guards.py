@@ -15,7 +15,7 @@ def worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
     if is_op(condition, "and"):
         return all_of(worst(a, unrolled) for a in condition.args)
     inside = [a for a in unrolled if a in axes_of(condition)]
-    if is_op(condition, "le") or is_op(condition, "lt"):
+    if not condition.wraps and (is_op(condition, "le") or is_op(condition, "lt")):
         slack = linear(simplify_difference(condition.args[1], condition.args[0]))
         ends: dict[Axis, int] = {}
         for axis in inside:

@@ -22,6 +22,14 @@ from tilewright.ir.tensor import Tensor
 Shape = tuple[int, ...]
 _SMALL = 64  # elements up to which equal constants are shared
 
+# What one node may ask for. A file can name any number; beyond these nothing is made, not even a plan.
+MOST_AXES = 32
+MOST_ELEMENTS = 1 << 31
+MOST_STEPS = 1 << 48  # minutes on the fastest processors
+# Constants that are made here of others: of a small model this much in all, of a large one this many times its own.
+FOLDED_BYTES = 1 << 26
+FOLDED_GROWTH = 8
+
 
 class Builder:
     """Collects the computes and constants of a Program while its operators are lowered one by one."""
@@ -31,6 +39,8 @@ class Builder:
         self.constants: dict[Tensor, np.ndarray] = {}
         self._shared: dict[tuple[Any, ...], Tensor] = {}
         self._names: set[str] = set()
+        self._given_bytes = 0
+        self._folded_bytes = 0
         self._node: Node | None = None
         self._base = ""
 
@@ -57,17 +67,30 @@ class Builder:
         return name
 
     def unsupported(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"{self.origin}: {what}")
+        return UnsupportedError(f"{self.origin}: {what}" if self.origin else what)
 
     def invalid(self, what: str) -> ModelError:
-        return ModelError(f"{self.origin}: {what}")
+        return ModelError(f"{self.origin}: {what}" if self.origin else what)
 
     # tensors
 
     def tensor(self, hint: str, shape: Sequence[int], dtype: DType) -> Tensor:
         """A new tensor; the empty hint names it like the node's output."""
         name = self._base if not hint else f"{self._base}_{hint}"
-        return Tensor(self.unique(name), tuple(int(s) for s in shape), dtype)
+        return Tensor(self.unique(name), self.checked_shape(shape), dtype)
+
+    def checked_shape(self, shape: Sequence[int], what: str = "its result") -> Shape:
+        """A shape that a tensor may have."""
+        extents = tuple(int(s) for s in shape)
+        if len(extents) > MOST_AXES:
+            raise self.unsupported(f"{what} would have {len(extents)} axes; {MOST_AXES} are supported")
+        if any(extent < 0 for extent in extents):
+            raise self.invalid(f"{what} would have the shape {list(extents)}, and no extent can be negative")
+        if prod(extents) > MOST_ELEMENTS:
+            raise self.unsupported(
+                f"{what} would have the shape {list(extents)}, {prod(extents)} elements; {MOST_ELEMENTS} are supported"
+            )
+        return extents
 
     def constant(self, array: np.ndarray | np.generic, hint: str = "const", name: str | None = None) -> Tensor:
         array = np.asarray(array)
@@ -80,6 +103,7 @@ class Builder:
         text = name if name is not None else f"{self._base}_{hint}"
         tensor = Tensor(self.unique(text), tuple(array.shape), dtype)
         self.constants[tensor] = np.ascontiguousarray(array).reshape(array.shape)
+        self._given_bytes += 0 if name is None else array.nbytes
         if key is not None:
             self._shared[key] = tensor
         return tensor
@@ -105,10 +129,22 @@ class Builder:
 
     def emit(self, compute: Compute) -> None:
         """Append a compute, or evaluate it at once when all it reads is constant."""
-        if foldable(compute, self.constants):
+        if isinstance(compute, Reduce):
+            steps = prod(a.extent for a in (*compute.axes, *compute.reduce_axes))  # type: ignore[misc]
+            if steps > MOST_STEPS:
+                raise self.unsupported(f"it would take {steps} steps to compute; {MOST_STEPS} are supported")
+        if foldable(compute, self.constants) and self._worth_folding(compute):
             self.constants.update(fold(compute, self.constants))
         else:
             self.computes.append(compute)
+
+    def _worth_folding(self, compute: Compute) -> bool:
+        """Whether there is room for what a chain of nodes makes of constants: each may double it."""
+        size = sum(prod(dims(t)) * t.dtype.bytes for t in compute.outputs)
+        if self._folded_bytes + size > FOLDED_BYTES + FOLDED_GROWTH * self._given_bytes:
+            return False
+        self._folded_bytes += size
+        return True
 
     def map(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Tensor:
         """A tensor whose element at the given axes is `element(*axes)`."""
@@ -138,8 +174,13 @@ class Builder:
         element: Callable[[tuple[Expr, ...], tuple[Expr, ...]], Expr],
         operator: str,
     ) -> Tensor:
-        """A plain reduction of `element(axes, reduce_axes)` over `reduce_shape`."""
+        """A plain reduction of `element(axes, reduce_axes)` over `reduce_shape`; over nothing, the neutral element."""
         compute = self.reduce_compute(hint, shape, reduce_shape, element, operator)
+        if 0 in reduce_shape:
+            nothing = compute.monoid.identity[0]
+            empty = Map(compute.outputs[0], compute.axes, nothing, self.origin)
+            self.emit(empty)
+            return empty.output
         self.emit(compute)
         return compute.outputs[0]
 
@@ -223,17 +264,33 @@ def dims(tensor: Tensor) -> Shape:
     return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
 
 
+def distinct_axes(b: Builder, axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the front, each named once."""
+    found = [b.axis(int(a), rank) for a in axes]
+    if len(set(found)) < len(found):
+        raise b.invalid(f"axes {[int(a) for a in axes]} name an axis twice")
+    return found
+
+
 def clamp(index: Expr, extent: int) -> Expr:
     """An index brought into [0, extent)."""
     return minimum(maximum(index, 0), max(extent - 1, 0))
 
 
 def wrapped(b: Builder, indices: Tensor, at: Sequence[ExprLike], extent: int) -> Expr:
-    """A data-dependent index: negative ones count from the end, and a wrong one must not leave the tensor."""
+    """A data-dependent index: negative ones count from the end. One that is out of range is an error where it is known,
+    and at run time the nearest that is in range."""
+    if extent == 0 and prod(dims(indices)):
+        raise b.invalid("it takes elements of an axis that has none")
     known = b.value(indices)
     index = cast(b.read(indices, at), dtypes.index)
-    if known is not None and known.size and known.min() >= 0 and known.max() < extent:
-        return index
+    if known is not None and known.size:
+        known = known[..., at[-1]] if at and isinstance(at[-1], int) else known  # of places, one coordinate
+        wrong = known[(known < -extent) | (known >= extent)] if known.dtype.kind == "i" else known[known >= extent]
+        if wrong.size:
+            raise b.invalid(f"index {int(wrong.flat[0])} is outside an axis of {extent}")
+        if known.min() >= 0:
+            return index
     return clamp(select(op("lt", index, 0), index + extent, index), extent)
 
 

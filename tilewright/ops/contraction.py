@@ -127,6 +127,8 @@ def widened(b: Builder, hint: str, x: Tensor, zero: Tensor | None, row: bool) ->
 def einsum(b: Builder, node: Node, *tensors: Tensor) -> Tensor:
     same_type(b, *tensors)
     terms, result = _equation(b, node, tensors)
+    if len(set(result)) < len(result) or not set(result) <= set("".join(terms)):
+        raise b.invalid(f"the result '{result}' of its equation has to name labels of its operands, each once")
     extents: dict[str, int] = {}
     for term, tensor in zip(terms, tensors, strict=True):
         for label, n in zip(term, dims(tensor), strict=True):

@@ -34,6 +34,9 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     condition = arguments[0]
     if condition is None:
         raise b.invalid("has no condition")
+    for name in ("then_branch", "else_branch"):
+        if not isinstance(node.attributes.get(name), Graph):
+            raise b.invalid(f"it has no {name}")
     known = b.value(condition)
     if known is not None:
         return tuple(run(node.attributes["then_branch" if known.all() else "else_branch"], {}))

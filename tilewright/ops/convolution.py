@@ -10,7 +10,7 @@ from tilewright.ops.builder import Builder, dims
 from tilewright.ops.contraction import product, same_type, widened
 from tilewright.ops.registry import operator
 from tilewright.ops.transposed import transposed
-from tilewright.ops.windows import Window, windows
+from tilewright.ops.windows import Window, geometry, windows
 
 
 @operator("Conv")
@@ -33,9 +33,10 @@ def convolved(b: Builder, hint: str, node: Node, x: Tensor, weight: Tensor) -> T
         raise b.invalid(f"cannot convolve shape {list(dims(x))} with weights {list(dims(weight))}")
     group = int(node.attributes.get("group", 1))
     outputs, inner = dims(weight)[:2]
-    if inner * group != dims(x)[1] or outputs % group:
+    if group < 1 or inner * group != dims(x)[1] or outputs % group:
         raise b.invalid(f"{dims(x)[1]} channels in {group} groups do not fit weights {list(dims(weight))}")
-    shape = windows(b, node, dims(x)[2:], node.attributes.get("kernel_shape", dims(weight)[2:]))
+    _check_kernel(b, node, weight)
+    shape = windows(b, node, dims(x)[2:], dims(weight)[2:])
     per_group = outputs // group
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
@@ -50,6 +51,12 @@ def convolved(b: Builder, hint: str, node: Node, x: Tensor, weight: Tensor) -> T
 
     out = (dims(x)[0], outputs, *(w.out for w in shape))
     return b.reduce(hint, out, (inner, *(w.kernel for w in shape)), element, "add")
+
+
+def _check_kernel(b: Builder, node: Node, weight: Tensor) -> None:
+    kernel = tuple(node.attributes.get("kernel_shape", dims(weight)[2:]))
+    if kernel != dims(weight)[2:]:
+        raise b.invalid(f"kernel_shape {list(kernel)} is not that of its weights {list(dims(weight))}")
 
 
 def _read(x: Tensor, image: Expr, channel: Expr, places: list[Expr], shape: list[Window]) -> Expr:
@@ -79,8 +86,9 @@ def conv_transpose(b: Builder, node: Node, x: Tensor, weight: Tensor, bias: Tens
     same_type(b, x, weight)
     group = int(node.attributes.get("group", 1))
     channels = dims(weight)[0]
-    if channels != dims(x)[1] or channels % group:
+    if x.rank < 3 or weight.rank != x.rank or group < 1 or channels != dims(x)[1] or channels % group:
         raise b.invalid(f"{dims(x)[1]} channels in {group} groups do not fit weights {list(dims(weight))}")
+    _check_kernel(b, node, weight)
     shape = _transposed_windows(b, node, dims(x)[2:], dims(weight)[2:])
     narrow = dtypes.accumulator(x.dtype) is not x.dtype
     total = transposed(b, "sum" if narrow or bias is not None else "", x, weight, shape, group)
@@ -89,10 +97,10 @@ def conv_transpose(b: Builder, node: Node, x: Tensor, weight: Tensor, bias: Tens
 
 def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[Window]:
     rank = len(sizes)
-    strides = list(node.attributes.get("strides", [1] * rank))
-    dilations = list(node.attributes.get("dilations", [1] * rank))
-    pads = list(node.attributes.get("pads", [0] * (2 * rank)))
-    extra = list(node.attributes.get("output_padding", [0] * rank))
+    strides, dilations, pads = geometry(b, node, rank)
+    extra = [int(v) for v in node.attributes.get("output_padding", [0] * rank)]
+    if len(extra) != rank or any(v < 0 for v in extra):
+        raise b.invalid(f"output_padding {extra} has to be a number of 0 or more for each of {rank} spatial axes")
     wanted = node.attributes.get("output_shape")
     automatic = node.attributes.get("auto_pad", "NOTSET")
     result = []
@@ -106,5 +114,7 @@ def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: 
             begin = total // 2 if automatic == "SAME_UPPER" else total - total // 2
         else:
             out = full - begin - end
+        if out < 0:
+            raise b.invalid(f"pads {begin} and {end} take away more than the {full} places of axis {axis}")
         result.append(Window(sizes[axis], kernel[axis], stride, dilation, begin, end, out))
     return result

@@ -78,15 +78,8 @@ def _chain(combine: Callable[[Expr, Expr], Expr], values: tuple[Expr, ...]) -> E
 
 
 def divide(x: Expr, y: Expr) -> Expr:
-    """Division as C does it: integers truncate towards zero."""
-    if x.dtype.is_float:
-        return op("div", x, y)
-    quotient = op("floordiv", x, y)
-    if x.dtype.kind == "u":
-        return quotient
-    inexact = op("ne", quotient * y, x)
-    negative = op("ne", lt(x, 0), lt(y, 0))
-    return select(op("and", inexact, negative), quotient + 1, quotient)
+    """Integers truncate towards zero; divided by zero they are 0."""
+    return op("div" if x.dtype.is_float else "truncdiv", x, y)
 
 
 _binary("Add", lambda x, y: x + y)
@@ -166,6 +159,14 @@ def _general_power(x: Expr, y: Expr) -> Expr:
 
 # one operand
 
+# Where e^x is still a number, and x * x.
+_EXP_REACH = {"float32": 88.0, "float64": 709.0}
+_SQUARE_REACH = {"float32": 2.0**28, "float64": 2.0**56}
+# As many terms as the type has digits for: of sinh up to 1, of the arc tangent up to tan(pi/8).
+_SINH_TERMS = {"float32": (9, 7, 5, 3), "float64": (17, 15, 13, 11, 9, 7, 5, 3)}
+_ATAN_TERMS = {"float32": range(17, 0, -2), "float64": range(41, 0, -2)}
+_MISH_REACH = 30.0  # beyond it is x
+
 
 def _sign(x: Expr) -> Expr:
     if x.dtype.kind == "u":
@@ -177,41 +178,85 @@ def _tan(x: Expr) -> Expr:
     return op("div", op("sin", x), op("cos", x))
 
 
+def _odd(x: Expr, positive: Callable[[Expr], Expr]) -> Expr:
+    """An odd function by its values of |x|; zeros keep their sign."""
+    value = positive(op("abs", x))
+    return select(eq(x, 0), x, select(lt(x, 0), -value, value))
+
+
+def _log_of_one_more(x: Expr) -> Expr:
+    """log(1 + x), exact to the last places also where x is small: what 1 + x rounds away is made good by a factor."""
+    sum_ = x + 1
+    kept = sum_ - 1
+    factor = select(eq(kept, x), const(1, x.dtype), op("div", x, kept))
+    return select(eq(sum_, 1), x, op("log", sum_) * factor)
+
+
+def _halves(size: Expr) -> tuple[Expr, Expr, Expr]:
+    """e^size / 2 and e^-size / 2 for size >= 0, and whether they are beyond the reach of e^size itself."""
+    far = lt(_EXP_REACH[size.dtype.name], size)
+    power_ = op("exp", select(far, size * 0.5, size))
+    return select(far, power_ * 0.5 * power_, power_ * 0.5), op("div", const(0.5, size.dtype), power_), far
+
+
 def _sinh(x: Expr) -> Expr:
-    return (op("exp", x) - op("exp", -x)) * 0.5
+    def positive(size: Expr) -> Expr:
+        square = size * size
+        series: Expr = const(0, x.dtype)
+        for n in _SINH_TERMS[x.dtype.name]:
+            series = (series + 1 / math.factorial(n)) * square
+        grown, shrunk, far = _halves(size)
+        return select(lt(size, 1), size + size * series, select(far, grown, grown - shrunk))
+
+    return _odd(x, positive)
 
 
 def _cosh(x: Expr) -> Expr:
-    return (op("exp", x) + op("exp", -x)) * 0.5
+    grown, shrunk, far = _halves(op("abs", x))
+    return select(far, grown, grown + shrunk)
+
+
+def _log_of_twice(x: Expr, otherwise: Expr) -> Expr:
+    """log(2x) where x is large, log(1 + otherwise) elsewhere."""
+    large = lt(_SQUARE_REACH[x.dtype.name], x)
+    logarithm = _log_of_one_more(select(large, x, otherwise))
+    return select(large, logarithm + math.log(2), logarithm)
 
 
 def _asinh(x: Expr) -> Expr:
-    # on |x|, where nothing cancels
-    size = op("abs", x)
-    return op("sign", x) * op("log", size + op("sqrt", size * size + 1))
+    def positive(size: Expr) -> Expr:
+        square = size * size
+        return _log_of_twice(size, size + op("div", square, op("sqrt", square + 1) + 1))
+
+    return _odd(x, positive)
 
 
 def _acosh(x: Expr) -> Expr:
-    return op("log", x + op("sqrt", x * x - 1))
+    above = x - 1
+    value = _log_of_twice(x, above + op("sqrt", above * (above + 2)))
+    return select(lt(x, 1), const(math.nan, x.dtype), value)
 
 
 def _atanh(x: Expr) -> Expr:
-    return op("log", op("div", x + 1, 1 - x)) * 0.5
+    return _odd(x, lambda size: _log_of_one_more(op("div", size * 2, 1 - size)) * 0.5)
 
 
 def _atan(x: Expr) -> Expr:
-    """Arc tangent: |x| > 1 through pi/2 - atan(1/x), two half-angle steps, then the series to t^13."""
-    size = op("abs", x)
-    big = lt(1, size)
-    t = select(big, op("div", const(1, x.dtype), size), size)
-    for _ in range(2):
+    """Arc tangent: |x| > 1 through pi/2 - atan(1/x), half the angle, then the series."""
+
+    def positive(size: Expr) -> Expr:
+        big = lt(1, size)
+        t = select(big, op("div", const(1, x.dtype), size), size)
         t = op("div", t, op("sqrt", t * t + 1) + 1)
-    square = t * t
-    series: Expr = const(1 / 13, x.dtype)
-    for k in (11, 9, 7, 5, 3, 1):
-        series = const(1 / k, x.dtype) - square * series
-    angle = t * series * 4
-    return op("sign", x) * select(big, const(math.pi / 2, x.dtype) - angle, angle)
+        square = t * t
+        first, *others = _ATAN_TERMS[x.dtype.name]
+        series: Expr = const(1 / first, x.dtype)
+        for k in others:
+            series = const(1 / k, x.dtype) - square * series
+        angle = t * series * 2
+        return select(big, const(math.pi / 2, x.dtype) - angle, angle)
+
+    return _odd(x, positive)
 
 
 def _asin(x: Expr) -> Expr:
@@ -220,7 +265,17 @@ def _asin(x: Expr) -> Expr:
 
 def _softplus(x: Expr) -> Expr:
     # log(1 + e^x) without overflow: the exponential of -|x| is at most 1
-    return maximum(x, 0) + op("log", op("exp", -op("abs", x)) + 1)
+    return maximum(x, 0) + _log_of_one_more(op("exp", -op("abs", x)))
+
+
+def _mish(x: Expr) -> Expr:
+    """x tanh(log(1 + e^x)) as x (e^2x + 2e^x) / (e^2x + 2e^x + 2), where nothing cancels. Far below zero it is x e^x, and
+    e^x alone would be denormal where that is not."""
+    far = lt(x, -_EXP_REACH[x.dtype.name] + 8)
+    power_ = op("exp", select(far, x * 0.5, minimum(x, _MISH_REACH)))
+    grown = power_ * (power_ + 2)
+    near = select(lt(_MISH_REACH, x), x, x * op("div", grown, grown + 2))
+    return select(far, x * power_ * power_, near)
 
 
 def erf_gelu(x: Expr) -> Expr:
@@ -250,10 +305,10 @@ for _name, _function in {
     "Atanh": _atanh,
     "Atan": _atan,
     "Asin": _asin,
-    "Acos": lambda x: const(math.pi / 2, x.dtype) - _asin(x),
+    "Acos": lambda x: _atan(op("sqrt", op("div", 1 - x, x + 1))) * 2,
     "Softplus": _softplus,
     "Softsign": lambda x: op("div", x, op("abs", x) + 1),
-    "Mish": lambda x: x * op("tanh", _softplus(x)),
+    "Mish": _mish,
     "HardSwish": lambda x: x * maximum(minimum(x * (1 / 6) + 0.5, 1), 0),
 }.items():
     _unary(_name, through_wide(_function))

@@ -93,6 +93,8 @@ def _scattered(
 @operator("OneHot", since=9, constants=(1,))
 def one_hot(b: Builder, node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
     count = int(b.known(depth, "depth").reshape(-1)[0])
+    if count < 0:
+        raise b.invalid(f"its depth {count} has to be 0 or more")
     axis = b.axis(node.attributes.get("axis", -1), indices.rank + 1)
     shape = (*dims(indices)[:axis], count, *dims(indices)[axis:])
 
@@ -123,7 +125,11 @@ def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
     places = b.constant(np.asarray(kept, np.int64), "places")
     if "axis" not in node.attributes:
         flat = reshaped(b, "flat", x, (prod(dims(x)),))
+        if kept and kept[-1] >= prod(dims(x)):
+            raise b.invalid(f"its condition keeps element {kept[-1]} of {prod(dims(x))}")
         return b.map("", (len(kept),), lambda i: load(flat, (b.read(places, (i,)),)))
     axis = b.axis(node.attributes["axis"], x.rank)
+    if kept and kept[-1] >= dims(x)[axis]:
+        raise b.invalid(f"its condition keeps element {kept[-1]} of an axis of {dims(x)[axis]}")
     shape = (*dims(x)[:axis], len(kept), *dims(x)[axis + 1 :])
     return b.map("", shape, lambda *i: load(x, (*i[:axis], b.read(places, (i[axis],)), *i[axis + 1 :])))

@@ -22,7 +22,8 @@ def lower(graph: Graph) -> Program:
     scope: dict[str, Tensor] = {}
     inputs = []
     for value in graph.inputs:
-        tensor = Tensor(b.unique(value.name), value.shape, value.dtype)
+        shape = b.checked_shape(value.shape, f"input '{value.name}'")  # type: ignore[arg-type]
+        tensor = Tensor(b.unique(value.name), shape, value.dtype)
         scope[value.name] = tensor
         inputs.append(tensor)
     outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
@@ -118,6 +119,9 @@ def _outputs(b: Builder, graph: Graph, results: list[Tensor], inputs: list[Tenso
     """Output tensors: each made by a compute of its own, so inputs, constants and repeats are copied."""
     outputs: list[Tensor] = []
     for name, tensor in zip(graph.outputs, results, strict=True):
+        declared = graph.values.get(name)
+        if declared is not None and declared.dtype is not tensor.dtype:
+            raise ModelError(f"output '{name}' is declared as {declared.dtype.name}, but is {tensor.dtype.name}")
         if tensor in inputs or tensor in b.constants or tensor in outputs:
             b.enter(Node("Identity", "", (name,), (name,)))
             # straight to the list: emit would fold the copy of a constant away

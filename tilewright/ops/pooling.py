@@ -14,6 +14,7 @@ from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, Shape, dims
 from tilewright.ops.elementwise import power
+from tilewright.ops.reduction import exceeds_first
 from tilewright.ops.registry import operator
 from tilewright.ops.windows import Window, windows
 
@@ -36,13 +37,25 @@ def _out(x: Tensor, shape: list[Window]) -> Shape:
     return (*dims(x)[:2], *(w.out for w in shape))
 
 
+def _windows(b: Builder, node: Node, x: Tensor) -> list[Window]:
+    """The windows of a pooling node, none of which may lie in the padding alone."""
+    if x.rank < 3:
+        raise b.invalid(f"cannot pool shape {list(dims(x))}: it has no spatial axes")
+    shape = windows(b, node, dims(x)[2:], node.attributes["kernel_shape"])
+    for w in shape:
+        span = (w.kernel - 1) * w.dilation + 1
+        if max(w.begin, w.end) >= span:
+            raise b.invalid(f"pads {w.begin} and {w.end} hold whole windows of {span}; pads have to be less")
+    return shape
+
+
 def _wide(x: Expr) -> Expr:
     return cast(x, dtypes.accumulator(x.dtype))
 
 
 @operator("MaxPool")
 def max_pool(b: Builder, node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    shape = windows(b, node, dims(x)[2:], node.attributes["kernel_shape"])
+    shape = _windows(b, node, x)
     if len(node.outputs) < 2 or not node.outputs[1]:
         return _pooled(b, "", x, shape, "max", lambda v: v)
     return _max_pool_places(b, node, x, shape)
@@ -53,7 +66,7 @@ def _max_pool_places(b: Builder, node: Node, x: Tensor, shape: list[Window]) -> 
     dtype = x.dtype
     av, bv = state("a0", dtype), state("b0", dtype)
     ai, bi = state("a1", dtypes.int64), state("b1", dtypes.int64)
-    takes = op("or", lt(av, bv), op("and", op("eq", av, bv), lt(bi, ai)))
+    takes = exceeds_first(av, bv, lt(bi, ai))
     last = const(np.iinfo(np.int64).max)
     combine = (select(takes, bv, av), select(takes, bi, ai))
     monoid = Monoid((av, ai), (bv, bi), (neutral("max", dtype), last), combine, (av, ai))
@@ -81,7 +94,7 @@ def _max_pool_places(b: Builder, node: Node, x: Tensor, shape: list[Window]) -> 
 
 @operator("AveragePool")
 def average_pool(b: Builder, node: Node, x: Tensor) -> Tensor:
-    shape = windows(b, node, dims(x)[2:], node.attributes["kernel_shape"])
+    shape = _windows(b, node, x)
     total = _pooled(b, "sum", x, shape, "add", _wide)
     padded = bool(node.attributes.get("count_include_pad", 0))
     counts = np.ones((), np.int64)
@@ -96,7 +109,7 @@ def average_pool(b: Builder, node: Node, x: Tensor) -> Tensor:
 
 @operator("LpPool")
 def lp_pool(b: Builder, node: Node, x: Tensor) -> Tensor:
-    shape = windows(b, node, dims(x)[2:], node.attributes["kernel_shape"])
+    shape = _windows(b, node, x)
     return _norm(b, x, float(node.attributes.get("p", 2)), shape)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Monoid, Scan, Sort, neutral
-from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select, state, var
+from tilewright.ir.expr import Axis, Expr, cast, const, eq, le, load, lt, op, select, state, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, dims
+from tilewright.ops.builder import Builder, Shape, dims, distinct_axes
 from tilewright.ops.elementwise import divide
 from tilewright.ops.registry import operator
 
@@ -100,7 +100,7 @@ def _axes(b: Builder, node: Node, x: Tensor, given: Tensor | None) -> list[int] 
     listed = node.attributes.get("axes") if given is None else b.integers(given, "axes")
     if listed is None or len(listed) == 0:
         return None if node.attributes.get("noop_with_empty_axes", 0) else list(range(x.rank))
-    return sorted({b.axis(int(a), x.rank) for a in listed})
+    return sorted(distinct_axes(b, listed, x.rank))
 
 
 @operator(*_REDUCTIONS, constants=(1,))
@@ -145,6 +145,18 @@ def _finite(x: Expr) -> Expr:
     return select(op("isinf", x), const(0, x.dtype), x)
 
 
+def exceeds_first(a: Expr, b: Expr, in_ties: Expr, largest: bool = True) -> Expr:
+    """Whether b is the more extreme of two values, NaN being more extreme than all numbers, as in NumPy."""
+
+    def beyond(one: Expr, other: Expr) -> Expr:
+        if not one.dtype.is_float:
+            return lt(other, one) if largest else lt(one, other)
+        inside = le(one, other) if largest else le(other, one)
+        return op("and", op("not", inside), eq(other, other))
+
+    return op("or", beyond(b, a), op("and", op("not", beyond(a, b)), in_ties))
+
+
 @operator("ArgMax", "ArgMin")
 def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     axis = b.axis(node.attributes.get("axis", 0), x.rank)
@@ -154,9 +166,9 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     av, bv = state("a0", x.dtype), state("b0", x.dtype)
     # places as wide as the values mostly are, so that both fill the same lanes
     ai, bi = state("a1", dtypes.int32), state("b1", dtypes.int32)
-    better = lt(av, bv) if largest else lt(bv, av)
-    tie = op("and", eq(av, bv), lt(ai, bi) if last else lt(bi, ai))
-    takes = op("or", better, tie)
+    if dims(x)[axis] == 0:
+        raise b.invalid("an axis without elements has no extreme one")
+    takes = exceeds_first(av, bv, lt(ai, bi) if last else lt(bi, ai), largest)
     # the neutral pair loses every tie, so that a row of infinities still gives a place in it
     nowhere = const(-1 if last else np.iinfo(np.int32).max, dtypes.int32)
     start = (neutral("max" if largest else "min", x.dtype), nowhere)

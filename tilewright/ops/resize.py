@@ -45,7 +45,7 @@ def resize_by_scales(b: Builder, node: Node, x: Tensor, scales: Tensor) -> Tenso
 
 def _old(b: Builder, node: Node, x: Tensor, scales: list[float]) -> Tensor:
     """Before operator set 11 coordinates were the output's divided by the scale, and nearest rounded down."""
-    axes = [Sampling(n, math.floor(n * s), s) for n, s in zip(dims(x), scales, strict=True)]
+    axes = [Sampling(n, math.floor(n * _scale(b, s)), s) for n, s in zip(dims(x), scales, strict=True)]
     attributes = {
         "mode": node.attributes.get("mode", "nearest"),
         "coordinate_transformation_mode": "asymmetric",
@@ -66,7 +66,7 @@ def resize(
     chosen = [b.axis(a, x.rank) for a in node.attributes.get("axes", range(x.rank))]
     factors = None if scales is None else [float(s) for s in b.known(scales, "scales").ravel()]
     if factors:
-        outs = [math.floor(dims(x)[a] * s) for a, s in zip(chosen, factors, strict=True)]
+        outs = [math.floor(dims(x)[a] * _scale(b, s)) for a, s in zip(chosen, factors, strict=True)]
     elif sizes is not None:
         outs, factors = _sized(node, [dims(x)[a] for a in chosen], b.integers(sizes, "sizes"))
     else:
@@ -78,6 +78,12 @@ def resize(
         a: Sampling(dims(x)[a], outs[k], factors[k], region[k], region[k + len(chosen)]) for k, a in enumerate(chosen)
     }
     return _resized(b, dict(node.attributes), x, axes)
+
+
+def _scale(b: Builder, scale: float) -> float:
+    if not 0 < scale < math.inf:
+        raise b.invalid(f"scale {scale} has to be a number more than 0")
+    return scale
 
 
 def _sized(node: Node, given: list[int], wanted: list[int]) -> tuple[list[int], list[float]]:
@@ -96,6 +102,7 @@ def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, Sampling])
         raise b.unsupported(f"mode '{mode}' is not known; use nearest, linear or cubic")
     fill = float(attributes.get("extrapolation_value", 0.0))
     crop = attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    b.checked_shape([axes[a].out if a in axes else n for a, n in enumerate(dims(x))])
     changed = [a for a, s in axes.items() if s.size != s.out or s.scale != 1 or crop]
     result = x
     for axis in changed:

@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, le, load, lt, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, clamp, dims, reindex
+from tilewright.ops.builder import Builder, Shape, clamp, dims, distinct_axes, reindex
 from tilewright.ops.registry import operator
 
 
@@ -68,6 +68,8 @@ def _target(b: Builder, node: Node, x: Tensor, wanted: list[int]) -> Shape:
 @operator("Flatten")
 def flatten(b: Builder, node: Node, x: Tensor) -> Tensor:
     axis = node.attributes.get("axis", 1)
+    if not -x.rank <= axis <= x.rank:
+        raise b.invalid(f"axis {axis} is outside a tensor of {x.rank} axes")
     axis = axis + x.rank if axis < 0 else axis
     return reshaped(b, "", x, (prod(dims(x)[:axis]), prod(dims(x)[axis:])))
 
@@ -83,7 +85,7 @@ def squeeze(b: Builder, node: Node, x: Tensor, axes: Tensor | None = None) -> Te
 
 
 def _squeeze(b: Builder, x: Tensor, axes: list[int] | None) -> Tensor:
-    chosen = [a for a, n in enumerate(dims(x)) if n == 1] if axes is None else [b.axis(a, x.rank) for a in axes]
+    chosen = [a for a, n in enumerate(dims(x)) if n == 1] if axes is None else distinct_axes(b, axes, x.rank)
     if any(dims(x)[a] != 1 for a in chosen):
         raise b.invalid(f"cannot squeeze axes {chosen} of shape {list(dims(x))}")
     return reshaped(b, "", x, tuple(n for a, n in enumerate(dims(x)) if a not in chosen))
@@ -101,7 +103,7 @@ def unsqueeze(b: Builder, node: Node, x: Tensor, axes: Tensor) -> Tensor:
 
 def _unsqueeze(b: Builder, x: Tensor, axes: list[int]) -> Tensor:
     rank = x.rank + len(axes)
-    chosen = {b.axis(a, rank) for a in axes}
+    chosen = set(distinct_axes(b, axes, rank))
     rest = iter(dims(x))
     return reshaped(b, "", x, tuple(1 if a in chosen else next(rest) for a in range(rank)))
 
@@ -230,6 +232,8 @@ def expand(b: Builder, node: Node, x: Tensor, shape: Tensor) -> Tensor:
 @operator("Tile", since=6, constants=(1,))
 def tile(b: Builder, node: Node, x: Tensor, repeats: Tensor) -> Tensor:
     counts = b.integers(repeats, "repeats")
+    if len(counts) != x.rank or any(c < 0 for c in counts):
+        raise b.invalid(f"repeats {counts} has to be a number of 0 or more for each of {x.rank} axes")
     shape = tuple(n * c for n, c in zip(dims(x), counts, strict=True))
     if shape == dims(x):
         return x
@@ -249,7 +253,7 @@ def pad(
 ) -> Tensor:
     given = b.integers(pads, "pads")
     if axes is not None:
-        chosen = [b.axis(a, x.rank) for a in b.integers(axes, "axes")]
+        chosen = distinct_axes(b, b.integers(axes, "axes"), x.rank)
         full = [0] * (2 * x.rank)
         for place, axis in enumerate(chosen):
             full[axis], full[axis + x.rank] = given[place], given[place + len(chosen)]
@@ -259,8 +263,12 @@ def pad(
 
 
 def _pad(b: Builder, x: Tensor, pads: list[int], fill: Expr, mode: str) -> Tensor:
+    if len(pads) != 2 * x.rank:
+        raise b.invalid(f"pads {pads} has {len(pads)} numbers; {2 * x.rank} are needed for {x.rank} axes")
     before, after = pads[: x.rank], pads[x.rank :]
-    shape = tuple(n + p + q for n, p, q in zip(dims(x), before, after, strict=True))
+    shape = b.checked_shape([n + p + q for n, p, q in zip(dims(x), before, after, strict=True)])
+    if mode != "constant" and any(n == 0 and m for n, m in zip(dims(x), shape, strict=True)):
+        raise b.invalid(f"mode '{mode}' repeats elements, and shape {list(dims(x))} has none")
     if not any(pads):
         return x
 
@@ -325,7 +333,10 @@ def constant_of_shape(b: Builder, node: Node, shape: Tensor) -> Tensor:
 @operator("Range", since=11, constants=(0, 1, 2))
 def range_(b: Builder, node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     first, end, step = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit"), (delta, "delta")))
+    if step == 0:
+        raise b.invalid("a range with step 0 never ends")
     count = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
+    b.checked_shape([count])
     return b.constant((np.arange(count).astype(first.dtype) * step + first).astype(first.dtype), "")
 
 
@@ -350,11 +361,19 @@ def trilu(b: Builder, node: Node, x: Tensor, k: Tensor | None = None) -> Tensor:
     return b.map("", dims(x), element)
 
 
+def _blocks(b: Builder, x: Tensor, size: int) -> Shape:
+    if x.rank != 4 or size < 1:
+        raise b.invalid(f"blocksize {size} of shape {list(dims(x))}: it has to be 1 or more, of 4 axes")
+    return dims(x)
+
+
 @operator("DepthToSpace")
 def depth_to_space(b: Builder, node: Node, x: Tensor) -> Tensor:
     size, mode = int(node.attributes["blocksize"]), node.attributes.get("mode", "DCR")
-    n, c, h, w = dims(x)
+    n, c, h, w = _blocks(b, x, size)
     depth = c // (size * size)
+    if c % (size * size):
+        raise b.invalid(f"{c} channels do not make blocks of {size} x {size}")
 
     def element(i: Expr, channel: Expr, y: Expr, z: Expr) -> Expr:
         block = (y % size) * size + z % size
@@ -367,7 +386,9 @@ def depth_to_space(b: Builder, node: Node, x: Tensor) -> Tensor:
 @operator("SpaceToDepth")
 def space_to_depth(b: Builder, node: Node, x: Tensor) -> Tensor:
     size, mode = int(node.attributes["blocksize"]), node.attributes.get("mode", "DCR")
-    n, c, h, w = dims(x)
+    n, c, h, w = _blocks(b, x, size)
+    if h % size or w % size:
+        raise b.invalid(f"an image of {h} x {w} does not consist of blocks of {size} x {size}")
 
     def element(i: Expr, channel: Expr, y: Expr, z: Expr) -> Expr:
         if mode == "DCR":

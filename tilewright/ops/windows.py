@@ -39,7 +39,23 @@ class Window:
         """How many taps of the window at `position` count for an average."""
         low, high = (-self.begin, self.size + self.end) if include_padding else (0, self.size)
         start = position * self.stride - self.begin
-        return sum(low <= start + tap * self.dilation < high for tap in range(self.kernel))
+        first = max(-(-(low - start) // self.dilation), 0)
+        last = min((high - 1 - start) // self.dilation, self.kernel - 1)
+        return max(last - first + 1, 0)
+
+
+def geometry(b: Builder, node: Node, rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and pads of a node, checked."""
+    found: list[list[int]] = []
+    for name, count, least, default in (("strides", rank, 1, 1), ("dilations", rank, 1, 1), ("pads", 2 * rank, 0, 0)):
+        given = [int(v) for v in node.attributes.get(name, [default] * count)] or [default] * count
+        if len(given) != count:
+            raise b.invalid(f"{name} {given} has {len(given)} numbers; {count} are needed for {rank} spatial axes")
+        if any(v < least for v in given):
+            raise b.invalid(f"{name} {given} has to be {least} or more on every axis")
+        found.append(given)
+    strides, dilations, pads = found
+    return strides, dilations, pads
 
 
 def windows(b: Builder, node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[Window]:
@@ -47,9 +63,9 @@ def windows(b: Builder, node: Node, sizes: Sequence[int], kernel: Sequence[int])
     rank = len(sizes)
     if len(kernel) != rank:
         raise b.invalid(f"a kernel of {len(kernel)} axes over {rank} spatial axes")
-    strides = list(node.attributes.get("strides", [1] * rank))
-    dilations = list(node.attributes.get("dilations", [1] * rank))
-    pads = list(node.attributes.get("pads", [0] * (2 * rank)))
+    strides, dilations, pads = geometry(b, node, rank)
+    if any(n < 1 for n in kernel):
+        raise b.invalid(f"kernel_shape {list(kernel)} has to be 1 or more on every axis")
     automatic = node.attributes.get("auto_pad", "NOTSET") or "NOTSET"
     if automatic not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise b.unsupported(f"auto_pad '{automatic}' is not known")

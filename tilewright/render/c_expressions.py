@@ -10,7 +10,7 @@ from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds
+from tilewright.ir.bounds import bounds, exceeds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var
 from tilewright.ir.loops import (
@@ -25,12 +25,16 @@ from tilewright.render import c_bytes, c_convert, c_math, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
+    DIVISIONS,
     INFIX,
     MASK_INFIX,
+    WRAPPING,
+    any_divisor,
     cast,
     literal,
     scalar_call,
     vector_name,
+    wrapping,
 )
 
 
@@ -136,11 +140,15 @@ class CExpressions:
         if name == "cast":
             return cast(args[0], node.args[0].dtype, node.dtype)
         operand = node.args[-1].dtype
-        if name in ("floordiv", "mod") and node.dtype.is_int:
+        if node.dtype.is_int and name in DIVISIONS:
             low, _ = bounds(node.args[0])
-            divisor_low, _ = bounds(node.args[1])
+            divisor_low, divisor_high = bounds(node.args[1])
             if low >= 0 and divisor_low > 0:
-                return f"({args[0]} {'/' if name == 'floordiv' else '%'} {args[1]})"
+                return f"({args[0]} {DIVISIONS[name]} {args[1]})"
+            if divisor_low <= 0 and divisor_high >= -1:
+                return any_divisor(name, args, operand)
+        if name in WRAPPING and exceeds(node):
+            return wrapping(name, args, operand)
         if operand is dtypes.bfloat16:
             wide = [args[0], *(cast(a, operand, dtypes.float32) for a in args[1:])] if name == "select" else [
                 cast(a, operand, dtypes.float32) for a in args]  # fmt: skip
@@ -323,9 +331,9 @@ class CExpressions:
         if name == "div" and operand.is_int and self.count < lanes:
             return self.by_lanes(node)  # the lanes not in use hold zeros
         if name in INFIX:
-            return f"({texts[0]} {INFIX[name]} {texts[1]})"
+            return self.wrapped(node, f"{{0}} {INFIX[name]} {{1}}", texts, lanes)
         if name == "neg":
-            return f"(-{texts[0]})"
+            return self.wrapped(node, "-{0}", texts, lanes)
         if name == "isnan":
             return f"({texts[0]} != {texts[0]})"
         if name == "round" and operand is dtypes.float32 and c_bytes.is_small(node.args[0]):
@@ -339,6 +347,15 @@ class CExpressions:
             self.used_math.setdefault((operand.name, lanes), set()).add(f"whole_{name}")
             return f"tw_whole_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
         return self.by_lanes(node) if node.dtype.kind != "b" else None
+
+    def wrapped(self, node: Op, form: str, texts: list[str], lanes: int) -> str:
+        """Vector arithmetic, among unsigned numbers where integers may leave their type: those wrap around in C."""
+        if node.op.name not in WRAPPING or not exceeds(node):
+            return f"({form.format(*texts)})"
+        whole = dtypes.by_name(f"uint{node.dtype.bits}")
+        self.used_vectors |= {(whole, lanes), (node.dtype, lanes)}
+        kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
+        return f"(({kind})({form.format(*(f'({unsigned}){t}' for t in texts))}))"
 
     def ramp(self, node: Op, lanes: int) -> str:
         """An index as a number on every lane: the first lane's, and steps from there."""

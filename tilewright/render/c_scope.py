@@ -109,7 +109,7 @@ def _total(term: Expr) -> bool:
     for node in walk(term):
         if isinstance(node, Load | State):
             return False
-        divides = isinstance(node, Op) and node.op.name in ("floordiv", "mod", "fmod", "div")
+        divides = isinstance(node, Op) and node.op.name in ("floordiv", "truncdiv", "mod", "fmod", "div")
         if divides and not isinstance(node.args[1], Const):
             return False
     return True

@@ -19,6 +19,9 @@ TYPES = {
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
           "and": "&&", "or": "||"}  # fmt: skip
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs"})  # of integers, what may leave the type
+# of integers; C's own operators where the signs allow
+DIVISIONS = {"truncdiv": "/", "floordiv": "/", "mod": "%", "fmod": "%"}
 MASK_INFIX = {"and": "&", "or": "|"}
 _LIBM = {"exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "sin": "sin", "cos": "cos",
          "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow",
@@ -40,6 +43,11 @@ _PRELUDE = """#define INFINITY (__builtin_inff())
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+"""
+
+_ANY_DIVISOR = """#define tw_any_divisor(a, b, by_minus_one, otherwise) ({ \\
+    __auto_type _n = (a); __auto_type _d = (b); \\
+    _d == 0 ? 0 : (__typeof__(_d))-1 < 0 && _d == (__typeof__(_d))-1 ? (by_minus_one) : (otherwise); })
 """
 
 # Arm has instructions that give NaN where either operand is; compilers do not find them.
@@ -72,7 +80,8 @@ static inline tw_bf16 tw_to_bf16(float x) {
 def prelude(body: str) -> str:
     """What must stand before `body`: types, constants and the helpers it names."""
     extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
-    return _INTEGERS + _PRELUDE + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
+    divisor = _ANY_DIVISOR if "tw_any_divisor(" in body else ""
+    return _INTEGERS + _PRELUDE + divisor + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:
@@ -87,6 +96,8 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
         return f"(!{args[0]})"
     if name in ("min", "max") and dtype is dtypes.float32:
         return f"tw_f{name}({', '.join(args)})"
+    if name == "truncdiv":
+        return f"({args[0]} / {args[1]})"
     if name in ("floordiv", "mod", "min", "max", "sign"):
         return f"tw_{name}({', '.join(args)})"
     if name == "abs":
@@ -104,6 +115,23 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
     if name in _LIBM:
         return _libm(name, args, dtype)
     raise InternalError(f"the C renderer does not spell {name}")
+
+
+def wrapping(name: str, args: list[str], dtype: DType) -> str:
+    """Integer arithmetic that may leave its type: among unsigned numbers, where C says that it wraps around."""
+    kind = TYPES[dtype.name]
+    wide = "uint64_t" if dtype.bits == 64 else "uint32_t"
+    if name == "neg":
+        return f"(({kind})(0 - ({wide}){args[0]}))"
+    if name == "abs":
+        return f"({{ {kind} _a = {args[0]}; ({kind})(_a < 0 ? 0 - ({wide})_a : ({wide})_a); }})"
+    return f"(({kind})(({wide}){args[0]} {INFIX[name]} ({wide}){args[1]}))"
+
+
+def any_divisor(name: str, args: list[str], dtype: DType) -> str:
+    """Integer division that may be by zero, which gives 0, or of the lowest number by -1, which processors stop at."""
+    minus_one = wrapping("neg", ["_n"], dtype) if name in ("truncdiv", "floordiv") else "0"
+    return f"tw_any_divisor({args[0]}, {args[1]}, {minus_one}, {scalar_call(name, ['_n', '_d'], dtype)})"
 
 
 def _libm(name: str, args: list[str], dtype: DType) -> str:

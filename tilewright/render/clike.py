@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds
+from tilewright.ir.bounds import bounds, exceeds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
     Axis,
@@ -236,6 +236,13 @@ class ExprPrinter:
         args = [self._in_compute_type(a, t) for a, t in zip(node.args, args, strict=True)]
         if isinstance(spelling, Ternary):
             condition, then, otherwise = args
+            if node.dtype is dtypes.int64 and node.wraps:
+                # a short literal beside a view's element, which converts to any integer, would make both short
+                wide = self.c_type(node.dtype)
+                then, otherwise = (
+                    (f"({wide}){_wrapped(t, UNARY)}", UNARY) if isinstance(a, Const) else t
+                    for a, t in zip(node.args[1:], (then, otherwise), strict=True)
+                )
             text = (
                 f"{_wrapped(condition, TERNARY + 1)} ? {_wrapped(then, TERNARY + 1)} : {_wrapped(otherwise, TERNARY)}"
             )
@@ -243,6 +250,9 @@ class ExprPrinter:
         if isinstance(spelling, Infix):
             return self._rounded(node, self._infix(node, spelling, args))
         if isinstance(spelling, Prefix):
+            if node.op.name == "neg" and node.dtype.bits >= 32 and exceeds(node):
+                wide = self.c_type(dtypes.uint64 if node.dtype.bits == 64 else dtypes.uint32)
+                return f"({self.c_type(node.dtype)})(0 - ({wide}){_wrapped(args[0], UNARY)})", UNARY
             return self._rounded(node, (spelling.symbol + _wrapped(args[0], UNARY + 1), UNARY))
         if isinstance(spelling, Division):
             low = bounds(node.args[0])[0]
@@ -254,6 +264,15 @@ class ExprPrinter:
 
     def _infix(self, node: Op, spelling: Infix, args: list[tuple[str, int]]) -> tuple[str, int]:
         left, right = args
+        # C computes small numbers as int, which holds their sums, and those of 8 bits' products
+        enough = node.dtype.bits <= (8 if spelling.symbol == "*" else 16)
+        if spelling.symbol in "+-*" and not enough and exceeds(node):
+            # among unsigned numbers, which wrap around; C leaves open what signed ones do
+            wide = self.c_type(dtypes.uint64 if node.dtype.bits == 64 else dtypes.uint32)
+            product = " ".join((f"({wide}){_wrapped(left, UNARY)}", spelling.symbol, f"({wide}){_wrapped(right, UNARY)}"))
+            if node.dtype.bits < 32:
+                return product, spelling.precedence
+            return f"({self.c_type(node.dtype)})({product})", UNARY
         if node.dtype is dtypes.int64 and self._must_widen(node):
             left = f"({self.c_type(dtypes.int64)}){_wrapped(left, UNARY)}", UNARY
         # the right operand needs one step more: a - (b - c)

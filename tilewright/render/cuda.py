@@ -69,6 +69,7 @@ CUDA = Dialect(
     },
     spellings={
         **COMMON_SPELLINGS,
+        "truncdiv": Division("/", "tw::quotient<{t}>"),
         "floordiv": Division("/", "tw::floordiv<{t}>"),
         "mod": Division("%", "tw::modulo<{t}>"),
         "fmod": Function("tw::remainder<{t}>", dict.fromkeys(_FLOATS, "tw::fmod")),

@@ -1,5 +1,6 @@
 """A content-addressed cache of files on disk, shared by any number of processes. An entry is a file and a checksum
-beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file."""
+beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file. Code is loaded from
+it, so its folders belong to this user or to root, and nobody else may write to them."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 Content = bytes | bytearray | memoryview | Callable[[Path], None]
 
@@ -19,8 +24,12 @@ DEFAULT_LIMIT_BYTES = 8 << 30
 _KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
 _SUM_SUFFIX = ".sum"
 _TEMPORARY_PREFIX = "tmp-"
-# Reading a file of packed weights whole at every start would cost more than mapping it; its size is still checked.
-_VERIFY_UP_TO_BYTES = 64 << 20
+# Larger files, of packed weights, are summed as numbers, which runs as fast as memory: at every start they are read whole.
+_DIGEST_UP_TO_BYTES = 64 << 20
+_ROW_WORDS = 512
+_CHUNK_BYTES = 1 << 20
+_SUMMING_THREADS = 4  # fewer than these fill the memory of most machines
+_DIRECTORY_MODE = 0o700
 # An entry used this recently may be in the hands of another process between its lookup and its use.
 _GRACE_SECONDS = 600.0
 _STALE_TEMPORARY_SECONDS = 3600.0
@@ -82,6 +91,7 @@ class Cache:
     def get(self, key: str) -> Path | None:
         """The whole and unchanged file of this key, or None. Counts as a use."""
         path = self.path_of(key)
+        self._check_owner(path.parent)
         try:
             recorded = _sum_path(path).read_text(encoding="ascii", errors="replace")
             size = path.stat().st_size
@@ -100,9 +110,12 @@ class Cache:
         temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}{path.suffix}"
         temporary_sum = _sum_path(temporary)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root, path.parent):
+                folder.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
+        self._check_owner(path.parent)
         try:
             if callable(content):
                 content(temporary)
@@ -174,6 +187,30 @@ class Cache:
                 except FileNotFoundError:
                     continue
 
+    def _check_owner(self, folder: Path) -> None:
+        """Whoever may write here may have this process run any code."""
+        if not hasattr(os, "geteuid"):
+            return
+        trusted = (0, os.geteuid())
+        for place in (self.root, folder):
+            try:
+                info = place.stat()
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise self._unusable(error) from error
+            if info.st_uid not in trusted:
+                raise CacheError(
+                    f"the cache in {place} belongs to another user, who could put code there; choose another with "
+                    f"TILEWRIGHT_CACHE"
+                )
+            shared = stat.S_IWOTH | (0 if info.st_gid == os.getegid() else stat.S_IWGRP)
+            if info.st_mode & shared:
+                raise CacheError(
+                    f"others may write to the cache in {place}, and so put code there; run chmod go-w on it, or choose "
+                    f"another with TILEWRIGHT_CACHE"
+                )
+
     def _unusable(self, error: OSError) -> CacheError:
         return CacheError(
             f"the cache in {self.root} cannot be used ({error.strerror}); choose another with TILEWRIGHT_CACHE"
@@ -185,6 +222,26 @@ def _sum_path(path: Path) -> Path:
 
 
 def _checksum(path: Path, size: int) -> str:
-    if size > _VERIFY_UP_TO_BYTES:
-        return f"{size}\n"
+    if size > _DIGEST_UP_TO_BYTES:
+        return f"{size} sums {_sums(path)}\n"
     return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+def _sums(path: Path) -> str:
+    """A digest of sums over the rows and over the columns of every chunk: damage changes some of them, wherever it is,
+    and what lies in another place does too."""
+    data = np.memmap(path, np.uint8, "r")
+    starts = range(0, data.size, _CHUNK_BYTES)
+    with ThreadPoolExecutor(_SUMMING_THREADS) as pool:
+        parts = pool.map(lambda start: _chunk_sums(data[start : start + _CHUNK_BYTES]), starts)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _chunk_sums(chunk: np.ndarray) -> bytes:
+    whole = chunk.size // (8 * _ROW_WORDS) * 8 * _ROW_WORDS
+    rows = chunk[:whole].view(np.uint64).reshape(-1, _ROW_WORDS)
+    sums = np.add.reduce(rows, axis=0).tobytes() + np.add.reduce(rows, axis=1).tobytes()
+    return sums + chunk[whole:].tobytes()

@@ -118,7 +118,7 @@ def _term_range(term: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Siz
             other = parts[1] if parts[0] is fixed[0] else parts[0]
             return simplify(term.rebuild((other[0], fixed[0][0]))), other[1]  # type: ignore[arg-type]
     low, high = bounds.bounds(term)
-    if np.isfinite(low) and np.isfinite(high):
+    if not term.wraps and np.isfinite(low) and np.isfinite(high):
         return const(int(low)), int(high - low) + 1
     return None, 0
 

@@ -197,20 +197,29 @@ namespace tw {
 template <class T> TW_FN T minimum(T a, T b) { return a < b || a != a ? a : b; }
 template <class T> TW_FN T maximum(T a, T b) { return a > b || a != a ? a : b; }
 
+// Division by zero gives 0, the lowest number by -1 itself.
+template <class T> TW_FN bool divides(T b) { return b != 0 && (T(-1) > T(0) || b != T(-1)); }
+template <class T> TW_FN T negated(T a) {
+  using Whole = unsigned long long;
+  return static_cast<T>(Whole(0) - static_cast<Whole>(a));
+}
+template <class T> TW_FN T quotient(T a, T b) {
+  return divides(b) ? static_cast<T>(a / b) : b == 0 ? T(0) : negated(a);
+}
 template <class T> TW_FN T floordiv(T a, T b) {
-  if (b == 0) return a;  // only lanes whose result is thrown away divide by zero
+  if (!divides(b)) return b == 0 ? T(0) : negated(a);
   const T quotient = a / b;
   return static_cast<T>(quotient - (a % b != 0 && (a < 0) != (b < 0)));
 }
 template <class T> TW_FN T modulo(T a, T b) {
-  if (b == 0) return 0;
+  if (!divides(b)) return 0;
   const T rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? static_cast<T>(rest + b) : rest;
 }
-template <class T> TW_FN T remainder(T a, T b) { return b == 0 ? T(0) : static_cast<T>(a % b); }
+template <class T> TW_FN T remainder(T a, T b) { return divides(b) ? static_cast<T>(a % b) : T(0); }
 
 template <class T> TW_FN T sign(T a) { return a != a ? a : T((a > T(0)) - (a < T(0))); }
-template <class T> TW_FN T absolute_integer(T a) { return a < 0 ? static_cast<T>(-a) : a; }
+template <class T> TW_FN T absolute_integer(T a) { return a < 0 ? negated(a) : a; }
 
 TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
 TW_FN float exp(float a) { return TW_MATH(expf)(a); }
