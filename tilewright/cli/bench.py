@@ -29,7 +29,8 @@ EXAMPLE = """\
   tilewright bench model.onnx --peers onnxruntime,openvino --threads 4
   tilewright bench model.onnx --peers tilewright:none,onnxruntime --json
   tilewright bench model.onnx --contraction strassen
-  tilewright bench mmoe.onnx --peers torch --torch bench.zoo:build:mmoe:full"""
+  tilewright bench mmoe.onnx --peers torch --torch bench.zoo:build:mmoe:full
+  tilewright bench mmoe.onnx --target cuda --peers torch,torch:eager --torch bench.zoo:build:mmoe:full"""
 
 
 def add_parser(commands: Any) -> None:
@@ -41,6 +42,12 @@ def add_parser(commands: Any) -> None:
         default="onnxruntime,openvino,torch",
         help="runtimes to compare with: onnxruntime, openvino, torch (needs --torch), and tilewright:none for the "
         "unfused schedule (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--target",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where every runtime runs; on a GPU arrays stay there, and calls in flight are timed (default: cpu)",
     )
     parser.add_argument("--threads", metavar="N", type=int, help="threads for every runtime (default: every core)")
     parser.add_argument("--inputs", metavar="IN.npz", type=Path, help="the inputs by name (default: random)")
@@ -79,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             seconds_per_round=arguments.seconds,
             progress=tell,
             torch_spec=arguments.torch,
+            target=arguments.target,
             algorithms={name: getattr(arguments, name) for name in ("convolution", "contraction", "denormals")},
         )
     if arguments.json:

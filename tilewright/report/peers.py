@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from tilewright.report import cuda_peers
+
 Inputs = Mapping[str, np.ndarray]
 Call = Callable[[], Any]
 """One inference with everything prepared; its result becomes arrays only outside of the timed region."""
@@ -37,6 +39,7 @@ class Job:
     threads: int
     torch_spec: str | None
     algorithms: Mapping[str, str | None] = field(default_factory=dict)
+    target: str = "cpu"  # or "cuda"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,11 +172,16 @@ def as_arrays(result: Any, output_names: Sequence[str]) -> dict[str, np.ndarray]
     if isinstance(result, Mapping):
         return {name: np.asarray(result[name]) for name in output_names}
     results = list(result) if isinstance(result, list | tuple) else [result]
-    return {name: np.asarray(array) for name, array in zip(output_names, results, strict=True)}
+    return {name: _on_host(array) for name, array in zip(output_names, results, strict=True)}
 
 
-def measure(call: Call, seconds: float, iterations: int | None) -> list[float]:
-    """Seconds of each call, after a short warm-up that brings caches, clocks and thread pools back."""
+def _on_host(array: Any) -> np.ndarray:
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+
+
+def measure(call: Call, seconds: float, iterations: int | None, inferences: int = 1) -> list[float]:
+    """Seconds of each inference, after a short warm-up that brings caches, clocks and thread pools back; a call may
+    be several of them."""
     clock = time.perf_counter
     warm_until = clock() + 0.1 * seconds
     call()
@@ -188,7 +196,7 @@ def measure(call: Call, seconds: float, iterations: int | None) -> list[float]:
         start = clock()
         call()
         end = clock()
-        times.append(end - start)
+        times.append((end - start) / inferences)
         if end >= until:
             break
     gc.enable()
@@ -210,6 +218,7 @@ def serve() -> None:
 
     job: Job | None = None
     call: Call | None = None
+    inferences = 1
     for line in sys.stdin:
         message = json.loads(line)
         command = message["command"]
@@ -219,7 +228,9 @@ def serve() -> None:
             peer, _ = find_peer(job.runtime)
             with np.load(job.inputs_path) as archive:
                 inputs = {name: archive[name] for name in archive.files}
-            call = peer.prepare(job, inputs)
+            on_gpu = job.target == "cuda"
+            call = cuda_peers.prepare(job, inputs) if on_gpu else peer.prepare(job, inputs)
+            inferences = cuda_peers.IN_FLIGHT if on_gpu else 1
             call()
             cold_start_s = time.perf_counter() - start
             version = getattr(sys.modules[peer.module], "__version__", None)
@@ -229,7 +240,7 @@ def serve() -> None:
             raise ValueError(f"{command} before load")
         if command == "measure":
             busy_before = time.process_time()
-            times = measure(call, message["seconds"], message["iterations"])
+            times = measure(call, message["seconds"], message["iterations"], inferences)
             send(replies, {"times": times, "cpu_s": time.process_time() - busy_before})
         elif command == "outputs":
             np.savez(message["path"], **as_arrays(call(), job.output_names))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
+from tilewright.report import cuda_peers
 from tilewright.report.peers import Job, Peer, find_peer
 
 Progress = Callable[[str, float], None]
@@ -177,13 +178,15 @@ def compare(
     reference: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     timeout_s: float = 300.0,
+    target: str = "cpu",
 ) -> Comparison:
     """Time the model in each runtime on the same inputs.
 
     A runtime is spelled as in the table of peers, with variants such as tilewright:none. One that is missing,
     fails or hangs is recorded in its entry. `torch_spec` names a function that gives torch the model as a
     module, `algorithms` are options of Tilewright's such as {"contraction": "strassen"}, `dimensions` gives values
-    to symbolic dimensions, and `reference` asks for relative errors.
+    to symbolic dimensions, and `reference` asks for relative errors. With the target cuda every runtime runs on the
+    GPU, its arrays staying there.
     """
     if not Path(model_path).is_file():
         raise FileNotFoundError(f"no model file at {model_path}")
@@ -211,6 +214,7 @@ def compare(
                     threads=threads,
                     torch_spec=torch_spec,
                     algorithms=dict(algorithms or {}),
+                    target=target,
                 )
                 session.start(name, peer, job, reference)
             session.run_rounds()
@@ -242,6 +246,9 @@ class _Session:
             facts.update(error=f"{peer.module} is not installed", skipped=True)
             return
         facts["version"] = peer.version()
+        if job.target == "cuda" and peer.name not in cuda_peers.RUNTIMES:
+            facts.update(error=f"{peer.name} is not timed on GPUs", skipped=True)
+            return
         if peer.needs_torch_spec and job.torch_spec is None:
             reason = f"{peer.name} cannot read an ONNX file; give the model as a spec module:function"
             facts.update(error=reason, skipped=True)
