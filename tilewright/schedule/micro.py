@@ -200,11 +200,14 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     outputs, width = prod(sizes.values()), facts.lanes * chains
     along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
     guarded, by_lane = _guarded(facts)
-    reads, asked = 0, 0.0
+    reads, asked = 0.0, 0.0
     for operand in facts.operands:
-        count = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
-        reads += count
-        asked += _ASKED_CYCLES * count if operand.node in guarded else 0.0
+        count: float = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+        if operand.node in guarded:
+            asked += _ASKED_CYCLES * count
+            count = count / len(guarded)  # of the alternatives one is read
+        lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
+        reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
     together = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
     together += asked * chains * (facts.lanes if by_lane else 1)
     one = max(outputs / _PIPES, reads / _PIPES, facts.latency) + _STEP_CYCLES + asked

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import Nest
@@ -29,6 +30,26 @@ def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     innermost = context.layout(tensor).order[-1].axis
     run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
+
+
+def accessed(nest: Nest, tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """The most bytes that a nest can read of a tensor on a box of its own: every read at every point, runs in whole
+    transactions. Rows that are rolled or shuffled, or two halves of one axis, span far more than is read of them."""
+    width = context.target.main.transaction
+    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
+    sizes.update({a: part.size for a, part in zip(nest.axes, box, strict=True)})
+    if not tensor.rank:
+        return width
+    innermost = context.layout(tensor).order[-1].axis
+    total: Size = 0
+    for axes, runs in nest.paths[tensor]:
+        count: Size = tensor.dtype.bytes
+        for axis in axes:
+            count = count * sizes.get(axis, 1)
+        along = runs[innermost]
+        run = np.maximum(sizes.get(along, 1) if along is not None else 1, 1) * tensor.dtype.bytes
+        total = total + count * (-(-run // width) * width) / run
+    return total
 
 
 def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size:

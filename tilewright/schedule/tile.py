@@ -21,7 +21,7 @@ from tilewright.schedule.context import NestContext, is_contraction, offset_of, 
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.schedule.moving import footprint, looked_up, shared_seconds, transactions
+from tilewright.schedule.moving import accessed, footprint, looked_up, shared_seconds, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import (
@@ -126,8 +126,9 @@ def predict(
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
-    traffic, far, near = _traffic(nests, boxes, context, stored, repeats)
+    traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
     held = footprint(nests, boxes, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
@@ -136,7 +137,6 @@ def predict(
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     starting = _TILE_SECONDS if context.served is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    waves = -(-tiles // target.units)
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
     evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
@@ -403,7 +403,7 @@ def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
 
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, int],
+    repeats: Mapping[Nest, int], waves: Numbers,
 ) -> tuple[Size, Size, Size]:  # fmt: skip
     """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
     total: Size = 0
@@ -417,7 +417,7 @@ def _traffic(
             counted.update(n.source for n in loads(*nest.elements))
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = transactions(tensor, box, context)
+            moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
             moved = moved * repeats.get(nest, 1)
@@ -438,11 +438,32 @@ def _traffic(
                 near = near + moved * served.level / context.target.tile_level.bandwidth
             continue
         home = _home(tensor, context)
-        if home is not context.target.tile_level:
-            far = far + moved / home.bandwidth
-        elif tensor not in counted or tensor in inside:
-            near = near + moved / home.bandwidth
+        stays = _stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
+        far = far + np.where(stays, _first(tensor, moved, waves, context), moved / home.bandwidth)
+        if tensor not in counted or tensor in inside:
+            near = near + np.where(stays, moved / context.target.tile_level.bandwidth, 0.0)
     return total, far, near
+
+
+def _stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
+    """Whether what one unit reads of a tensor fits half the tile level: tiles after the first find it there."""
+    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    room = context.target.tile_level.capacity // 2
+    return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
+
+
+def _first(tensor: Tensor, moved: Size, waves: Numbers, context: NestContext) -> Size:
+    """What the first reads of a tensor add to each tile, where later ones find it at the tile level: other weights of
+    the model have thrown a constant out since it was last read, and part of an activation is in another unit's
+    cache."""
+    target, size = context.target, prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    if tensor in context.constants:
+        if context.weights <= target.tile_level.capacity // 2:
+            return 0.0
+        byte = 1 / _home(tensor, context).bandwidth
+    else:
+        byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
+    return np.minimum(moved * waves, size) / waves * byte
 
 
 def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
@@ -457,11 +478,10 @@ def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
 def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
     """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
     constant does so with all others, since they are read between two uses of it."""
-    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
     target = context.target
+    is_weight = tensor in context.constants
+    size = context.weights if is_weight else prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
     if size <= target.tile_level.capacity // 2:
         return target.tile_level
     outer = target.outer
-    if tensor in context.constants:
-        size = context.weights
     return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

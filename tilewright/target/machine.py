@@ -43,6 +43,7 @@ class Target:
     fma_chains: int = 8  # independent vector multiply-adds that must be under way at once to reach fma_rate
     clock: float = 0.0  # cycles a second; 0: not measured
     tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
+    foreign: float = 0.5  # of what a kernel reads of an activation, if all other units wrote it: cut otherwise before
     source: str = field(default=CONSTANTS, compare=False)  # where the numbers come from; the same machine all the same
 
     def level(self, name: str) -> MemoryLevel:
