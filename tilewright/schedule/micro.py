@@ -27,6 +27,7 @@ _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the 
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
 _ASKED_CYCLES = 0.15  # of one such question for a single element of a dot product, most of them foreseen
+_ASKED_LANE_CYCLES = 0.8  # the same where each lane asks, and keeps its index within bounds
 _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
@@ -204,7 +205,7 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     for operand in facts.operands:
         count: float = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
         if operand.node in guarded:
-            asked += _ASKED_CYCLES * count
+            asked += (_ASKED_LANE_CYCLES if by_lane else _ASKED_CYCLES) * count
             count = count / len(guarded)  # of the alternatives one is read
         lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
         reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
@@ -218,7 +219,7 @@ def _guarded(facts: Contraction) -> tuple[set[Load], bool]:
     """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
     selects = [n for n in walk(*facts.nest.elements) if is_op(n, "select")]
     conditions = axes_of(*(n.args[0] for n in selects))
-    return {read for n in selects for read in loads(n.args[1])}, facts.vector in conditions
+    return {read for n in selects for read in loads(*n.args[1:])}, facts.vector in conditions
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
@@ -233,15 +234,17 @@ def _dot_traffic(
     """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
     seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
+    guarded, _ = _guarded(facts)
     moved: Size = 0.0
     far: Size = 0.0
     for operand in facts.operands:
-        all_of_it = _bytes(operand, {**whole, **tile})
+        share = 1 / len(guarded) if operand.node in guarded else 1.0  # of the alternatives one is read
+        all_of_it = _bytes(operand, {**whole, **tile}) * share
         if _by_streams(operand, facts.target):
             streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
             far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
             continue
-        each = _bytes(operand, {**whole, **sizes}) * blocks
+        each = _bytes(operand, {**whole, **sizes}) * share * blocks
         moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
     return moved, far
 
@@ -395,7 +398,11 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     total: Size = operand.node.source.dtype.bytes
     for index, extent in zip(operand.node.indices, operand.node.source.shape, strict=True):
         total = total * index_size(simplify(index), sizes, extent_of(extent))
-    return total
+    # rows that are rolled or shuffled span more than is read of them
+    points: Size = operand.node.source.dtype.bytes
+    for axis in axes_of(*operand.node.indices):
+        points = points * sizes.get(axis, 1)
+    return np.minimum(total, points)
 
 
 def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:

@@ -48,7 +48,8 @@ def accessed(nest: Nest, tensor: Tensor, box: Box, context: NestContext) -> Size
             count = count * sizes.get(axis, 1)
         along = runs[innermost]
         run = np.maximum(sizes.get(along, 1) if along is not None else 1, 1) * tensor.dtype.bytes
-        total = total + count * (-(-run // width) * width) / run
+        moved = count * (-(-run // width) * width) / run
+        total = np.maximum(total, moved) if tensor in nest.alternatives else total + moved
     return total
 
 

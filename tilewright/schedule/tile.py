@@ -20,7 +20,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.instructions import crowding, instruction_seconds
-from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
+from tilewright.schedule.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
 from tilewright.schedule.moving import accessed, footprint, looked_up, shared_seconds, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
@@ -129,6 +129,7 @@ def predict(
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    far = far * _alone(tiles, context)
     held = footprint(nests, boxes, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
@@ -183,7 +184,14 @@ def _least_seconds(
             places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
             size = min(size, sum(places))
         alone += size * _byte_seconds(tensor, context)
-    return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
+    # an empty result has no tiles
+    return alone * _alone(tiles, context) / np.clip(tiles, 1, context.target.units)
+
+
+def _alone(tiles: Numbers, context: NestContext) -> Numbers:
+    """Of the time that bytes take from the outer cache with all units busy what they take while the others rest."""
+    outer = context.target.outer or context.target.main
+    return np.where(tiles > 1, 1.0, outer.bandwidth / max(outer.alone, outer.bandwidth))
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -278,7 +286,10 @@ def _compute_seconds(
                 total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
-            total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate
+            slots = _ROW_SLOTS
+            if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
+                slots += 2 * fold_cycles(plan.lanes, _chains_of(plan))
+            total = total + _row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
     return total
@@ -337,25 +348,34 @@ def _scratch_seconds(
     repeats: Mapping[Nest, int], stream: Stream | None, block: int, held: Size,
 ) -> Size:  # fmt: skip
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
-    nearest = context.target.levels[1]
-    speed = np.where(held <= nearest.capacity // 2, nearest.bandwidth, context.target.tile_level.bandwidth)
-    moved: Size = 0
+    nearest, level = context.target.levels[1], context.target.tile_level
+    fits = held <= nearest.capacity // 2
+    read: Size = 0
+    written: Size = 0
     for nest in nests:
         size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
         if stream is not None and nest in stream.reducers:
-            moved = moved + 3 * size * -(-stream.extent // block)
+            read = read + 2 * size * -(-stream.extent // block)
+            written = written + size * -(-stream.extent // block)
         elif nest.tensor not in stored:
-            moved = moved + 2 * size * repeats.get(nest, 1)
-    return moved / speed
+            read = read + size * repeats.get(nest, 1)
+            written = written + size * repeats.get(nest, 1)
+    return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
+                    read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
 def _point_cost(nest: Nest, plan: NestPlan) -> float:
     """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
     if nest.monoid is None:
         return 0.0
-    chains = max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
+    chains = _chains_of(plan)
     operations = data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements))
     return max(2.0, _CHAINED / chains, operations)
+
+
+def _chains_of(plan: NestPlan) -> int:
+    """Vectors side by side along the vector axis."""
+    return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
 
 
 def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
@@ -411,6 +431,7 @@ def _traffic(
     near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
+    written: dict[Tensor, Size] = {}
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
@@ -427,10 +448,11 @@ def _traffic(
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
+                # a line is read before it is written, unless it is there already
+                seen[tensor] = written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        total = total + moved
+        total = total + moved + written.get(tensor, 0)
         if context.served is not None and tensor in context.served:
             served = context.served[tensor]
             far = far + moved * served.far * served.far_byte
@@ -442,6 +464,9 @@ def _traffic(
         far = far + np.where(stays, _first(tensor, moved, waves, context), moved / home.bandwidth)
         if tensor not in counted or tensor in inside:
             near = near + np.where(stays, moved / context.target.tile_level.bandwidth, 0.0)
+        if tensor in written:
+            near = near + np.where(stays, written[tensor] / context.target.tile_level.writing, 0.0)
+            far = far + np.where(stays, 0.0, written[tensor] / home.writing)
     return total, far, near
 
 

@@ -22,6 +22,10 @@ class MemoryLevel:
     alone: float = 0.0  # bytes read a second by one unit while the others rest; 0: not measured
     write: float = 0.0  # bytes written a second by one unit, all units busy; 0: not measured
 
+    @property
+    def writing(self) -> float:
+        return self.write or self.bandwidth
+
 
 @dataclass(frozen=True)
 class Target:
