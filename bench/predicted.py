@@ -108,8 +108,11 @@ def measure(name: str, path: Path, target: str | None, threads: int) -> Measured
     runs = [model.profile(repeat=_REPEATS).calls for _ in range(_RUNS)]
     artifact = model.artifact
     assert artifact.program is not None and artifact.plan is not None
-    calls = [Call(i, each[0].kernel, min(c.nanoseconds for c in each) / 1e3, {})
-             for i, each in enumerate(zip(*runs, strict=True))]  # fmt: skip
+    kernels = artifact.plan.kernels
+    if len(kernels) != len(runs[0]):
+        raise SystemExit(f"{name}: {len(runs[0])} calls of {len(kernels)} kernels; models with Scans are not measured")
+    calls = [Call(i, kernel.name, min(c.nanoseconds for c in each) / 1e3, {})
+             for i, (kernel, each) in enumerate(zip(kernels, zip(*runs, strict=True), strict=True))]  # fmt: skip
     return Measured(name, tuple(calls), program_text(artifact.program), artifact.plan)
 
 

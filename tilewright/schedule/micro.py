@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
-from tilewright.schedule.nest import Nest, moves, period
+from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of, index_size
 from tilewright.schedule.runs import stretch
@@ -78,6 +78,8 @@ class Contraction:
     window: Axis | None  # a reduction axis written out: neighbouring rows share its reads
     cut_axis: Axis | None
     operands: tuple[Operand, ...]
+    # what the factors of a product still compute at every step: operations, and whether rows and vectors each do
+    factors: tuple[tuple[int, bool, bool], ...] = ()
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
 
     @property
@@ -124,7 +126,7 @@ def form_of(plan: NestPlan, facts: Contraction) -> Form:
 
 def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
     """One step of the reduction on a register tile: multiply-adds, reads, or the chain through an accumulator."""
-    arithmetic = rows * vectors / _PIPES
+    arithmetic = rows * vectors / _PIPES + _factor_cycles(facts, rows, vectors)
     reads: Size = 0.0
     for operand in facts.operands:
         count: Size = vectors if operand.by_vector else 1.0
@@ -134,7 +136,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
                 length = extent_of(facts.window.extent)
                 distinct = (rows - 1) * operand.row_step + length if operand.row_step < length else rows * length
                 count = count * distinct / (rows * length)
-        if not operand.by_vector and facts.by_lane:
+        if not operand.by_vector and facts.by_lane and not facts.factors:
             count = count / facts.lanes
         if operand.gathered:
             count = count * facts.target.gathered_reads * facts.lanes
@@ -145,6 +147,15 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / _PIPES
     return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
+
+
+def _factor_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
+    """A step's operations on the factors before they are multiplied; a value that all lanes share is then broadcast."""
+    cycles: Size = 0.0
+    for count, by_row, by_vector in facts.factors:
+        each = count + (0 if by_vector else 1)
+        cycles = cycles + each * (rows if by_row else 1) * (vectors if by_vector else 1) / _PIPES
+    return cycles
 
 
 def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
@@ -417,6 +428,22 @@ def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
         goes_on = np.logical_and(goes_on, size >= extent)
     run = np.maximum(run, 1)  # of nothing, where an axis is empty
     return total * (-(-run // line) * line) / run if operand.order else total
+
+
+def factors_of(nest: Nest, vector: Axis | None, row: Axis | None) -> tuple[tuple[int, bool, bool], ...]:
+    """Operations on the factors of a product that change with the reduction, by whether they change along the row and
+    along the vector: such as a normalisation composed into the sum that reads it."""
+    if len(nest.elements) != 1 or not is_op(nest.elements[0], "mul"):
+        return ()
+    found = []
+    for factor in nest.elements[0].args:
+        moving = [r for r in nest.reduce_axes if r in axes_of(factor)]
+        ways = 1 + sum(is_op(n, "select") for n in walk(factor))  # of which a step takes one
+        count = -(-data_cost(factor, along=moving[-1]) // ways) if moving else 0
+        if count:
+            axes = axes_of(factor)
+            found.append((count, row in axes, vector in axes))
+    return tuple(found)
 
 
 def operands_of(

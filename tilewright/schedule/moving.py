@@ -27,9 +27,19 @@ def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     if not tensor.rank:
         return width
     size = box_elements(box) * tensor.dtype.bytes
-    innermost = context.layout(tensor).order[-1].axis
-    run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
+    run = np.maximum(_run(tensor, box, context)[0], 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
+
+
+def _run(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
+    """Elements of a box that are one contiguous run of storage, and whether the whole box is."""
+    run: Size = 1
+    goes_on: Size = True
+    for part in reversed(context.layout(tensor).order):
+        along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
+        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
+        goes_on = np.logical_and(goes_on, along >= extent)
+    return run, goes_on
 
 
 def accessed(nest: Nest, tensor: Tensor, box: Box, context: NestContext) -> Size:
