@@ -27,7 +27,6 @@ _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the 
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
 _CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
 _ASKED_CYCLES = 0.15  # of one such question for a single element of a dot product, most of them foreseen
-_ASKED_LANE_CYCLES = 0.8  # the same where each lane asks, and keeps its index within bounds
 _SPILLED = 1.8
 _PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
 _FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
@@ -216,7 +215,7 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     for operand in facts.operands:
         count: float = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
         if operand.node in guarded:
-            asked += (_ASKED_LANE_CYCLES if by_lane else _ASKED_CYCLES) * count
+            asked += (facts.target.lane_check if by_lane else _ASKED_CYCLES) * count
             count = count / len(guarded)  # of the alternatives one is read
         lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
         reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)

@@ -141,6 +141,8 @@ def predict(
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
     evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    if context.served is None and context.weights > target.tile_level.capacity // 2:
+        seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     seconds = seconds + _fetched_by_steps(root, context, sizes)
@@ -389,14 +391,15 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
 
 
 def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
-    """What a transpose costs, a map that only moves elements: vectors are read or stored lane by lane, or turned in
-    registers."""
-    if plan.vector is None or nest.monoid is not None or not all(isinstance(v, Load) for v in nest.values):
+    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
+    registers. Of other maps, what they store."""
+    if plan.vector is None or nest.monoid is not None:
         return 0.0
+    only_moves = all(isinstance(v, Load) for v in nest.values)
     if len(plan.register) > 1:
-        return log2(plan.lanes)
+        return log2(plan.lanes) if only_moves else 0.0
     vector = nest.named(plan.vector)
-    strides = [stride(node, vector, context) for node in loads(*nest.values)]
+    strides = [stride(node, vector, context) for node in loads(*nest.values)] if only_moves else []
     place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     strides.append(place.terms.get(var(vector), 0))
     apart = sum(step not in (0, 1) for step in strides)
@@ -448,25 +451,26 @@ def _traffic(
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                # a line is read before it is written, unless it is there already
-                seen[tensor] = written[tensor] = transactions(tensor, boxes[nest], context)
+                written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        total = total + moved + written.get(tensor, 0)
+        total = total + moved
         if context.served is not None and tensor in context.served:
             served = context.served[tensor]
             far = far + moved * served.far * served.far_byte
             if tensor not in counted:
                 near = near + moved * served.level / context.target.tile_level.bandwidth
             continue
-        home = _home(tensor, context)
         stays = _stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
-        far = far + np.where(stays, _first(tensor, moved, waves, context), moved / home.bandwidth)
+        beyond = moved / _home(tensor, context).bandwidth
+        far = far + np.where(stays, _first(tensor, moved, waves, context), beyond)
         if tensor not in counted or tensor in inside:
             near = near + np.where(stays, moved / context.target.tile_level.bandwidth, 0.0)
-        if tensor in written:
-            near = near + np.where(stays, written[tensor] / context.target.tile_level.writing, 0.0)
-            far = far + np.where(stays, 0.0, written[tensor] / home.writing)
+    for tensor, moved in written.items():
+        total = total + 2 * moved  # a line is read before it is written
+        stays = _stays(tensor, moved * waves, context)
+        near = near + np.where(stays, moved / context.target.tile_level.writing, 0.0)
+        far = far + np.where(stays, 0.0, moved / _home(tensor, context).writing)
     return total, far, near
 
 
