@@ -1,8 +1,8 @@
-"""Measured kernels as files: for each model of a file its Program, the Plan that was measured and the time of each kernel
-call, so that the cost model can be held against them on any machine, without the models and without measuring.
+"""Measured kernels as files: for each model its Program, the Plan that was measured and the time of each kernel call, to
+hold the cost model against them on any machine, without the models and without measuring.
 
-A file is JSON lines, `.xz` where it is compressed. A line without a Program and a Plan (times, roots, tiles and register
-tiles alone) needs the model itself, which is then planned anew.
+A file is JSON lines, `.xz` where it is compressed. A line without a Program and a Plan (times, roots, tiles and
+register tiles alone) needs the model itself, which is then planned anew.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m bench.predicted                                    both machines that were measured, from bench/measured
     python -m bench.predicted FILE --target machine.json         other measurements, or another description
-    python -m bench.predicted FILE --models DIR --target NAME    a file without Programs: DIR has NAME.onnx of its models
+    python -m bench.predicted FILE --models DIR --target NAME    a file without Programs: DIR has its models as .onnx
     python -m bench.predicted --measure FILE --models DIR        measures this machine first
 
 One factor a model is free: the clock of a shared host varies by a third within minutes. It is the one that puts most of
@@ -64,7 +64,7 @@ def main() -> None:
         prog="python -m bench.predicted", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, help="measurements (default: all in bench/measured)")
-    parser.add_argument("--target", help="description (default: the one the file is named after; measuring, this machine)")
+    parser.add_argument("--target", help="description (default: by the file's name; when measuring, this machine)")
     parser.add_argument("--models", type=Path, metavar="DIR", help="NAME.onnx of the models of the file")
     parser.add_argument("--only", help="comma-separated names of models")
     parser.add_argument("--without", default="lstm", help="models left out (default: %(default)s)")
@@ -86,7 +86,8 @@ def main() -> None:
     else:
         files = [arguments.file] if arguments.file is not None else sorted(STORED.glob(f"*{SUFFIX}"))
     for path in files:
-        target = machine(arguments.target or path.name.partition(".")[0])
+        name = arguments.target or ("cpu" if arguments.measure is not None else path.name.partition(".")[0])
+        target = machine(name, cache_dir=Options.from_environment().cache_dir)
         measured = [m for m in read(path) if m.model not in left_out and (only is None or m.model in only)]
         if any(m.program is None for m in measured):
             if arguments.models is None:

@@ -21,6 +21,7 @@ _LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut
 _RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their way at a time
 _WHOLE_LINES = 0.2  # of it for runs of whole lines: buffers of ours begin with a line, a user's may not
 
+
 def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
     width = context.target.main.transaction

@@ -19,6 +19,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.cuts import is_cut
+from tilewright.schedule.homes import byte_seconds, first_seconds, home, resting_share, stays
 from tilewright.schedule.instructions import crowding, instruction_seconds
 from tilewright.schedule.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
 from tilewright.schedule.moving import accessed, footprint, looked_up, shared_seconds, transactions
@@ -38,7 +39,6 @@ from tilewright.schedule.propagate import (
 from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import facts_of, runs_of, scatter_cycles
-from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -129,7 +129,7 @@ def predict(
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
-    far = far * _alone(tiles, context)
+    far = far * resting_share(tiles, context)
     held = footprint(nests, boxes, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
@@ -185,15 +185,9 @@ def _least_seconds(
         if tables and tables == [n for n in nests if tensor in n.reads()]:
             places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
             size = min(size, sum(places))
-        alone += size * _byte_seconds(tensor, context)
+        alone += size * byte_seconds(tensor, context)
     # an empty result has no tiles
-    return alone * _alone(tiles, context) / np.clip(tiles, 1, context.target.units)
-
-
-def _alone(tiles: Numbers, context: NestContext) -> Numbers:
-    """Of the time that bytes take from the outer cache with all units busy what they take while the others rest."""
-    outer = context.target.outer or context.target.main
-    return np.where(tiles > 1, 1.0, outer.bandwidth / max(outer.alone, outer.bandwidth))
+    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -461,56 +455,14 @@ def _traffic(
             if tensor not in counted:
                 near = near + moved * served.level / context.target.tile_level.bandwidth
             continue
-        stays = _stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
-        beyond = moved / _home(tensor, context).bandwidth
-        far = far + np.where(stays, _first(tensor, moved, waves, context), beyond)
+        kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
+        beyond = moved / home(tensor, context).bandwidth
+        far = far + np.where(kept, first_seconds(tensor, moved, waves, context), beyond)
         if tensor not in counted or tensor in inside:
-            near = near + np.where(stays, moved / context.target.tile_level.bandwidth, 0.0)
+            near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
     for tensor, moved in written.items():
         total = total + 2 * moved  # a line is read before it is written
-        stays = _stays(tensor, moved * waves, context)
-        near = near + np.where(stays, moved / context.target.tile_level.writing, 0.0)
-        far = far + np.where(stays, 0.0, moved / _home(tensor, context).writing)
+        kept = stays(tensor, moved * waves, context)
+        near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
+        far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
     return total, far, near
-
-
-def _stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
-    """Whether what one unit reads of a tensor fits half the tile level: tiles after the first find it there."""
-    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    room = context.target.tile_level.capacity // 2
-    return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
-
-
-def _first(tensor: Tensor, moved: Size, waves: Numbers, context: NestContext) -> Size:
-    """What the first reads of a tensor add to each tile, where later ones find it at the tile level: other weights of
-    the model have thrown a constant out since it was last read, and part of an activation is in another unit's
-    cache."""
-    target, size = context.target, prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    if tensor in context.constants:
-        if context.weights <= target.tile_level.capacity // 2:
-            return 0.0
-        byte = 1 / _home(tensor, context).bandwidth
-    else:
-        byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
-    return np.minimum(moved * waves, size) / waves * byte
-
-
-def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
-    """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
-    if context.served is None or tensor not in context.served:
-        return 1 / _home(tensor, context).bandwidth
-    served, target = context.served[tensor], context.target
-    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
-    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
-
-
-def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
-    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
-    constant does so with all others, since they are read between two uses of it."""
-    target = context.target
-    is_weight = tensor in context.constants
-    size = context.weights if is_weight else prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    if size <= target.tile_level.capacity // 2:
-        return target.tile_level
-    outer = target.outer
-    return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

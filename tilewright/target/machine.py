@@ -27,7 +27,7 @@ class MemoryLevel:
         return self.write or self.bandwidth
 
 
-def usual_costs(architecture: str, near_capacity: int) -> dict[str, float]:
+def usual_costs(architecture: str, near_capacity: int) -> dict[str, Any]:
     """Fields of a Target that are not measured yet, as processors of an architecture usually are.
 
     Arm loads into a lane; x86 loads and inserts, all inserts through one port: 0.9 cycles a lane with registers to
