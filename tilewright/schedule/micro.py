@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
-from tilewright.schedule.nest import Nest, moves, period
+from tilewright.schedule.nest import Nest, data_cost, moves, period
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of, index_size
 from tilewright.schedule.runs import stretch
@@ -77,6 +77,8 @@ class Contraction:
     window: Axis | None  # a reduction axis written out: neighbouring rows share its reads
     cut_axis: Axis | None
     operands: tuple[Operand, ...]
+    # what the factors of a product still compute at every step: operations, and whether rows and vectors each do
+    factors: tuple[tuple[int, bool, bool], ...] = ()
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
 
     @property
@@ -123,7 +125,7 @@ def form_of(plan: NestPlan, facts: Contraction) -> Form:
 
 def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
     """One step of the reduction on a register tile: multiply-adds, reads, or the chain through an accumulator."""
-    arithmetic = rows * vectors / _PIPES
+    arithmetic = rows * vectors / _PIPES + _factor_cycles(facts, rows, vectors)
     reads: Size = 0.0
     for operand in facts.operands:
         count: Size = vectors if operand.by_vector else 1.0
@@ -133,7 +135,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
                 length = extent_of(facts.window.extent)
                 distinct = (rows - 1) * operand.row_step + length if operand.row_step < length else rows * length
                 count = count * distinct / (rows * length)
-        if not operand.by_vector and facts.by_lane:
+        if not operand.by_vector and facts.by_lane and not facts.factors:
             count = count / facts.lanes
         if operand.gathered:
             count = count * facts.target.gathered_reads * facts.lanes
@@ -144,6 +146,15 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / _PIPES
     return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
+
+
+def _factor_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
+    """A step's operations on the factors before they are multiplied; a value that all lanes share is then broadcast."""
+    cycles: Size = 0.0
+    for count, by_row, by_vector in facts.factors:
+        each = count + (0 if by_vector else 1)
+        cycles = cycles + each * (rows if by_row else 1) * (vectors if by_vector else 1) / _PIPES
+    return cycles
 
 
 def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> Size:
@@ -200,11 +211,14 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     outputs, width = prod(sizes.values()), facts.lanes * chains
     along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
     guarded, by_lane = _guarded(facts)
-    reads, asked = 0, 0.0
+    reads, asked = 0.0, 0.0
     for operand in facts.operands:
-        count = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
-        reads += count
-        asked += _ASKED_CYCLES * count if operand.node in guarded else 0.0
+        count: float = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+        if operand.node in guarded:
+            asked += (facts.target.lane_check if by_lane else _ASKED_CYCLES) * count
+            count = count / len(guarded)  # of the alternatives one is read
+        lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
+        reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
     together = max(outputs * chains / _PIPES, reads * chains / _PIPES, facts.latency) + _STEP_CYCLES
     together += asked * chains * (facts.lanes if by_lane else 1)
     one = max(outputs / _PIPES, reads / _PIPES, facts.latency) + _STEP_CYCLES + asked
@@ -215,7 +229,7 @@ def _guarded(facts: Contraction) -> tuple[set[Load], bool]:
     """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
     selects = [n for n in walk(*facts.nest.elements) if is_op(n, "select")]
     conditions = axes_of(*(n.args[0] for n in selects))
-    return {read for n in selects for read in loads(n.args[1])}, facts.vector in conditions
+    return {read for n in selects for read in loads(*n.args[1:])}, facts.vector in conditions
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
@@ -230,15 +244,17 @@ def _dot_traffic(
     """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
     seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
+    guarded, _ = _guarded(facts)
     moved: Size = 0.0
     far: Size = 0.0
     for operand in facts.operands:
-        all_of_it = _bytes(operand, {**whole, **tile})
+        share = 1 / len(guarded) if operand.node in guarded else 1.0  # of the alternatives one is read
+        all_of_it = _bytes(operand, {**whole, **tile}) * share
         if _by_streams(operand, facts.target):
             streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
             far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
             continue
-        each = _bytes(operand, {**whole, **sizes}) * blocks
+        each = _bytes(operand, {**whole, **sizes}) * share * blocks
         moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
     return moved, far
 
@@ -392,7 +408,11 @@ def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     total: Size = operand.node.source.dtype.bytes
     for index, extent in zip(operand.node.indices, operand.node.source.shape, strict=True):
         total = total * index_size(simplify(index), sizes, extent_of(extent))
-    return total
+    # rows that are rolled or shuffled span more than is read of them
+    points: Size = operand.node.source.dtype.bytes
+    for axis in axes_of(*operand.node.indices):
+        points = points * sizes.get(axis, 1)
+    return np.minimum(total, points)
 
 
 def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
@@ -407,6 +427,22 @@ def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
         goes_on = np.logical_and(goes_on, size >= extent)
     run = np.maximum(run, 1)  # of nothing, where an axis is empty
     return total * (-(-run // line) * line) / run if operand.order else total
+
+
+def factors_of(nest: Nest, vector: Axis | None, row: Axis | None) -> tuple[tuple[int, bool, bool], ...]:
+    """Operations on the factors of a product that change with the reduction, by whether they change along the row and
+    along the vector: such as a normalisation composed into the sum that reads it."""
+    if len(nest.elements) != 1 or not is_op(nest.elements[0], "mul"):
+        return ()
+    found = []
+    for factor in nest.elements[0].args:
+        moving = [r for r in nest.reduce_axes if r in axes_of(factor)]
+        ways = 1 + sum(is_op(n, "select") for n in walk(factor))  # of which a step takes one
+        count = -(-data_cost(factor, along=moving[-1]) // ways) if moving else 0
+        if count:
+            axes = axes_of(factor)
+            found.append((count, row in axes, vector in axes))
+    return tuple(found)
 
 
 def operands_of(

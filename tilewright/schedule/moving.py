@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext
 from tilewright.schedule.nest import Nest
@@ -20,15 +21,47 @@ _LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut
 _RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their way at a time
 _WHOLE_LINES = 0.2  # of it for runs of whole lines: buffers of ours begin with a line, a user's may not
 
+
 def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
     width = context.target.main.transaction
     if not tensor.rank:
         return width
     size = box_elements(box) * tensor.dtype.bytes
-    innermost = context.layout(tensor).order[-1].axis
-    run = np.maximum(box[innermost].size, 1) * tensor.dtype.bytes
+    run = np.maximum(_run(tensor, box, context)[0], 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
+
+
+def _run(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
+    """Elements of a box that are one contiguous run of storage, and whether the whole box is."""
+    run: Size = 1
+    goes_on: Size = True
+    for part in reversed(context.layout(tensor).order):
+        along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
+        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
+        goes_on = np.logical_and(goes_on, along >= extent)
+    return run, goes_on
+
+
+def accessed(nest: Nest, tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """The most bytes that a nest can read of a tensor on a box of its own: every read at every point, runs in whole
+    transactions. Rows that are rolled or shuffled, or two halves of one axis, span far more than is read of them."""
+    width = context.target.main.transaction
+    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
+    sizes.update({a: part.size for a, part in zip(nest.axes, box, strict=True)})
+    if not tensor.rank:
+        return width
+    innermost = context.layout(tensor).order[-1].axis
+    total: Size = 0
+    for axes, runs in nest.paths[tensor]:
+        count: Size = tensor.dtype.bytes
+        for axis in axes:
+            count = count * sizes.get(axis, 1)
+        along = runs[innermost]
+        run = np.maximum(sizes.get(along, 1) if along is not None else 1, 1) * tensor.dtype.bytes
+        moved = count * (-(-run // width) * width) / run
+        total = np.maximum(total, moved) if tensor in nest.alternatives else total + moved
+    return total
 
 
 def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) -> Size:

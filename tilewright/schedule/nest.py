@@ -25,7 +25,7 @@ from tilewright.ir.expr import (
     var,
     walk,
 )
-from tilewright.ir.simplify import simplify
+from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.outline import Outline, outline
 from tilewright.schedule.written_out import positions, written_out
@@ -101,6 +101,31 @@ class Nest:
         """Tensors read at places that are data, and the reads."""
         found = {n.source: [m for m in self._loads if m.source is n.source] for n in self._loads if _is_looked_up(n)}
         return {t: nodes for t, nodes in found.items() if all(_is_looked_up(n) for n in nodes)}
+
+    @cached_property
+    def alternatives(self) -> frozenset[Tensor]:
+        """Tensors of which one read or another is made, as a condition says, and never several."""
+        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")]
+        found = {n.source: len([m for m in self._loads if m.source is n.source]) for n in self._loads}
+        several = [t for t, count in found.items() if count > 1]
+        return frozenset(
+            t for t in several
+            if all(any(m.source is t for m in loads(n.args[1])) and any(m.source is t for m in loads(n.args[2]))
+                   for n in chosen) and len(chosen) == found[t] - 1
+        )  # fmt: skip
+
+    @cached_property
+    def paths(self) -> Mapping[Tensor, Sequence[tuple[tuple[Axis, ...], tuple[Axis | None, ...]]]]:
+        """Of each read of a tensor the axes that move it, and by dimension the axis along which neighbours are one
+        apart."""
+        found: dict[Tensor, list[tuple[tuple[Axis, ...], tuple[Axis | None, ...]]]] = {}
+        for node in self._loads:
+            terms = [linear(simplify(index)).terms for index in node.indices]
+            runs = tuple(
+                next((t.axis for t, step in each.items() if isinstance(t, Var) and step == 1), None) for each in terms
+            )
+            found.setdefault(node.source, []).append((tuple(axes_of(*node.indices)), runs))
+        return found
 
     @cached_property
     def stepped(self) -> Mapping[Tensor, frozenset[int]]:

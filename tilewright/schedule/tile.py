@@ -19,9 +19,10 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.cuts import is_cut
+from tilewright.schedule.homes import byte_seconds, first_seconds, home, resting_share, stays
 from tilewright.schedule.instructions import crowding, instruction_seconds
-from tilewright.schedule.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.schedule.moving import footprint, looked_up, shared_seconds, transactions
+from tilewright.schedule.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
+from tilewright.schedule.moving import accessed, footprint, looked_up, shared_seconds, transactions
 from tilewright.schedule.nest import Nest, block_cost, data_cost, period
 from tilewright.schedule.plan import NestPlan, Sizes, StreamPlan
 from tilewright.schedule.propagate import (
@@ -38,7 +39,6 @@ from tilewright.schedule.propagate import (
 from tilewright.schedule.runs import stretch
 from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import facts_of, runs_of, scatter_cycles
-from tilewright.target import MemoryLevel
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -126,8 +126,10 @@ def predict(
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
-    traffic, far, near = _traffic(nests, boxes, context, stored, repeats)
+    traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    far = far * resting_share(tiles, context)
     held = footprint(nests, boxes, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
@@ -136,10 +138,11 @@ def predict(
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     starting = _TILE_SECONDS if context.served is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    waves = -(-tiles // target.units)
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
     evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    if context.served is None and context.weights > target.tile_level.capacity // 2:
+        seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
     seconds = seconds + _fetched_by_steps(root, context, sizes)
@@ -182,8 +185,9 @@ def _least_seconds(
         if tables and tables == [n for n in nests if tensor in n.reads()]:
             places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
             size = min(size, sum(places))
-        alone += size * _byte_seconds(tensor, context)
-    return alone / np.clip(tiles, 1, context.target.units)  # an empty result has no tiles
+        alone += size * byte_seconds(tensor, context)
+    # an empty result has no tiles
+    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -278,7 +282,10 @@ def _compute_seconds(
                 total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
         else:
             per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
-            total = total + _row_starts(nest, plan, boxes[nest]) * times * _ROW_SLOTS * wide / rate
+            slots = _ROW_SLOTS
+            if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
+                slots += 2 * fold_cycles(plan.lanes, _chains_of(plan))
+            total = total + _row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
         total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
     return total
@@ -337,25 +344,34 @@ def _scratch_seconds(
     repeats: Mapping[Nest, int], stream: Stream | None, block: int, held: Size,
 ) -> Size:  # fmt: skip
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
-    nearest = context.target.levels[1]
-    speed = np.where(held <= nearest.capacity // 2, nearest.bandwidth, context.target.tile_level.bandwidth)
-    moved: Size = 0
+    nearest, level = context.target.levels[1], context.target.tile_level
+    fits = held <= nearest.capacity // 2
+    read: Size = 0
+    written: Size = 0
     for nest in nests:
         size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
         if stream is not None and nest in stream.reducers:
-            moved = moved + 3 * size * -(-stream.extent // block)
+            read = read + 2 * size * -(-stream.extent // block)
+            written = written + size * -(-stream.extent // block)
         elif nest.tensor not in stored:
-            moved = moved + 2 * size * repeats.get(nest, 1)
-    return moved / speed
+            read = read + size * repeats.get(nest, 1)
+            written = written + size * repeats.get(nest, 1)
+    return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
+                    read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
 def _point_cost(nest: Nest, plan: NestPlan) -> float:
     """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
     if nest.monoid is None:
         return 0.0
-    chains = max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
+    chains = _chains_of(plan)
     operations = data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements))
     return max(2.0, _CHAINED / chains, operations)
+
+
+def _chains_of(plan: NestPlan) -> int:
+    """Vectors side by side along the vector axis."""
+    return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
 
 
 def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
@@ -369,14 +385,15 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
 
 
 def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
-    """What a transpose costs, a map that only moves elements: vectors are read or stored lane by lane, or turned in
-    registers."""
-    if plan.vector is None or nest.monoid is not None or not all(isinstance(v, Load) for v in nest.values):
+    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
+    registers. Of other maps, what they store."""
+    if plan.vector is None or nest.monoid is not None:
         return 0.0
+    only_moves = all(isinstance(v, Load) for v in nest.values)
     if len(plan.register) > 1:
-        return log2(plan.lanes)
+        return log2(plan.lanes) if only_moves else 0.0
     vector = nest.named(plan.vector)
-    strides = [stride(node, vector, context) for node in loads(*nest.values)]
+    strides = [stride(node, vector, context) for node in loads(*nest.values)] if only_moves else []
     place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     strides.append(place.terms.get(var(vector), 0))
     apart = sum(step not in (0, 1) for step in strides)
@@ -403,7 +420,7 @@ def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
 
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, int],
+    repeats: Mapping[Nest, int], waves: Numbers,
 ) -> tuple[Size, Size, Size]:  # fmt: skip
     """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
     total: Size = 0
@@ -411,13 +428,14 @@ def _traffic(
     near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
+    written: dict[Tensor, Size] = {}
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
             counted.update(n.source for n in loads(*nest.elements))
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
-            moved = transactions(tensor, box, context)
+            moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
             moved = moved * repeats.get(nest, 1)
@@ -427,7 +445,7 @@ def _traffic(
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                seen[tensor] = 2 * transactions(tensor, boxes[nest], context)
+                written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
         total = total + moved
@@ -437,31 +455,14 @@ def _traffic(
             if tensor not in counted:
                 near = near + moved * served.level / context.target.tile_level.bandwidth
             continue
-        home = _home(tensor, context)
-        if home is not context.target.tile_level:
-            far = far + moved / home.bandwidth
-        elif tensor not in counted or tensor in inside:
-            near = near + moved / home.bandwidth
+        kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
+        beyond = moved / home(tensor, context).bandwidth
+        far = far + np.where(kept, first_seconds(tensor, moved, waves, context), beyond)
+        if tensor not in counted or tensor in inside:
+            near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
+    for tensor, moved in written.items():
+        total = total + 2 * moved  # a line is read before it is written
+        kept = stays(tensor, moved * waves, context)
+        near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
+        far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
     return total, far, near
-
-
-def _byte_seconds(tensor: Tensor, context: NestContext) -> float:
-    """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
-    if context.served is None or tensor not in context.served:
-        return 1 / _home(tensor, context).bandwidth
-    served, target = context.served[tensor], context.target
-    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
-    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
-
-
-def _home(tensor: Tensor, context: NestContext) -> MemoryLevel:
-    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
-    constant does so with all others, since they are read between two uses of it."""
-    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
-    target = context.target
-    if size <= target.tile_level.capacity // 2:
-        return target.tile_level
-    outer = target.outer
-    if tensor in context.constants:
-        size = context.weights
-    return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

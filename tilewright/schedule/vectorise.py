@@ -22,7 +22,7 @@ from tilewright.schedule.context import (
     walked_on,
 )
 from tilewright.schedule.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
-from tilewright.schedule.micro import Contraction, operands_of
+from tilewright.schedule.micro import Contraction, factors_of, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Size, extent_of
@@ -241,6 +241,7 @@ def _facts(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
         operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders),
+        factors_of(nest, vector, row),
         walked_on(nest, vector, row, context),
     )  # fmt: skip
 

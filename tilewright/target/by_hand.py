@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import OptionError
-from tilewright.target.machine import MemoryLevel, Target
+from tilewright.target.machine import MemoryLevel, Target, usual_costs
 
 SUFFIX = ".json"
 _WAY_OUT = "'tilewright devices cpu --json' prints a whole description to start from"
@@ -35,7 +35,9 @@ def from_json(text: str, where: str = "the machine description") -> Target:
     except json.JSONDecodeError as error:
         raise OptionError(f"{where} is not JSON: line {error.lineno}: {error.msg}; {_WAY_OUT}") from error
     reader = _Reader(where)
-    target = Target(**reader.record(given, "", Target, _TARGET))
+    values = reader.record(given, "", Target, _TARGET)
+    near = next((level.capacity for level in values["levels"] if level.name == "L1"), 0)
+    target = Target(**{**usual_costs(values["architecture"], near), **values})
     reader.check(target)
     return target
 
@@ -130,6 +132,13 @@ def _measured(reader: _Reader, value: Any, place: str) -> float:
     return number
 
 
+def _part(reader: _Reader, value: Any, place: str) -> float:
+    number = _number(reader, value, place, "from 0 to 1")
+    if not 0 <= number <= 1:
+        raise reader.wrong(f"the field '{place}' must be a number from 0 to 1, not {_shown(value)}")
+    return number
+
+
 def _list(reader: _Reader, value: Any, place: str) -> list[Any]:
     if not isinstance(value, list):
         raise reader.wrong(f"the field '{place}' must be a list, not {_shown(value)}")
@@ -159,5 +168,7 @@ _TARGET: dict[str, _Read] = {
     "name": _text, "kind": _kind, "architecture": _text, "units": _count, "vector_bytes": _count,
     "vector_registers": _count, "fma_rate": _rate, "levels": _levels, "kernel_cost": _rate, "warp": _count,
     "max_threads": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
-    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "barriers": _rates, "source": _text,
+    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
+    "near_ways": _count, "stream_cost": _measured, "lane_check": _measured, "foreign": _part, "cold_start": _measured,
+    "barriers": _rates, "source": _text,
 }  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.errors import OptionError
 from tilewright.target import system
 from tilewright.target.by_hand import SUFFIX, read_target
-from tilewright.target.machine import MemoryLevel, Target
+from tilewright.target.machine import MemoryLevel, Target, usual_costs
 
 _FEATURES = (
     "avx2", "fma", "avx512f", "avx512bw", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8",
@@ -80,12 +81,13 @@ def this_cpu() -> Target:
     rates += [(name, fma * times) for name, (feature, times) in _INSTRUCTIONS.items() if feature in flags]
     if "avx_vnni" in flags and "avx512_vnni" not in flags:
         rates.append(("vnni_int8", fma * 4))
-    return Target(
-        "cpu", "cpu", architecture, len(usable), vector_bytes, registers, fma,
-        _cpu_levels(vector_bytes, registers, system.data_caches(usable)), 0.5e-6,
+    levels = _cpu_levels(vector_bytes, registers, system.data_caches(usable))
+    plain = Target(
+        "cpu", "cpu", architecture, len(usable), vector_bytes, registers, fma, levels, 0.5e-6,
         lane_multiply=architecture == "aarch64", features=tuple(f for f in _FEATURES if f in flags),
         rates=tuple(rates),
     )  # fmt: skip
+    return replace(plain, **usual_costs(architecture, levels[1].capacity))
 
 
 def why_not_here(target: Target) -> str | None:

@@ -23,6 +23,23 @@ class MemoryLevel:
     write: float = 0.0  # bytes written a second by one unit, all units busy; 0: not measured
     latency: float = 0.0  # seconds from a read to the next that depends on it; 0: not measured
 
+    @property
+    def writing(self) -> float:
+        return self.write or self.bandwidth
+
+
+def usual_costs(architecture: str, near_capacity: int) -> dict[str, Any]:
+    """Fields of a Target that are not measured yet, as processors of an architecture usually are.
+
+    Arm loads into a lane; x86 loads and inserts, all inserts through one port: 0.9 cycles a lane with registers to
+    spare, 1.7 without, in the code of gcc 12 for AVX-512 by llvm-mca, where two reads a cycle are the measure. On x86
+    a way of the first cache is a page, on Arm four ways are usual. A Neoverse N1's prefetcher loses rows a few lines
+    long that take turns; on x86 it follows one stream a page, more of them than a register tile has rows.
+    """
+    if architecture != "x86_64":
+        return {}
+    return {"gathered_reads": 2.2, "near_ways": max(1, near_capacity // 4096), "stream_cost": 0.0}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -44,6 +61,12 @@ class Target:
     fma_chains: int = 8  # independent vector multiply-adds that must be under way at once to reach fma_rate
     clock: float = 0.0  # cycles a second; 0: not measured
     tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
+    gathered_reads: float = 1.5  # reads that a lane costs whose element is no neighbour of the one before
+    near_ways: int = 4  # ways of the first cache
+    stream_cost: float = 0.12  # of the time rows take from main memory, what each further row beside the first adds
+    lane_check: float = 0.8  # cycles of a lane that asks by itself which of several places it reads
+    foreign: float = 0.5  # the part of an activation that another unit wrote, where there are many
+    cold_start: float = 0.25e-6  # seconds until a kernel has its code and the first lines it reads, others having run
     barriers: tuple[tuple[str, float], ...] = ()  # of a GPU: seconds by what waits (grid, cluster, dependent launch)
     source: str = field(default=CONSTANTS, compare=False)  # where the numbers come from; the same machine all the same
 
@@ -73,35 +96,12 @@ class Target:
         """Vectors that come from the nearest cache in the time of one vector multiply-add, all units busy."""
         return self.levels[1].bandwidth / self.vector_bytes * self.lanes(4) / self.fma_rate
 
-    @property
-    def gathered_reads(self) -> float:
-        """Reads that a lane costs whose element is no neighbour of the one before.
-
-        Arm loads into a lane. x86 loads and inserts, all inserts through one port: 0.9 cycles a lane with registers to
-        spare, 1.7 without, in the code of gcc 12 for AVX-512 by llvm-mca, where two reads a cycle are the measure.
-        """
-        return 2.2 if self.architecture == "x86_64" else 1.5
-
-    @property
-    def near_ways(self) -> int:
-        """Ways of the first cache: on x86 a way is a page, on Arm four ways are usual."""
-        return max(1, self.levels[1].capacity // 4096) if self.architecture == "x86_64" else 4
-
     def lines_held(self, step: int) -> int:
         """Lines so many bytes apart that the first cache holds beside what else is read: they fall on some of its
         sets alone."""
         near = self.levels[1]
         way = near.capacity // self.near_ways
         return way // max(gcd(step, way), near.transaction) * max(1, self.near_ways * 3 // 4)
-
-    @property
-    def stream_cost(self) -> float:
-        """Of the time that rows take from main memory, what each further row read beside the first adds.
-
-        Measured on a Neoverse N1, whose prefetcher loses rows a few lines long that take turns. On x86 it follows one
-        stream a page, more of them than a register tile has rows.
-        """
-        return 0.0 if self.architecture == "x86_64" else 0.12
 
     @property
     def calls_together(self) -> int:

@@ -1,0 +1,188 @@
+"""Measured kernels as files: for each model its Program, the Plan that was measured and the time of each kernel call, to
+hold the cost model against them on any machine, without the models and without measuring.
+
+A file is JSON lines, `.xz` where it is compressed. A line without a Program and a Plan (times, roots, tiles and
+register tiles alone) needs the model itself, which is then planned anew.
+"""
+
+import json
+import lzma
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.compiler import build
+from tilewright.frontend.onnx import load
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.parse import parse_program
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.text import program_text
+from tilewright.lower.kernel import plan_nests
+from tilewright.options import Options
+from tilewright.schedule import tile as costs
+from tilewright.schedule.context import NestContext
+from tilewright.schedule.memo import Memo
+from tilewright.schedule.nest import Nest
+from tilewright.schedule.plan import KernelPlan, Plan
+from tilewright.schedule.planner import make_plan
+from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.streams import find_stream
+from tilewright.target import Target
+
+_CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a run: what it took, and its plan in the words of a file of measurements."""
+
+    number: int
+    kernel: str
+    microseconds: float
+    shown: Mapping[str, Any]  # root, tile and nests; empty where the file gives the Plan
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The calls of one model; with the Program and the Plan, where the file has them."""
+
+    model: str
+    calls: tuple[Call, ...]
+    program: str | None = None
+    plan: Plan | None = None
+
+    def to_json(self) -> str:
+        record: dict[str, Any] = {"model": self.model}
+        record["kernels"] = [
+            {"call": c.number, "kernel": c.kernel, "measured_us": c.microseconds, **c.shown} for c in self.calls
+        ]
+        if self.program is not None and self.plan is not None:
+            record |= {"program": self.program, "plan": json.loads(self.plan.to_json())}
+        return json.dumps(record, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A measured call with its prediction, and whether the planner would choose this plan today."""
+
+    model: str
+    call: Call
+    kernel: KernelPlan
+    nests: tuple[Nest, ...]
+    microseconds: float  # predicted
+    unchanged: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.call.microseconds / self.microseconds
+
+
+def read(path: Path) -> list[Measured]:
+    data = path.read_bytes()
+    text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+    return [_measured(json.loads(line)) for line in text.splitlines() if line.strip()]
+
+
+def write(path: Path, measured: Iterable[Measured]) -> None:
+    data = "".join(each.to_json() + "\n" for each in measured).encode()
+    path.write_bytes(lzma.compress(data, preset=9) if path.suffix == ".xz" else data)
+
+
+def _measured(record: Mapping[str, Any]) -> Measured:
+    calls = []
+    for each in record["kernels"]:
+        shown = {name: each[name] for name in ("root", "tile", "nests") if name in each}
+        calls.append(Call(each["call"], each["kernel"], each["measured_us"], shown))
+    plan = Plan.from_json(json.dumps(record["plan"])) if "plan" in record else None
+    return Measured(record["model"], tuple(calls), record.get("program"), plan)
+
+
+def with_program(measured: Measured, model: Path, target: Target) -> Measured:
+    """The measurements with the Program and the Plan of the model as it is planned today; calls of kernels that are
+    planned otherwise than they were measured are left out."""
+    artifact = build(load(model, {}), target, Options(stop_after="plan"))
+    assert artifact.program is not None and artifact.plan is not None
+    mine = {_key(shown(kernel)): kernel.name for kernel in artifact.plan.kernels if kernel.scan is None}
+    calls = [
+        Call(c.number, mine[_key(c.shown)], c.microseconds, {})
+        for c in measured.calls if c.shown and _key(c.shown) in mine
+    ]  # fmt: skip
+    return Measured(measured.model, tuple(calls), program_text(artifact.program), artifact.plan)
+
+
+def shown(kernel: KernelPlan) -> dict[str, Any]:
+    """What a file of measurements says of a kernel's plan."""
+    nests = [
+        {"core": n.core, "vector": n.vector, "register": dict(n.register), "order": list(n.order), "cut": dict(n.cut),
+         "instruction": n.instruction}
+        for n in kernel.nests
+    ]  # fmt: skip
+    return {"root": kernel.roots[0], "tile": dict(kernel.tile), "nests": nests}
+
+
+def _key(plan: Mapping[str, Any]) -> str:
+    return json.dumps({name: plan[name] for name in ("root", "tile", "nests")}, sort_keys=True)
+
+
+def read_program(text: str) -> Program:
+    """The Program of a file, its constants all zero: planning asks for their shapes alone."""
+    constants = {}
+    for quoted, plain, dtype, shape in _CONSTANT.findall(text):
+        sizes = tuple(int(size) for size in shape.split(",") if size.strip())
+        constants[quoted or plain] = np.broadcast_to(np.zeros((), getattr(dtypes, dtype).numpy), sizes)
+    return parse_program(text, constants)
+
+
+def predict(measured: Measured, target: Target) -> list[Predicted]:
+    """Every call that was not part of a Scan, as the cost model predicts the plan it was measured with."""
+    if measured.program is None or measured.plan is None:
+        raise ValueError(f"{measured.model}: neither Program nor Plan are known")
+    program = read_program(measured.program)
+    context = _context(program, measured.plan, target)
+    today = {_key(shown(k)) for k in make_plan(program, target, measured.plan.schedule).kernels}
+    computes = all_computes(program)
+    kernels = {k.name: k for k in measured.plan.kernels if k.scan is None}
+    found: dict[str, Predicted] = {}
+    result = []
+    for call in measured.calls:
+        if call.kernel not in kernels:
+            continue
+        if call.kernel not in found:
+            kernel = kernels[call.kernel]
+            nests = plan_nests(kernel, computes)
+            seconds = _seconds(kernel, nests, context)
+            found[call.kernel] = Predicted(
+                measured.model, call, kernel, tuple(nests), seconds * 1e6, _key(shown(kernel)) in today
+            )
+        known = found[call.kernel]
+        result.append(Predicted(known.model, call, known.kernel, known.nests, known.microseconds, known.unchanged))
+    return result
+
+
+def _context(program: Program, plan: Plan, target: Target) -> NestContext:
+    tensors: Sequence[Tensor] = [*program.constants, *program.inputs, *(t for c in program.computes for t in c.outputs)]
+    by_name = {t.name: t for t in tensors}
+    layouts = dict(program.layouts)
+    layouts.update({by_name[name]: layout for name, layout in plan.layouts if name in by_name})
+    return NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
+                       frozenset(program.staged), Memo())  # fmt: skip
+
+
+def _seconds(kernel: KernelPlan, nests: Sequence[Nest], context: NestContext) -> float:
+    stored = frozenset(
+        t for nest, part in zip(nests, kernel.nests, strict=True) if part.level == context.target.main.name
+        for t in nest.stores
+    )  # fmt: skip
+    tile = dict(kernel.tile)
+    sizes = {
+        axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent)))]) for i, axis in enumerate(nests[-1].axes)
+    }
+    stream = find_stream(nests) if kernel.stream is not None else None
+    block = kernel.stream.block if kernel.stream is not None else 0
+    times = costs.predict(nests, kernel.nests, context, stored, sizes, stream, block)
+    return float(np.max(times.seconds))
