@@ -44,7 +44,8 @@ def panel_read(nest: Nest, plan: NestPlan, context: NestContext) -> Load | None:
 def asked_ahead(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: NestContext) -> Size:
     """Elements of the next panel to ask for in every step of the sum, so that all blocks of rows together ask for all
     of it; 0 where it does not pay."""
-    if panel_read(nest, plan, context) is None:
+    read = panel_read(nest, plan, context)
+    if read is None:
         return 0
     facts = facts_of(nest, plan, context)
     if facts.row is None or facts.vector is None:
@@ -54,12 +55,15 @@ def asked_ahead(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: 
     width, rows = register[names[facts.vector]], register[names[facts.row]]
     height, times = blocks_along(facts, facts.row, tile)
     columns, groups = blocks_along(facts, facts.vector, tile)
-    plain: Size = prod((tile[a] for a in facts.plain), start=times * groups)
+    # the same panels come again in the turns of other loops, and are near by then
+    again: Size = prod((tile[a] for a in facts.plain if a not in read.axes), start=times * groups)
+    for axis in nest.axes:  # and so in the tiles of the same columns that follow the first
+        again = again * (1 if axis in read.axes else -(-extent_of(axis.extent) // (tile[axis] * context.target.units)))
     blocks = height // rows
     target = context.target
     far = (target.outer or target.main).bandwidth
     share = facts.nest.tensor.dtype.bytes * target.fma_rate / (far * np.maximum(height, 1))
-    pays = (blocks > 1) & (blocks <= width) & (columns > width) & (plain == 1) & (share >= _WORTH)
+    pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= _WORTH)
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
 
 
@@ -72,7 +76,6 @@ def asked_seconds(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context
     size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
     if size <= context.target.tile_level.capacity // 2:
         return 0.0
-    vector = nest.named(plan.vector or "")
-    part = size * tile[vector] / extent_of(vector.extent)
+    part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
     far = (context.target.outer or context.target.main).bandwidth
     return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)
