@@ -102,7 +102,17 @@ def _turned(
 ) -> tuple[Stmt, ...]:
     whole, rest = divmod(extent_of(rows.extent), lanes)
     full = _squares(stores, reads, block, rows, (0, whole, lanes), lanes, fresh) if whole else ()
-    return (*full, *(_squares(stores, reads, block, rows, (whole, 1, rest), lanes, fresh) if rest else ()))
+    if not rest:
+        return full
+    if 2 * rest > lanes:
+        return (*full, *_squares(stores, reads, block, rows, (whole, 1, rest), lanes, fresh))
+    assert block.lane is not None
+    left = Axis(rows.name, rest)
+    moved = {rows: var(left) + whole * lanes}
+    single = [Store(s.buffer, tuple(simplify(substitute(i, moved)) for i in s.indices), substitute(s.value, moved))
+              for s in stores]  # fmt: skip
+    others = [a for a in block.unrolled if a is not rows]
+    return (*full, *unrolled([*others, left], (For(block.lane, ForKind.VECTOR, tuple(single)),)))
 
 
 def _squares(
