@@ -26,7 +26,7 @@ from tilewright.intrinsics.cpu_text import (
 )
 from tilewright.intrinsics.table import Intrinsic, OperandRule
 from tilewright.ir.instruct import INSTRUCTIONS, InstructionContext, Meaning
-from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, Memory
+from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE, Memory
 
 TILE_ROWS = 16
 TILE_BYTES = 64  # of a row of a tile
@@ -279,6 +279,8 @@ _ROWS = (
               dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0});"), INSTRUCTIONS[PREFETCH]),
     Intrinsic(PREFETCH_BESIDE, "thread", (OperandRule(_MEMORY),), 0,
               dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0}, 0, 1);"), INSTRUCTIONS[PREFETCH_BESIDE]),
+    Intrinsic(PREFETCH_TILE, "thread", (OperandRule(_MEMORY),), 0,
+              dict.fromkeys(("c", "portable"), "__builtin_prefetch({place0}, 0, 2);"), INSTRUCTIONS[PREFETCH_TILE]),
 )  # fmt: skip
 
 CPU: Mapping[str, Intrinsic] = {row.name: row for row in _ROWS}

@@ -94,7 +94,8 @@ class Operand:
 
 PREFETCH = "prefetch"  # the instruction that asks for a line of memory before it is needed
 PREFETCH_BESIDE = "prefetch_beside"  # the same into the last cache: nearer ones have what is needed now
-HINTS = frozenset({PREFETCH, PREFETCH_BESIDE})
+PREFETCH_TILE = "prefetch_tile"  # the same into the tile level, the first cache left alone
+HINTS = frozenset({PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE})
 
 
 @dataclass(frozen=True, eq=False)

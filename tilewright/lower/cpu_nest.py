@@ -31,6 +31,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
+from tilewright.lower.ahead import hints
 from tilewright.lower.blocks import Piece, Rest, pieces
 from tilewright.lower.cpu_lanes import LaneSums
 from tilewright.lower.guards import strip, worst
@@ -145,8 +146,9 @@ class CpuNest(LaneSums):
             start = simplify(extent.low + piece.base + walked * piece.size)
             before = self.backwards
             self.backwards = turned or before
+            self.turn = var(loop) if self.plan.ahead and axis is self.outer[-1] and turned is None else None
             inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
-            self.backwards = before
+            self.backwards, self.turn = before, None
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
 
@@ -200,6 +202,8 @@ class CpuNest(LaneSums):
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
         across = next((u for u, a in sources.items() if a is self.vector), None)
+        self.panel = {axis: simplify(start + piece.size) for axis, piece, start in blocked
+                      if axis is self.vector and piece.size == self.register[axis]}  # fmt: skip
         kept = next((piece.kept for axis, piece, _ in blocked if axis is self.vector), None)
         return self._reduce(block, self.nest.monoid, across, kept)
 
@@ -314,6 +318,8 @@ class CpuNest(LaneSums):
             place = var(loops[0])
         here = replace(block, env={**block.env, axis: simplify(extent.low + place)})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
+        if depth == len(self.reduction) - 1 and not unroll:
+            inner = (*self._asked(here.env, 1), *inner)
         # the last block of a streamed axis is shorter: a loop then
         written_out = unroll and static(extent.count) is not None
         return unrolled(loops, inner) if written_out else serial(loops, inner)
@@ -334,7 +340,7 @@ class CpuNest(LaneSums):
         rows = [n for n in loads(*right) if n not in guarded and self._is_row(n, inner, block)]
         if not rows or static(full) == 0:
             return None
-        body: list[Stmt] = []
+        body: list[Stmt] = list(self._asked({**block.env, axis: simplify(extent.low + place * width)}, width))
         held: dict[Expr, Expr] = {}
         buffers: list[Buffer] = []
         widened = {n.args[0]: n for n in walk(*right) if is_op(n, "cast") and n.args[0] in rows}
@@ -363,6 +369,21 @@ class CpuNest(LaneSums):
             kind = ForKind.UNROLL if short else ForKind.SERIAL
             result.append(For(tail, kind, block.around(*self._update(monoid, states, block.index, last))))
         return tuple(result)
+
+    def _asked(self, env: dict[Axis, Expr], steps: int) -> tuple[Stmt, ...]:
+        """What so many steps of the sum ask for of the next panel of weights, from the place of the first of them on."""
+        if self.turn is None or not self.panel:
+            return ()
+        row = self.outer[-1]
+        weights = [n for n in loads(*self.nest.elements) if self.vector in axes_of(n) and row not in axes_of(n)]
+        step = self.turn
+        begin = dict(self.panel)
+        for axis in self.reduction:
+            extent = self.ranges[axis]
+            step = step * trip_count(extent.count) + (env[axis] - extent.low)
+            begin[axis] = extent.low
+        begin.update((a, v) for a, v in env.items() if a not in begin)
+        return hints(weights[0], begin, step, self.plan.ahead, steps, self.access)
 
     def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:
         """A read that is the same on all lanes and contiguous along the reduction."""

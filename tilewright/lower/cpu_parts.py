@@ -63,6 +63,8 @@ class NestParts:
         self.turned = _turned_axis(nest, self.vector, self.register)
         whole_rows = self.turned is None and self.vector is not None and self.outer[-1:] == [self.vector]
         self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
+        self.panel: dict[Axis, Expr] = {}  # where the next panel of weights begins
+        self.turn: Expr | None = None  # the number of the block of rows inside this panel
         self.group: Group | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]

@@ -18,6 +18,7 @@ from tilewright.lower.register_block import Block
 from tilewright.schedule.propagate import extent_of
 
 _TURNED = ("float32", "int32", "uint32")  # what the shuffles of a square are written for
+_WIDE = 8  # lanes of the vectors that have masked moves: a part of a square is turned like the whole
 _MOST_WAYS = 4  # conditions that blocks are written out for
 
 
@@ -26,7 +27,10 @@ def turned_stores(
 ) -> tuple[Stmt, ...]:
     """The stores of a block; reads contiguous along its unrolled axis `rows`, but not along its lanes, are turned."""
     lane = block.lane
-    if lane is None or lane.extent != lanes or extent_of(rows.extent) % lanes:
+    wide = lanes >= _WIDE
+    if lane is None or (lane.extent != lanes and not wide) or (extent_of(rows.extent) % lanes and not wide):
+        return block.around(*stores)
+    if extent_of(lane.extent) * 2 <= lanes:
         return block.around(*stores)
     values = [s.value for s in stores]
     reads = _rows(values, lane, rows)
@@ -96,19 +100,41 @@ def _is_along(store: Store, rows: Axis, lane: Axis) -> bool:
 def _turned(
     stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str]
 ) -> tuple[Stmt, ...]:
+    whole, rest = divmod(extent_of(rows.extent), lanes)
+    full = _squares(stores, reads, block, rows, (0, whole, lanes), lanes, fresh) if whole else ()
+    if not rest:
+        return full
+    if 2 * rest > lanes:
+        return (*full, *_squares(stores, reads, block, rows, (whole, 1, rest), lanes, fresh))
     assert block.lane is not None
-    square, column = Axis(f"{rows.name}_square", extent_of(rows.extent) // lanes), Axis(f"{rows.name}_column", lanes)
-    row, along = Axis(f"{block.lane.name}_row", lanes), Axis(f"{rows.name}_lane", lanes)
+    left = Axis(rows.name, rest)
+    moved = {rows: var(left) + whole * lanes}
+    single = [Store(s.buffer, tuple(simplify(substitute(i, moved)) for i in s.indices), substitute(s.value, moved))
+              for s in stores]  # fmt: skip
+    others = [a for a in block.unrolled if a is not rows]
+    return (*full, *unrolled([*others, left], (For(block.lane, ForKind.VECTOR, tuple(single)),)))
+
+
+def _squares(
+    stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, part: tuple[int, int, int], lanes: int,
+    fresh: Callable[[str], str],
+) -> tuple[Stmt, ...]:  # fmt: skip
+    """Squares from the first on, so many of them, with so many columns that are used; rows are as many as lanes."""
+    assert block.lane is not None
+    first, count, columns = part
+    number, column = Axis(f"{rows.name}_square", count), Axis(f"{rows.name}_column", columns)
+    row, along = Axis(f"{block.lane.name}_row", extent_of(block.lane.extent)), Axis(f"{rows.name}_lane", columns)
+    square = var(number) + first
     squares = [Buffer(fresh("square"), (lanes, lanes), n.dtype, Memory.REGISTER) for n in reads]
     body: list[Stmt] = []
     for node, buffer in zip(reads, squares, strict=True):
-        value = substitute(node, {block.lane: var(row), rows: var(square) * lanes + var(along)})
+        value = substitute(node, {block.lane: var(row), rows: square * lanes + var(along)})
         fill = For(along, ForKind.VECTOR, (Store(buffer, (var(row), var(along)), value),))
         body.append(For(row, ForKind.UNROLL, (fill,)))
     held: dict[Expr, Expr] = {
         n: load(b, (var(block.lane), var(column))) for n, b in zip(reads, squares, strict=True)
     }
-    place = {rows: var(square) * lanes + var(column)}
+    place = {rows: square * lanes + var(column)}
     turned = [
         Store(s.buffer, tuple(substitute(i, place) for i in s.indices), substitute(replace_nodes(s.value, held), place))
         for s in stores
@@ -117,7 +143,7 @@ def _turned(
     result: tuple[Stmt, ...] = tuple(body)
     for buffer in squares:
         result = (Alloc(buffer, result),)
-    for axis in (square, *(a for a in reversed(block.unrolled) if a is not rows)):
+    for axis in (number, *(a for a in reversed(block.unrolled) if a is not rows)):
         result = (For(axis, ForKind.UNROLL, result),)
     return result
 

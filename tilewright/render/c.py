@@ -28,7 +28,7 @@ from tilewright.ir.loops import (
     Store,
 )
 from tilewright.ir.simplify import simplify
-from tilewright.render import c_bytes, c_convert, c_math, c_transpose
+from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
 from tilewright.render.c_chains import RegisterCall, calls_together
 from tilewright.render.c_expressions import CExpressions
@@ -93,6 +93,11 @@ class CKernel(CExpressions):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
         out.extend(map(c_convert.text, conversions))
+        for dtype, lanes in sorted(self.used_parts, key=lambda p: (p[0].name, p[1])):
+            out.append(c_part.functions(element_type(dtype), vector_name(dtype, lanes), lanes))
+        for dtype, whole, lanes, start in sorted(self.used_slices, key=lambda s: (s[0].name, *s[1:])):
+            declare(dtype, whole)
+            out.append(c_part.slice_function(vector_name(dtype, whole), vector_name(dtype, lanes), lanes, start))
         for dtype, lanes in sorted(self.used_squares, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
@@ -304,6 +309,10 @@ class CKernel(CExpressions):
             places = self.lane_offsets(offset, stride, 1 if contiguous else self.count)
             if contiguous:
                 self.emit(f"*({kind}u *)({name} + {places[0]}) = {whole};")
+                return
+            if stride == 1 and self.count > 2 and c_part.is_maskable(stmt.buffer.dtype, lanes):
+                self.used_parts.add((stmt.buffer.dtype, lanes))
+                self.emit(f"tw_keep_{kind}({name} + {places[0]}, {whole}, {self.count});")
                 return
             self.emit(f"{{ {kind} lanes = {whole};")
             for i, at in enumerate(places):

@@ -21,7 +21,7 @@ from tilewright.ir.loops import (
     statements,
 )
 from tilewright.ir.simplify import Linear, linear, simplify
-from tilewright.render import c_bytes, c_convert, c_math, c_transpose
+from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -60,6 +60,8 @@ class CExpressions:
         self.used_conversions: set[c_convert.Conversion] = set()
         self.used_squares: set[tuple[DType, int]] = set()
         self.used_packings: set[c_bytes.Packing] = set()
+        self.used_parts: set[tuple[DType, int]] = set()
+        self.used_slices: set[tuple[DType, int, int, int]] = set()  # lanes of a vector, of its part, and from which on
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
@@ -381,6 +383,10 @@ class CExpressions:
             # a part of a longer vector, which compilers know by its places
             start = linear(node.indices[-1]).constant
             self.used_vectors.add((node.dtype, lanes))
+            whole = self.lane_buffers.get(node.source, 0)
+            if whole > lanes == self.count:
+                self.used_slices.add((node.dtype, whole, lanes, start))
+                return f"{c_part.slice_name(vector_name(node.dtype, whole), lanes, start)}({name})"
             parts = ", ".join(f"{name}[{start + i}]" for i in range(self.count))
             return f"(({vector_name(node.dtype, lanes)}){{{parts}}})"
         if node.dtype.kind == "b":
@@ -396,8 +402,25 @@ class CExpressions:
             first, *_, second = self.lane_offsets(offset, 2, lanes // 2 + 1)
             halves = (f"*(const {kind}u *)({node.source.name} + {at})" for at in (first, second))
             return f"tw_even_{kind}({', '.join(halves)})"
+        if stride in (1, 2) and self.count > 2 and c_part.is_maskable(node.dtype, lanes):
+            return self.part(node, offset, stride, lanes)
         reads = [f"{node.source.name}[{at}]{self.bits(node)}" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
+
+    def part(self, node: Load, offset: Linear, stride: int, lanes: int) -> str:
+        """Neighbours, or every other element, of what memory holds up to the last one that is used."""
+        kind, reach = vector_name(node.dtype, lanes), (self.count - 1) * stride + 1
+        self.used_parts.add((node.dtype, lanes))
+        texts = []
+        for start in range(0, reach, lanes):
+            at = self.lane_offsets(Linear(offset.terms, offset.constant + start), stride, 1)[0]
+            place = f"{node.source.name} + {at}"
+            held = min(lanes, reach - start)
+            texts.append(f"tw_first_{kind}({place}, {held})" if held < lanes else f"*(const {kind}u *)({place})")
+        if stride == 1:
+            return texts[0]
+        self.used_squares.add((node.dtype, lanes))
+        return f"tw_even_{kind}({', '.join(texts if len(texts) == 2 else (*texts, f'({kind}){{}}'))})"
 
     def column(self, node: Load, lanes: int) -> str:
         """A column of a square of vectors: lane i is from row i."""

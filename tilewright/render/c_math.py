@@ -288,7 +288,7 @@ static inline $V tw_rsqrt_$V($V x) { return 1.0f / tw_sqrt_$V(x); }
 }  # fmt: skip
 
 # NaN where either operand is. Compilers find no instruction in any spelling of this: Arm's does it all, x86's gives the
-# second operand where one is NaN.
+# second operand where one is NaN, so that the first has to be asked: the new one, since the other is a chain of them.
 _TEXT |= {
     name: (("select",), f"""
 static inline $V tw_{name}_$V($V a, $V b) {{
@@ -297,13 +297,15 @@ static inline $V tw_{name}_$V($V a, $V b) {{
     __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
     return y;
 #elif defined(__AVX512F__) && $W == 16
-    $V y;
-    __asm__("v{name}ps %2, %1, %0" : "=v"(y) : "v"(a), "v"(b));
-    return tw_select_$V(a != a, a, y);
+    $V y = b;
+    uint16_t number;
+    __asm__("vcmpps $$7, %1, %1, %0" : "=Yk"(number) : "v"(b));
+    __asm__("v{name}ps %1, %2, %0%{{%3%}}" : "+v"(y) : "v"(a), "v"(b), "Yk"(number));
+    return y;
 #elif defined(__AVX__) && ($W == 8 || $W == 4)
     $V y;
-    __asm__("v{name}ps %2, %1, %0" : "=x"(y) : "x"(a), "x"(b));
-    return tw_select_$V(a != a, a, y);
+    __asm__("v{name}ps %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));
+    return tw_select_$V(b != b, b, y);
 #else
     return tw_select_$V((a {sign} b) | (a != a), a, b);
 #endif

@@ -56,6 +56,12 @@ _EXTREMES = "".join(
 #if defined(__aarch64__)
     __asm__("f{name} %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX__)
+    float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
+    __asm__("v{name}ss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));
+    __asm__("vcmpunordss %1, %1, %0" : "=x"(absent) : "x"(b));
+    __asm__("vblendvps %2, %1, %0, %0" : "+x"(y) : "x"(b), "x"(absent));
+    return y;
 #else
     return tw_{name}(a, b);
 #endif

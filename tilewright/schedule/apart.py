@@ -36,7 +36,9 @@ def views_apart(computes: Sequence[Compute], context: NestContext) -> frozenset[
     if context.target.kind != "cpu":
         return frozenset()
     views = {c.output: c for c in computes if isinstance(c, Map) and isinstance(c.value, Load)}
-    found: dict[Tensor, None] = {}
+    summed = {c.outputs[0] for c in computes if isinstance(c, Reduce)}
+    # a result that is brought into another order: stored by the sum itself, it would be stored lane by lane
+    found = {t: None for t, c in views.items() if _is_turned(c, summed, context)}
     for compute in computes:
         if not isinstance(compute, Reduce) or compute.monoid.operator != "add" or len(compute.elements) != 1:
             continue
@@ -54,6 +56,14 @@ def views_apart(computes: Sequence[Compute], context: NestContext) -> frozenset[
             if pays:
                 found[read.source] = None
     return frozenset(found)
+
+
+def _is_turned(view: Map, summed: set[Tensor], context: NestContext) -> bool:
+    assert isinstance(view.value, Load)
+    source = view.value.source
+    if source not in summed or view.value.indices != tuple(var(a) for a in view.axes) or not view.axes:
+        return False
+    return context.layout(source).order[-1].axis != context.layout(view.output).order[-1].axis
 
 
 def _holds_columns(compute: Reduce, read: Load) -> bool:

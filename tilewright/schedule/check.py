@@ -101,6 +101,8 @@ def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"nest '{nest.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in nest.unroll:
         _check_axis(axis, "r", reductions, "unroll")
+    if nest.ahead and (nest.vector is None or nest.vector[0] == "r" or len(nest.register) != 2 or nest.ahead < 0):
+        raise ValueError(f"nest '{nest.tensor}': panels are asked for by blocks of rows whose vector is an output axis")
 
 
 def _check_instruction(nest: NestPlan, core: Map | Reduce) -> None:

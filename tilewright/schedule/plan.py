@@ -32,6 +32,7 @@ class NestPlan:
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
+    ahead: int = 0  # elements of the next panel of weights asked for in every step of the sum
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
     split: int = 1  # GPU: threads that share one reduction
@@ -135,6 +136,7 @@ def _kernel_lines(kernel: KernelPlan) -> list[str]:
                      f"{f' but at step {nest.idle}' if nest.idle is not None else ''}"
                      f"{' by ' + nest.instruction if nest.instruction else ''}"
                      f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
+                     f"{f' {nest.ahead} ahead' if nest.ahead else ''}"
                      f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
     for edge in kernel.edges:
         lines.append(f"  edge {edge.tensor}: {edge.mode} at {edge.level}")

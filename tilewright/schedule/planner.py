@@ -9,6 +9,7 @@ from typing import TypeVar
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.ahead import asked_ahead
 from tilewright.schedule.apart import views_apart
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.context import NestContext
@@ -169,6 +170,11 @@ def _kernel(
         replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name)
         for n in group.nests
     )
+    if part.scan is None and choice_of(group).stream is None:
+        root, sizes = group.nests[-1], dict(choice_of(group).tile)
+        tile = {a: sizes.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
+        ahead = int(asked_ahead(root, plans[root], tile, connector.context))
+        nest_plans = (*nest_plans[:-1], replace(nest_plans[-1], ahead=ahead))
     edges = [
         EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored
     ]

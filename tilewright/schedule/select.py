@@ -6,8 +6,11 @@ First reads from main memory are not the same for all: passes and the order of t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
+from tilewright.schedule.panels import constant_layouts
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.tile import choose_tile
 from tilewright.schedule.vectorise import candidate_plans, plan_nest
@@ -37,5 +40,7 @@ def select_plan(nest: Nest, context: NestContext) -> NestPlan:
 
 
 def _seconds(nest: Nest, plan: NestPlan, context: NestContext) -> float:
-    choice = choose_tile([nest], [plan], context, frozenset(nest.stores))
+    packed = constant_layouts(nest, plan, context)  # as the plan will read them
+    lying = replace(context, layout=lambda t: packed.get(t) or context.layout(t))
+    choice = choose_tile([nest], [plan], lying, frozenset(nest.stores))
     return float("inf") if choice is None else choice.seconds

@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.schedule.ahead import asked_seconds
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.homes import byte_seconds, first_seconds, home, resting_share, stays
@@ -42,6 +43,7 @@ from tilewright.schedule.vectorise import facts_of, runs_of, scatter_cycles
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
+_ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
@@ -136,6 +138,9 @@ def predict(
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    if context.served is None and stream is None:
+        hidden = asked_seconds(root, plans[-1], sizes, context)
+        exposed = exposed - (_FAR_EXPOSED - _ASKED_EXPOSED) * np.minimum(compute, hidden)
     starting = _TILE_SECONDS if context.served is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
     shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)

@@ -12,6 +12,8 @@ from tilewright.schedule.propagate import extent_of
 _TURNED = ("float32", "int32", "uint32")  # what fills the lanes of a vector of 32-bit elements
 _LINE = 16  # such elements of a cache line: stored whole
 
+_WIDE = 8  # lanes of the vectors that have masked moves
+
 Stride = Callable[[Load, Axis], int | None]
 
 
@@ -19,14 +21,16 @@ def turned_axis(nest: Nest, vector: Axis | None, lanes: int, stride: Stride) -> 
     """The axis along which reads are contiguous that the vector axis finds scattered; None where there is none."""
     if nest.monoid is not None or nest.written_out or vector not in nest.axes or vector is None or lanes < 2:
         return None
-    if extent_of(vector.extent) < lanes or any(t.dtype.name not in _TURNED for t in nest.stores):
+    # of a wide vector a part moves as well as the whole, and the lanes are those that hold the extent
+    least = lanes if lanes < _WIDE else lanes // 2 + 1
+    if extent_of(vector.extent) < least or any(t.dtype.name not in _TURNED for t in nest.stores):
         return None
     found: Counter[Axis] = Counter()
     for node in loads(*nest.values):
         if node.dtype.name not in _TURNED or stride(node, vector) in (0, 1):
             continue
         found.update(
-            a for a in nest.axes if a is not vector and extent_of(a.extent) >= lanes and stride(node, a) == 1
+            a for a in nest.axes if a is not vector and extent_of(a.extent) >= least and stride(node, a) == 1
         )
     return found.most_common(1)[0][0] if found else None
 

@@ -73,7 +73,7 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
     inner: dict[Tensor, int] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
-            axis = _owned_axis(compute, program)
+            axis = owned_axis(compute, program)
             if axis is not None and not _fills_rows_better(compute, program, target):
                 inner[compute.outputs[0]] = axis
     for _ in range(2):
@@ -86,7 +86,7 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
     return inner
 
 
-def _owned_axis(compute: Reduce, program: Program) -> int | None:
+def owned_axis(compute: Reduce, program: Program) -> int | None:
     """The output axis that indexes a constant operand of a contraction, the longest one."""
     best: tuple[int, int] | None = None
     if len(loads(*compute.elements)) < 2:
@@ -126,7 +126,7 @@ def runs_along_rows(compute: Reduce, read: Load, outputs: float, target: Target)
 
 def outputs_of_a_read(compute: Reduce, program: Program) -> float:
     """Outputs along the weights' own axis that share each read of an activation."""
-    owned = _owned_axis(compute, program)
+    owned = owned_axis(compute, program)
     if owned is None:
         return 1.0
     if is_depthwise(compute, program):
@@ -136,7 +136,7 @@ def outputs_of_a_read(compute: Reduce, program: Program) -> float:
 
 def is_depthwise(compute: Reduce, program: Program) -> bool:
     """Whether every output along the weights' own axis reads a channel of its own."""
-    owned = _owned_axis(compute, program)
+    owned = owned_axis(compute, program)
     return owned is not None and all(var(compute.axes[owned]) in n.indices for n in loads(*compute.elements))
 
 

@@ -42,7 +42,7 @@ from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
-from tilewright.transform.layout import is_depthwise, outputs_of_a_read, runs_along_rows
+from tilewright.transform.layout import is_depthwise, outputs_of_a_read, owned_axis, runs_along_rows
 
 _PIPES = 2  # vector multiply-adds a cycle
 _COPY_CYCLES = 1.0  # an element of a copy that turns, a square of registers at a time
@@ -84,23 +84,28 @@ class _Dimension:
 
 @dataclass(frozen=True)
 class _Way:
-    """A sum as it may be computed: from a copy or without one."""
+    """A sum as it may be computed: from a copy or without one, in the order of the result or in one of its own."""
 
     compute: Reduce
     copy: Map | None
     constants: dict[Tensor, np.ndarray]
     layouts: dict[Tensor, Layout]
+    result: Map | None = None  # that brings what the sum stores into the order of the result
 
     def alone(self) -> Program:
         """A Program of nothing else. It keeps the constants of all others: that they are read in between decides where
         its own come from."""
-        computes = (self.compute,) if self.copy is None else (self.copy, self.compute)
+        computes = self.computes
         made = {t for c in computes for t in c.outputs}
         read = dict.fromkeys(t for c in computes for t in reads(c))
         inputs = tuple(t for t in read if t not in made and t not in self.constants)
         layouts = {t: layout for t, layout in self.layouts.items() if t in made}
         copies = () if self.copy is None else (self.copy.output,)
-        return Program(inputs, self.compute.outputs, computes, self.constants, layouts, staged=copies)
+        return Program(inputs, computes[-1].outputs, computes, self.constants, layouts, staged=copies)
+
+    @property
+    def computes(self) -> tuple[Map | Reduce, ...]:
+        return tuple(c for c in (self.copy, self.compute, self.result) if c is not None)
 
 
 def stage_operands(
@@ -117,6 +122,7 @@ def stage_operands(
     staged: list[Tensor] = []
     constants, layouts = dict(program.constants), dict(program.layouts)
     computes: list[Compute] = []
+    results: dict[Reduce, Map] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
             for found in _candidates(compute, program):
@@ -132,7 +138,11 @@ def stage_operands(
                     taken.add(way.copy.output.name)
                     computes.append(way.copy)
                     staged.append(way.copy.output)
+                if way.result is not None:
+                    results[compute] = way.result
         computes.append(compute)
+        if isinstance(compute, Reduce) and compute in results:
+            computes.append(results[compute])
     staging = replace(program, computes=tuple(computes), constants=constants, layouts=layouts)
     return without_dead(replace(staging, staged=(*program.staged, *staged)))
 
@@ -259,8 +269,13 @@ def _chosen(
     constants, layouts = dict(plain.constants), dict(plain.layouts)
     turned = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
     usual = turned if pays else plain
-    if predict is None or not _may_keep_order(copy, reader, program):
+    if predict is None:
         return usual
+    if not _may_keep_order(copy, reader, program):
+        both = _turned_result(turned, program)
+        if both is None:
+            return usual
+        return both if predict(both.alone()) < _ORDER_GAIN * predict(usual.alone()) else usual
     order = {**plain.layouts, copy.output: Layout.natural(copy.output.rank)}
     kept = _Way(reader, copy, plain.constants, order)
     others: tuple[_Way, ...] = ()
@@ -272,12 +287,39 @@ def _chosen(
         others = (kept, plain) if alone else (kept,)
     elif found.conditions and found.read.dtype.bytes > 1:
         others = (kept, turned)
+    both = _turned_result(turned, program)
+    others = others if both is None else (*others, both)
     best, seconds = usual, predict(usual.alone()) if others else 0.0
     for way in others:
         promised = predict(way.alone())
         if promised < _ORDER_GAIN * seconds:
             best, seconds = way, promised
     return best
+
+
+def _turned_result(turned: _Way, program: Program) -> _Way | None:
+    """The sum of a turned copy with its result turned as well, and brought into the order of the model's output at the
+    end: vectors along channels are full however short the rows of an image are."""
+    (output,) = turned.compute.outputs
+    if turned.copy is None or output not in program.outputs or output.rank < 2 or output in program.layouts:
+        return None
+    if not all(n.source in program.inputs for n in loads(turned.copy.value)):
+        return None
+    owned = owned_axis(turned.compute, replace(program, constants=turned.constants))
+    if owned is None or owned == output.rank - 1 or any(static(e) is None for e in output.shape):
+        return None
+    inner = Tensor(f"{output.name}_turned", output.shape, output.dtype)
+    axes = tuple(Axis(f"t{d}", e) for d, e in enumerate(output.shape))
+    result = Map(output, axes, load(inner, [var(a) for a in axes]), turned.compute.origin)
+    order = Layout.permuted((*(d for d in range(output.rank) if d != owned), owned))
+    layouts = {**turned.layouts, inner: order}
+    read = next(n for n in loads(*turned.compute.elements) if n.source is turned.copy.output)
+    along = [d for d, i in enumerate(read.indices) if i is var(turned.compute.axes[owned])]
+    if along and turned.copy.output not in layouts:  # nothing is shared: panels would be copied for nothing
+        rank = read.source.rank
+        layouts[read.source] = Layout.permuted((*(d for d in range(rank) if d != along[0]), along[0]))
+    compute = replace(turned.compute, outputs=(inner,))
+    return replace(turned, compute=compute, result=result, layouts=layouts)
 
 
 # --- short sums
