@@ -206,24 +206,6 @@ def test_tiles_sum_a_long_reduction_in_parts(name: str, cache: Path) -> None:
     check(made, dot, pair, cache)
 
 
-@pytest.mark.parametrize("name", ["amx_bf16", "amx_int8"])
-@pytest.mark.parametrize(
-    ("shape", "rows_pass", "columns_pass"),
-    [((512, 96, 512), True, False), ((64, 64, 64), False, False), ((20, 1024, 256), False, True)],
-    ids=["tall", "small", "flat"],
-)
-def test_what_is_read_once_leaves_the_first_cache_to_the_rest(
-    name: str, shape: tuple[int, int, int], rows_pass: bool, columns_pass: bool
-) -> None:
-    dot = DOTS[name]
-    made = lowered(matmul(dot, dot.instructions[0][0], shape), target_of(dot))
-    (kernel,) = made.loops.kernels
-    taken = {}
-    for one in (s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name.startswith("tile_load")):
-        taken[one.operands[1].buffer.name] = one.name == "tile_load_passing"
-    assert (taken["p0"], taken["p1"]) == (rows_pass, columns_pass)
-
-
 @every_instruction
 def test_many_tiles(dot: Dot, pair: Pair, cache: Path) -> None:
     """Tiles at the edge are shorter, and their sizes are only known when they run."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, ForKind, Instruction, Operand
+from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_SECOND, ForKind, Instruction, Operand
 
 if TYPE_CHECKING:
     from tilewright.ir.interpret_loops import LoopMachine
@@ -137,4 +137,5 @@ INSTRUCTIONS: Mapping[str, Meaning] = {
     "shuffle_down": _shuffle_down,
     PREFETCH: _prefetch,
     PREFETCH_BESIDE: _prefetch,
+    PREFETCH_SECOND: _prefetch,
 }

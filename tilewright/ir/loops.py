@@ -94,7 +94,8 @@ class Operand:
 
 PREFETCH = "prefetch"  # the instruction that asks for a line of memory before it is needed
 PREFETCH_BESIDE = "prefetch_beside"  # the same into the last cache: nearer ones have what is needed now
-HINTS = frozenset({PREFETCH, PREFETCH_BESIDE})
+PREFETCH_SECOND = "prefetch_second"  # the same into the second cache: the first has no room yet
+HINTS = frozenset({PREFETCH, PREFETCH_BESIDE, PREFETCH_SECOND})
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,15 +108,20 @@ def block_of(dot: Dot, extent: int) -> int:
     return min(dot.block, -(-extent // dot.group) * dot.group) if dot.is_tile else dot.block
 
 
-def panel_layout(
-    found: Contraction, outer: Sequence[Axis], inner: Axis, group: int, block: int, width: int
-) -> Layout:
-    """b as (panel, outer reduction, block, group in the block, column in the panel, element of the group)."""
+def panel_layout(found: Contraction, outer: Sequence[Axis], inner: Axis, dot: Dot, block: int, width: int) -> Layout:
+    """b as (panel, outer reduction, block, group in the block, column in the panel, element of the group). Matrix
+    registers are `dot.lanes` columns wide: those of a panel lie one behind the other in every block, so that a pass
+    over the panel reads one run of memory."""
+    group = dot.group
     n, k = found.b_axis(found.column), found.b_axis(inner)
     between = [found.b_axis(r) for r in outer]
     first = [d for d in range(len(found.b.indices)) if d not in (n, k, *between)]
     steps = [StorageAxis(k, block), StorageAxis(k, group, block // group)] if block > group else [StorageAxis(k, group)]
+    lanes = width
+    if dot.is_tile and width > dot.lanes:
+        lanes = dot.lanes
+        steps.insert(1, StorageAxis(n, lanes, width // lanes))
     return Layout((
         *(StorageAxis(d) for d in first), StorageAxis(n, width), *(StorageAxis(d) for d in between),
-        *steps, StorageAxis(n, 1, width), StorageAxis(k, 1, group),
+        *steps, StorageAxis(n, 1, lanes), StorageAxis(k, 1, group),
     ))  # fmt: skip

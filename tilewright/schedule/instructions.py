@@ -20,6 +20,7 @@ from tilewright.schedule.contraction import Contraction, block_of, contractions,
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
+from tilewright.schedule.tile_cost import is_crowded, pass_of, rows_of_a_register, tile_seconds
 from tilewright.schedule.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.target import Target
 
@@ -52,6 +53,8 @@ def instruction_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) ->
     if plan.instruction in WINDOW_DOTS:
         return window_seconds(nest, plan, box, target)
     dot, found = DOTS[plan.instruction], _meant(nest, plan)
+    if dot.is_tile and found is not None:
+        return tile_seconds(nest, plan, box, dot, found, target, instruction_rate(dot, target))
     points: Size = prod(extent_of(r.extent) for r in nest.reduce_axes)
     rows: Size = 1
     for axis, extent in zip(nest.axes, box, strict=True):
@@ -92,36 +95,34 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
         order=tuple(names[a] for a in order), instruction=best.dot.name, step=_step(nest, best, context.target),
+        packs=best.dot.is_tile and not found.outer(nest, best.inner)
+        and is_crowded(found, best.rows, best.columns, context),
     )  # fmt: skip
 
 
 def _step(nest: Nest, best: _Candidate, target: Target) -> int:
-    """Elements of k that tiles sum up at a time, so that a block of b stays in L1 while all rows pass; 0: all."""
+    """Elements of k that tiles sum up at a time; 0: all."""
     if not best.dot.is_tile or best.found.outer(nest, best.inner):
         return 0
-    size = best.found.b.dtype.bytes * best.columns
-    step = target.levels[1].capacity * 2 // 3 // size // best.dot.block * best.dot.block
-    return step if 0 < step < extent_of(best.inner.extent) * 2 // 3 else 0
+    return pass_of(best.dot, best.rows, best.columns, extent_of(best.inner.extent), target)
 
 
 def crowding(
     nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], target: Target
 ) -> Size:
-    """What a tile of contractions costs more, when its rows and its sums do not stay in the tile level."""
+    """What a tile of contractions costs more, when its rows do not stay in the tile level."""
     room = target.tile_level.capacity // 2
     factor: Size = 1.0
     for nest, plan in zip(nests, plans, strict=True):
         found = _meant(nest, plan)
-        if found is None:
+        if found is None or DOTS[plan.instruction or ""].is_tile:  # whose own cost has it
             continue
         sizes = dict(zip(nest.axes, (r.size for r in boxes[nest]), strict=True))
         rows: Size = 1
         for axis in found.rows:
             rows = rows * sizes[axis]
-        depth = plan.step or prod(extent_of(r.extent) for r in nest.reduce_axes)
+        depth = prod(extent_of(r.extent) for r in nest.reduce_axes)
         held = rows * depth * found.a.dtype.bytes
-        if plan.step:
-            held = held + 4 * rows * sizes[found.column]
         factor = factor * np.sqrt(np.maximum(held / room, 1.0))
     return factor
 
@@ -153,8 +154,7 @@ def _types(found: Contraction) -> tuple[str, str]:
 
 def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int) -> Layout:
     block = block_of(dot, extent_of(inner.extent))
-    width = dot.lanes if dot.is_tile else columns
-    return panel_layout(found, found.outer(nest, inner), inner, dot.group, block, width)
+    return panel_layout(found, found.outer(nest, inner), inner, dot, block, columns)
 
 
 def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -> _Candidate | None:
@@ -175,7 +175,7 @@ def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -
     if dot.is_tile:
         rows, columns = _tile_shape(-(-height // dot.rows), -(-width // dot.lanes))
         fill *= height / (-(-height // dot.rows) * dot.rows) * width / (-(-width // dot.lanes) * dot.lanes)
-        rows, columns = rows * dot.rows, columns * dot.lanes
+        rows, columns = rows * rows_of_a_register(nest, found, inner, context), columns * dot.lanes
     else:
         is_moved = dot.moves(*_types(found))[1] != 0
         rows, columns = _vector_shape(dot, height, width, context.target, is_moved)
