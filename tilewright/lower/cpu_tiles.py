@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _AHEAD = 4  # steps of some 64 cycles: what the second cache takes, with others waiting before
 _STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
 _LINE = 64
-_MOST_ROWS = 8  # whose next line a step asks for beside its own
+_MOST_ROWS = 8  # whose next line a step asks for beside its own, where they are copied before they are read
 
 _Configuration = tuple[tuple[int, int], ...]  # rows and bytes of a row, by tile
 
@@ -218,28 +218,18 @@ class CpuTiles:
         """What a step asks for: columns some steps ahead, its share of the next block of rows, and of the sums that
         the next panel adds to."""
         setting, sums = self.setting, self.sums
-        passing = setting.most_columns * self._most(setting) * setting.block * setting.found.b.dtype.bytes
-        if passing <= _STAYS:
-            return []
         found: list[Stmt] = []
-        # panels follow each other; where a pass takes part of each, the next one begins a panel further
-        column, ahead = part.column, simplify(k + _AHEAD * setting.block)
-        place = part.place
-        if sums.loop is not None:
-            over = select(lt(step + _AHEAD, steps.count), const(0), const(1))
-            ahead = simplify(k + (const(_AHEAD) - over * steps.count) * setting.block)
-            column, place = column + over * setting.width, place + over * setting.width
-        run = setting.block * setting.width * setting.found.b.dtype.bytes
-        base = panels.at(place, column, const(0), outer, ahead)
-        found.extend(_lines(base, run, setting.found.b.dtype))
-        # of the next rows a few in each of the whole panels that a tile has, if there are enough of those
+        if setting.most_columns * self._most(setting) * setting.block * setting.found.b.dtype.bytes > _STAYS:
+            found.extend(self._columns_ahead(part, panels, outer, step, k, steps))
+        # of the next rows an even share in each of the whole panels that a tile has
         share = -(-part.rows // max(1, setting.most_columns // setting.width))
-        is_shared = part.columns == setting.width and share <= _MOST_ROWS and not setting.outer
-        for number in range(share if is_shared else 0):
+        most = 0 if setting.outer or part.columns < setting.width else part.rows if self.rows.in_place else _MOST_ROWS
+        hint = PREFETCH if self.rows.in_place else PREFETCH_SECOND
+        for number in range(share if share <= most else 0):
             row = simplify(part.row + part.rows + minimum(var(part.turn) * share + number, part.rows - 1))
             source = self.rows.ahead(env, row, outer, k)
             if source is not None:
-                found.append(Instruction(PREFETCH_SECOND, (source,)))
+                found.append(Instruction(hint, (source,)))
         if sums.loop is not None:
             size = int(sums.buffer.shape[2]) * int(sums.buffer.shape[3]) * sums.buffer.dtype.bytes  # type: ignore[arg-type]
             share = -(-size // _LINE // sums.steps)
@@ -250,6 +240,17 @@ class CpuTiles:
                 next_one = (block, simplify(panel + 1), const(0), place)
                 found.append(Instruction(PREFETCH, (Operand(sums.buffer, next_one),)))
         return found
+
+    def _columns_ahead(self, part: _Part, panels: Panels, outer: Env, step: Expr, k: Expr, steps: Steps) -> list[Stmt]:
+        """Panels follow each other; where a pass takes a part of each, the next one begins a panel further."""
+        setting = self.setting
+        column, place, ahead = part.column, part.place, simplify(k + _AHEAD * setting.block)
+        if self.sums.loop is not None:
+            over = select(lt(step + _AHEAD, steps.count), const(0), const(1))
+            ahead = simplify(k + (const(_AHEAD) - over * steps.count) * setting.block)
+            column, place = column + over * setting.width, place + over * setting.width
+        run = setting.block * setting.width * setting.found.b.dtype.bytes
+        return _lines(panels.at(place, column, const(0), outer, ahead), run, setting.found.b.dtype)
 
     def _tile(self, stem: str, columns: int, dtype: dtypes.DType) -> Buffer:
         return Buffer(self.nest.names.fresh(f"tile_{stem}"), (TILE_ROWS, columns), dtype, Memory.TILE)

@@ -56,6 +56,8 @@ class Steps:
 class TileRows:
     """Rows in place: whole blocks of k are contiguous, and rows of a register an equal distance apart."""
 
+    in_place = True
+
     def __init__(self, nest: CpuNest, setting: Setting, unit: int) -> None:
         self.nest = nest
         self.setting = setting
@@ -110,6 +112,8 @@ class TileRows:
 class _Window(TileRows):
     """One copy of all that the tile's windows reach over, zeros where that is outside of the tensor."""
 
+    in_place = False
+
     def __init__(self, nest: CpuNest, setting: Setting, unit: int, shape: _Reach) -> None:
         super().__init__(nest, setting, unit)
         self.reach = shape
@@ -161,6 +165,8 @@ class _Window(TileRows):
 
 class _Staged(TileRows):
     """A block of rows, register by register: (register, step of the pass, row, element)."""
+
+    in_place = False
 
     def __init__(self, nest: CpuNest, setting: Setting, most: int, contiguous: bool) -> None:
         super().__init__(nest, setting, 1)

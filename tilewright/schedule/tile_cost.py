@@ -102,6 +102,10 @@ def tile_seconds(
         panels <= target.levels[1].capacity // 3, 0.0, panels * down * passes * _byte_seconds(panels, target)
     )
     far = far + 2 * sums * (passes - 1) * _byte_seconds(panels + sums, target)
+    # rows come once a pass, or with every panel where a block of them does not stay; windows lie over each other
+    block_bytes = height * TILE_BYTES * steps / passes / (outer if outer > 1 else 1)
+    again = across if block_bytes > target.levels[1].capacity // 2 else 1
+    far = far + rows * TILE_BYTES * steps * again / outer / target.tile_level.bandwidth
     busy = np.maximum(products, loads) * cycle
     starting = _BLOCK_CYCLES * across * down * passes * cycle
     copied = _copied(nest, plan, found, inner, sizes, rows, steps) * cycle
