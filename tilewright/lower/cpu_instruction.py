@@ -78,7 +78,7 @@ class CpuInstruction(CpuNest):
         width = self.register[found.column]
         place = self.access.read[found.b.source]
         is_packed = found.is_packable and not place.lows and _is_multiple(self.ranges[found.column].low, width)
-        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot, block, width)
+        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot, block, width, self.plan.step)
         rows: list[Axis] = []
         for axis in reversed(found.rows):
             rows.insert(0, axis)

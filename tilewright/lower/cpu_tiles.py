@@ -34,11 +34,11 @@ from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
 from tilewright.lower.tile_rows import Steps, tile_rows
 from tilewright.schedule.propagate import extent_of
+from tilewright.schedule.tile_cost import AHEAD
 
 if TYPE_CHECKING:
     from tilewright.lower.cpu_instruction import CpuInstruction
 
-_AHEAD = 4  # steps of some 64 cycles: what the second cache takes, with others waiting before
 _STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
 _LINE = 64
 _MOST_ROWS = 8  # whose next line a step asks for beside its own, where they are copied before they are read
@@ -242,12 +242,12 @@ class CpuTiles:
         return found
 
     def _columns_ahead(self, part: _Part, panels: Panels, outer: Env, step: Expr, k: Expr, steps: Steps) -> list[Stmt]:
-        """Panels follow each other; where a pass takes a part of each, the next one begins a panel further."""
+        """Panels follow each other in the order in which they are read."""
         setting = self.setting
-        column, place, ahead = part.column, part.place, simplify(k + _AHEAD * setting.block)
-        if self.sums.loop is not None:
-            over = select(lt(step + _AHEAD, steps.count), const(0), const(1))
-            ahead = simplify(k + (const(_AHEAD) - over * steps.count) * setting.block)
+        column, place, ahead = part.column, part.place, simplify(k + AHEAD * setting.block)
+        if self.sums.loop is not None:  # the pass ends where the next panel begins
+            over = select(lt(step + AHEAD, steps.count), const(0), const(1))
+            ahead = simplify(k + (const(AHEAD) - over * steps.count) * setting.block)
             column, place = column + over * setting.width, place + over * setting.width
         run = setting.block * setting.width * setting.found.b.dtype.bytes
         return _lines(panels.at(place, column, const(0), outer, ahead), run, setting.found.b.dtype)

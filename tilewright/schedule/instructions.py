@@ -94,17 +94,20 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
-        order=tuple(names[a] for a in order), instruction=best.dot.name, step=_step(nest, best, context.target),
+        order=tuple(names[a] for a in order), instruction=best.dot.name,
+        step=_step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target),
         packs=best.dot.is_tile and not found.outer(nest, best.inner)
         and is_crowded(found, best.rows, best.columns, context),
     )  # fmt: skip
 
 
-def _step(nest: Nest, best: _Candidate, target: Target) -> int:
+def _step(
+    nest: Nest, dot: Dot, found: Contraction, inner: Axis, rows: int, columns: int, target: Target
+) -> int:  # fmt: skip
     """Elements of k that tiles sum up at a time; 0: all."""
-    if not best.dot.is_tile or best.found.outer(nest, best.inner):
+    if not dot.is_tile or found.outer(nest, inner):
         return 0
-    return pass_of(best.dot, best.rows, best.columns, extent_of(best.inner.extent), target)
+    return pass_of(dot, rows, columns, extent_of(inner.extent), target)
 
 
 def crowding(
@@ -145,16 +148,17 @@ def instruction_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dic
     if not context.layout(found.b.source).is_natural:
         return {}
     columns = dict(plan.register)[plan.vector or ""]
-    return {found.b.source: _layout(nest, DOTS[plan.instruction or ""], found, nest.named(plan.order[-1]), columns)}
+    dot, inner = DOTS[plan.instruction or ""], nest.named(plan.order[-1])
+    return {found.b.source: _layout(nest, dot, found, inner, columns, plan.step)}
 
 
 def _types(found: Contraction) -> tuple[str, str]:
     return found.a.dtype.name, found.b.dtype.name
 
 
-def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int) -> Layout:
+def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int, step: int) -> Layout:
     block = block_of(dot, extent_of(inner.extent))
-    return panel_layout(found, found.outer(nest, inner), inner, dot, block, columns)
+    return panel_layout(found, found.outer(nest, inner), inner, dot, block, columns, step)
 
 
 def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -> _Candidate | None:
@@ -182,7 +186,8 @@ def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -
         fill *= rows / (rows + is_moved)
     own = context.layout(found.b.source)
     is_ready = found.is_packable and found.b.source in context.constants
-    is_ready = is_ready and (own.is_natural or own == _layout(nest, dot, found, inner, columns))
+    step = _step(nest, dot, found, inner, rows, columns, context.target)
+    is_ready = is_ready and (own.is_natural or own == _layout(nest, dot, found, inner, columns, step))
     if not is_ready and height < _LEAST_ROWS:
         return None
     return _Candidate(dot, found, inner, rows, columns, fill * instruction_rate(dot, context.target))

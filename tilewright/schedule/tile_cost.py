@@ -19,6 +19,7 @@ from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
 from tilewright.target import Target
 
+AHEAD = 2  # steps of some 64 cycles that columns are asked for before they are read: several times what L2 takes
 _LINES_A_CYCLE = 2  # that the first cache gives
 _BLOCK_CYCLES = 150.0  # a block's start and end: registers cleared, the last product waited for, registers stored
 _COPY_CYCLES = 2.0  # a line copied into scratch that stays near
@@ -49,10 +50,11 @@ def _is_even(nest: Nest, found: Contraction, inner: Axis, context: NestContext) 
 
 def pass_of(dot: Dot, rows: int, columns: int, extent: int, target: Target) -> int:
     """Elements of k that one pass over a tile sums up, so that a block of rows stays in the first cache while a panel
-    of columns passes, with the sums of both; 0: all."""
+    of columns passes; 0: all. Between two uses of a row's line the cache sees the whole panel, the part of the next
+    one that is asked for ahead, and the sums of the block before, of this one and of the next."""
     block = block_of(dot, extent)
     steps = -(-extent // block)
-    room = target.levels[1].capacity - 4 * rows * columns
+    room = target.levels[1].capacity - 3 * 4 * rows * columns - AHEAD * columns * TILE_BYTES
     most = max(1, room // ((rows + columns) * TILE_BYTES))
     if steps * 2 <= most * 3:
         return 0
