@@ -92,7 +92,7 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
     ("inner", "packs"), [(1024, True), (2048, True), (4096, True), (768, False), (1056, False), (256, False)]
 )
 def test_rows_that_fall_on_few_sets_are_copied(inner: int, packs: bool) -> None:
-    """Of 12 ways and 64 sets: 32 rows 2 KB apart meet on two sets, rows 1.5 KB apart on eight."""
+    """A pass takes 8 lines of each row: of 64 sets 32 rows 2 KB apart fall on 16, rows 1.5 KB apart on all."""
     (kernel,) = make_plan(matmul(NARROW, PAIR, (256, 256, inner)), TARGET).kernels
     assert kernel.nests[0].packs is packs
 
@@ -117,8 +117,8 @@ def test_a_step_asks_for_columns_and_the_next_rows() -> None:
 
 def test_lines_that_a_step_waits_for(tmp_path: Path) -> None:
     """Of the 64 lines that a step loads next to none are missing in simulated caches, whatever the rows' distance."""
-    for shape in ((200, 256, 1000), (256, 256, 2048)):
-        _, (waited, moved, _) = counted(shape, "bf16", TARGET, tmp_path)
+    for shape, kind in (((256, 512, 1000), "bf16"), ((256, 512, 2048), "bf16"), ((256, 512, 1024), "int8")):
+        _, (waited, moved, _) = counted(shape, kind, TARGET, tmp_path)
         assert waited < 5.0 and 32 <= moved < 50
 
 

@@ -91,13 +91,14 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
     if found.rows and best.rows > 1:
         register.insert(0, (names[found.rows[-1]], best.rows))
     order = (*found.plain, found.column, *found.rows, *found.outer(nest, best.inner), best.inner)
+    step = _step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target)
+    depth = step or extent_of(best.inner.extent)
+    is_summed = best.dot.is_tile and not found.outer(nest, best.inner)
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
         order=tuple(names[a] for a in order), instruction=best.dot.name,
-        step=_step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target),
-        packs=best.dot.is_tile and not found.outer(nest, best.inner)
-        and is_crowded(found, best.rows, best.columns, context),
+        step=step, packs=is_summed and is_crowded(found, best.rows, best.columns, depth, context),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ _BLOCK_CYCLES = 150.0  # a block's start and end: registers cleared, the last pr
 _COPY_CYCLES = 2.0  # a line copied into scratch that stays near
 _PLACE_CYCLES = 10.0  # of a window's copy: where one of its places is, and whether that is inside
 _EXPOSED = 0.2  # of what comes from the second cache while the products run
+_UNEVEN = 1.5  # lines on one set of the first cache, over what an even fall would be
 _FULL = 0.75  # of the tile level: the rest is for what passes
 _LEAST_HEIGHT = 11  # rows of a register that are worth dividing a row of an image for
 
@@ -62,13 +63,20 @@ def pass_of(dot: Dot, rows: int, columns: int, extent: int, target: Target) -> i
     return -(-steps // passes) * block
 
 
-def is_crowded(found: Contraction, rows: int, columns: int, context: NestContext) -> bool:
-    """Whether the rows of a block fall on so few sets of the first cache that they are worth a copy: they throw each
-    other out before the next panel of columns wants them."""
+def is_crowded(found: Contraction, rows: int, columns: int, depth: int, context: NestContext) -> bool:
+    """Whether the rows of a block, `depth` elements of each, fall so unevenly on the sets of the first cache that they
+    are worth a copy: they throw each other out before the next panel of columns wants them."""
     if not isinstance(found.a, Load) or not found.rows or extent_of(found.column.extent) < 2 * columns:
         return False
     apart = stride(found.a, found.rows[-1], context)
-    return apart is not None and apart != 0 and rows > context.target.lines_held(apart * found.a.dtype.bytes)
+    if apart is None or apart == 0:
+        return False
+    near, size = context.target.levels[1], found.a.dtype.bytes
+    sets = near.capacity // context.target.near_ways // near.transaction
+    lines = -(-depth * size // near.transaction)
+    first = np.arange(rows)[:, None] * apart * size // near.transaction
+    fallen = np.bincount(((first + np.arange(lines)) % sets).ravel(), minlength=sets)
+    return bool(fallen.max() > _UNEVEN * max(1.0, rows * lines / sets))
 
 
 def tile_seconds(
