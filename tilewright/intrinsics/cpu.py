@@ -197,14 +197,6 @@ def _tile_dot(name: str, dtype: type, group: int, mnemonic: str, types: tuple[st
                  amx_portable_dot(name, group, *types))  # fmt: skip
 
 
-def _tile_load(name: str, mnemonic: str) -> Intrinsic:
-    rules = (OperandRule(_TILE, written=True), OperandRule(_MEMORY))
-    c = (f'__asm__ volatile("{mnemonic} (%0,%1,1), %%tmm{{tile0}}" :: "r"({{place1}}),'
-         ' "r"((int64_t)sizeof({type1}) * {scalar2}) : "memory");')  # fmt: skip
-    portable = "tw_tile_load(&{tile0}, {place1}, {scalar0}, sizeof({type1}) * {scalar1}, sizeof({type1}) * {scalar2});"
-    return _tile(name, rules, 3, c, portable, _tile_load_meaning)
-
-
 _CONFIGURE = "".join(f", {{scalar{i}}}" for i in range(2 * TILES))
 
 _ROWS = (
@@ -261,9 +253,13 @@ _ROWS = (
     _tile("tile_release", (), 0, '__asm__ volatile("tilerelease");', "", _nothing),
     _tile("tile_zero", (OperandRule(_TILE, written=True),), 2, '__asm__ volatile("tilezero %tmm{tile0}");',
           "tw_tile_zero(&{tile0});", _tile_zero_meaning),
-    _tile_load("tile_load", "tileloadd"),
-    # the same from L2, without a place in L1: for what is not read again before L1 would have lost it
-    _tile_load("tile_load_passing", "tileloaddt1"),
+    _tile(
+        "tile_load", (OperandRule(_TILE, written=True), OperandRule(_MEMORY)), 3,
+        '__asm__ volatile("tileloadd (%0,%1,1), %%tmm{tile0}" :: "r"({place1}),'
+        ' "r"((int64_t)sizeof({type1}) * {scalar2}) : "memory");',
+        "tw_tile_load(&{tile0}, {place1}, {scalar0}, sizeof({type1}) * {scalar1}, sizeof({type1}) * {scalar2});",
+        _tile_load_meaning,
+    ),
     _tile(
         "tile_store", (OperandRule(_MEMORY, written=True), OperandRule(_TILE)), 3,
         '__asm__ volatile("tilestored %%tmm{tile1}, (%0,%1,1)" :: "r"({place0}),'

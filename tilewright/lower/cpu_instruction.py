@@ -1,7 +1,8 @@
-"""Lowers a contraction whose plan names a dot-product or matrix instruction: rows, panels of columns, blocks of k.
+"""Lowers a contraction whose plan names a dot-product instruction: rows, panels of columns, blocks of k.
 
 Rows are read where they lie when whole blocks of k are contiguous there; otherwise a tile's rows are first copied to
-scratch, padding and left-over elements as zeros, so that the innermost loops never ask where they are.
+scratch, padding and left-over elements as zeros, so that the innermost loops never ask where they are. Matrix
+instructions sum up in registers of their own: `cpu_tiles.py`.
 """
 
 from __future__ import annotations
@@ -10,30 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS, TILES, Dot
+from tilewright.intrinsics.cpu import DOTS, Dot
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import (
-    Axis,
-    Expr,
-    const,
-    eq,
-    load,
-    minimum,
-    substitute,
-    var,
-)
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.compute import Monoid
+from tilewright.ir.expr import Axis, Expr, const, load, substitute, var
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.cpu_nest import CpuNest
 from tilewright.lower.cpu_operands import Env, Panels, Rows, Setting, do, row_env
-from tilewright.lower.nesting import alloc, serial, trip_count, unrolled, walked
+from tilewright.lower.cpu_tiles import CpuTiles
+from tilewright.lower.nesting import serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.schedule.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.schedule.propagate import Range, extent_of
-
-_STAYS = 16 << 10  # bytes that stay in L1 beside a block of the other operand; every core with tiles has 48 KB
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +43,6 @@ class _Part:
         return -(-self.columns // lanes)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Scratch for accumulators: (block of rows, block of columns, row, column); `steps` of k come at a time."""
-
-    buffer: Buffer
-    steps: int
-    loop: Axis | None  # over the parts of the reduction; None when there is one
-
-    def around(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-        inner = tuple(body) if self.loop is None else (For(self.loop, ForKind.SERIAL, tuple(body)),)
-        return (Alloc(self.buffer, inner),)
-
-    def at(self, part: _Part, row: Expr, column: Expr) -> tuple[Expr, ...]:
-        if self.loop is None:
-            return (const(0), const(0), row, column)
-        height, width = int(self.buffer.shape[2]), int(self.buffer.shape[3])  # type: ignore[arg-type]
-        places = (part.row // height, part.place // width, part.row % height + row, part.place % width + column)
-        return tuple(simplify(p) for p in places)
-
-
 class CpuInstruction(CpuNest):
     """The lowering of one contraction under a plan with an instruction; what it cannot take runs as any nest."""
 
@@ -78,12 +50,18 @@ class CpuInstruction(CpuNest):
         setting = self._setting()
         if setting is None:
             return super().statements()
+        if setting.dot.is_tile:
+            return CpuTiles(self, setting).statements()
         plain = [a for a in self.outer if a is not setting.found.column and a not in setting.rows]
         loops, env = walked(plain, self.ranges)
-        body = serial(loops, self._panel(env, setting))
-        if setting.dot.is_tile:
-            body = (*body, Instruction("tile_release", ()))
-        return body
+        return serial(loops, self._panel(env, setting))
+
+    def results_of(self, monoid: Monoid, sums: Buffer, at: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the sums at a place of scratch are the results for."""
+        return self._results(monoid, [sums], at)
+
+    def stores_of(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+        return self._stores(block, results)
 
     # --- what is known before
 
@@ -97,10 +75,10 @@ class CpuInstruction(CpuNest):
             return None  # a streamed reduction comes in blocks that need not be whole groups
         outer = found.outer(self.nest, inner)
         block = block_of(dot, extent_of(inner.extent))
-        width = dot.lanes if dot.is_tile else self.register[found.column]
+        width = self.register[found.column]
         place = self.access.read[found.b.source]
         is_packed = found.is_packable and not place.lows and _is_multiple(self.ranges[found.column].low, width)
-        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot.group, block, width)
+        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot, block, width, self.plan.step)
         rows: list[Axis] = []
         for axis in reversed(found.rows):
             rows.insert(0, axis)
@@ -122,7 +100,6 @@ class CpuInstruction(CpuNest):
     def _panel(self, env: Env, setting: Setting) -> tuple[Stmt, ...]:
         rows = Rows(self, setting, env)
         panels = Panels(self, setting, env)
-        sums = self._sums(setting) if setting.dot.is_tile else None
         columns = self.ranges[setting.found.column]
         across = [p for p in pieces(columns, setting.width, setting.dot.lanes) if _any(p)]
         down = [p for p in pieces(setting.height, setting.size, 1) if _any(p)]
@@ -135,43 +112,14 @@ class CpuInstruction(CpuNest):
                 row_loop = Axis("row_block", trip_count(part.trips))
                 row = simplify(part.base + var(row_loop) * part.size)
                 here = _Part(row, part.size, position, simplify(columns.low + position), piece.size, piece.lanes)
-                if sums is None:
-                    block = self._vectors(here, rows, panels, setting, env)
-                else:
-                    block = self._tiles(here, rows, panels, sums, setting, env)
-                    if len(across) * len(down) > 1:
-                        inner.append(_configure(setting, part.size, piece.size))
-                inner.append(For(row_loop, ForKind.SERIAL, block))
+                inner.append(For(row_loop, ForKind.SERIAL, self._vectors(here, rows, panels, setting, env)))
             body.append(For(loop, ForKind.SERIAL, tuple(inner)))
-        if sums is not None:
-            body = list(sums.around(body))
-            if len(across) * len(down) == 1:
-                body.insert(0, _configure(setting, down[0].size, across[0].size))
         return rows.around(panels.around([*rows.fill(), *panels.fill(), *body]))
 
-    def _sums(self, setting: Setting) -> _Sums:
-        """Where tiles leave their sums: one block, or the whole tile where the reduction comes in several parts."""
-        assert self.nest.monoid is not None
-        dtype = self.nest.monoid.identity[0].dtype
-        part = self.plan.step // setting.block if not setting.outer else 0
-        block = (setting.size, -(-setting.width // setting.dot.lanes) * setting.dot.lanes)
-        if not part or part >= setting.steps:
-            return _Sums(Buffer(self.names.fresh("sums"), (1, 1, *block), dtype, Memory.SCRATCH), setting.steps, None)
-        rows = min(int(setting.height.size), setting.height.extent)
-        shape = (-(-rows // setting.size), -(-setting.most_columns // setting.width), *block)
-        buffer = Buffer(self.names.fresh("sums"), shape, dtype, Memory.SCRATCH)
-        return _Sums(buffer, part, Axis("part", -(-setting.steps // part)))
-
-    def _loops(self, setting: Setting, sums: _Sums | None = None) -> tuple[list[Axis], Env, Expr]:
-        """Loops over the reduction, outermost first; the axes they stand for; where a block of the innermost begins."""
+    def _loops(self, setting: Setting) -> tuple[list[Axis], Env]:
+        """Loops over the reduction but the innermost, outermost first, and the axes they stand for."""
         loops = [Axis(a.name, extent_of(a.extent)) for a in setting.outer]
-        env: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
-        if sums is None or sums.loop is None:
-            last = Axis(setting.inner.name, setting.steps)
-            return [*loops, last], env, var(last) * setting.block
-        first = var(sums.loop) * sums.steps
-        last = Axis(setting.inner.name, trip_count(simplify(minimum(sums.steps, const(setting.steps) - first))))
-        return [*loops, last], env, simplify((first + var(last)) * setting.block)
+        return loops, {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
 
     # --- accumulators in vector registers
 
@@ -191,7 +139,7 @@ class CpuInstruction(CpuNest):
         zero: tuple[Stmt, ...] = (Store(acc, (var(u), var(v), var(lane)), first),)
         body: list[Stmt] = list(unrolled((u, v), (For(lane, ForKind.VECTOR, zero),)))
         lost = _Lost(self, setting, vectors) if setting.lost else None
-        loops, outer, _ = self._loops(setting)
+        loops, outer = self._loops(setting)
 
         def step(k: Expr, groups: int) -> tuple[Stmt, ...]:
             inner: list[Stmt] = []
@@ -222,7 +170,7 @@ class CpuInstruction(CpuNest):
             along = (For(last, ForKind.SERIAL, step(var(last) * setting.block, dot.row_groups)),)
         if rest:
             along = (*along, *step(const(full * setting.block), rest))
-        body.extend(serial(loops[:-1], along))
+        body.extend(serial(loops, along))
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
             at = {**env, **row, setting.found.column: column}
@@ -238,84 +186,6 @@ class CpuInstruction(CpuNest):
             results = {t: value + lost.value(index[1:]) for t, value in results.items()}
         body.extend(self._stores(block, results))
         return (Alloc(acc, tuple(body) if lost is None else lost.around(body)),)
-
-    # --- accumulators in matrix registers
-
-    def _tiles(
-        self, part: _Part, rows: Rows, panels: Panels, sums: _Sums, setting: Setting, env: Env
-    ) -> tuple[Stmt, ...]:
-        dot, monoid = setting.dot, self.nest.monoid
-        assert monoid is not None
-        down, across = -(-part.rows // dot.rows), part.vectors(dot.lanes)
-        heights = [min(dot.rows, part.rows - i * dot.rows) for i in range(down)]
-        dtype = monoid.identity[0].dtype
-        groups = setting.block // dot.group
-        c = [[self._tile("c", dot.lanes, dtype) for _ in range(across)] for _ in range(down)]
-        a_type, b_type = setting.found.a.dtype, setting.found.b.dtype
-        a = [self._tile("a", TILE_BYTES // a_type.bytes, a_type) for _ in range(down)]
-        b = [self._tile("b", TILE_BYTES // b_type.bytes, b_type) for _ in range(across)]
-        every = [(i, j, c[i][j]) for i in range(down) for j in range(across)]
-        width = int(sums.buffer.shape[3])  # type: ignore[arg-type]
-        kept = {t: Operand(sums.buffer, sums.at(part, const(i * dot.rows), const(j * dot.lanes))) for i, j, t in every}
-        body: list[Stmt] = [do("tile_zero", (_whole(t),), heights[i], dot.lanes) for i, _, t in every]
-        if sums.loop is not None:
-            again = [do("tile_load", (_whole(t), kept[t]), heights[i], dot.lanes, width) for i, _, t in every]
-            body = [If(eq(var(sums.loop), 0), tuple(body), tuple(again))]
-        loops, outer, k = self._loops(setting, sums)
-        rows_pass, columns_pass = _passing(rows, sums, setting)
-        take_a, take_b = ("tile_load_passing" if passes else "tile_load" for passes in (rows_pass, columns_pass))
-
-        def load_a(i: int) -> Stmt:
-            source = rows.at(simplify(part.row + i * dot.rows), outer, k)
-            return do(take_a, (_whole(a[i]), source), heights[i], setting.block, rows.stride)
-
-        def load_b(j: int) -> Stmt:
-            source = panels.at(part.place, part.column, const(j * dot.lanes), outer, k)
-            width = dot.lanes * dot.group
-            return do(take_b, (_whole(b[j]), source), groups, width, width)
-
-        def multiply(i: int, j: int) -> Stmt:
-            tiles = (_whole(c[i][j]), _whole(a[i]), _whole(b[j]))
-            return do(setting.name, tiles, heights[i], dot.lanes, groups)
-
-        inner: list[Stmt] = []
-        if down <= across:
-            inner.extend(load_a(i) for i in range(down))
-            for j in range(across):
-                inner.append(load_b(j))
-                inner.extend(multiply(i, j) for i in range(down))
-        else:
-            inner.extend(load_b(j) for j in range(across))
-            for i in range(down):
-                inner.append(load_a(i))
-                inner.extend(multiply(i, j) for j in range(across))
-        body.extend(serial(loops, tuple(inner)))
-        body.extend(do("tile_store", (kept[t], _whole(t)), heights[i], dot.lanes, width) for i, _, t in every)
-        multiplied = alloc([*(t for row in c for t in row), *a, *b], body)
-        finished = self._finish(part, sums, setting, env)
-        if sums.loop is not None:
-            finished = (If(eq(var(sums.loop), extent_of(sums.loop.extent) - 1), finished),)
-        return (*multiplied, *finished)
-
-    def _tile(self, stem: str, columns: int, dtype: dtypes.DType) -> Buffer:
-        return Buffer(self.names.fresh(f"tile_{stem}"), (TILE_ROWS, columns), dtype, Memory.TILE)
-
-    def _finish(self, part: _Part, sums: _Sums, setting: Setting, env: Env) -> tuple[Stmt, ...]:
-        """The epilogue on what the tiles left in scratch."""
-        monoid = self.nest.monoid
-        assert monoid is not None
-        row = Axis("row", part.rows)
-        at = {**env, **row_env(self, setting, simplify(part.row + var(row)))}
-        lane: Axis | None = None
-        if part.lanes > 1:
-            u, lane = Axis("column_u", part.columns // part.lanes), Axis("column_lane", part.lanes)
-            column = var(u) * part.lanes + var(lane)
-        else:
-            u = Axis("column_u", part.columns)
-            column = var(u)
-        at[setting.found.column] = simplify(part.column + column)
-        results = self._results(monoid, [sums.buffer], sums.at(part, var(row), simplify(column)))
-        return (For(row, ForKind.SERIAL, self._stores(Block(at, (u,), lane), results)),)
 
 
 class _Lost:
@@ -347,37 +217,8 @@ class _Lost:
         return load(self.sums, index) * const(self.setting.lost, self.sums.dtype)
 
 
-def _passing(rows: Rows, sums: _Sums, setting: Setting) -> tuple[bool, bool]:
-    """Whether the rows, and the columns, only pass through: blocks of rows turn inside those of columns."""
-    most = min(int(setting.height.size), setting.height.extent)
-    outer = prod(extent_of(a.extent) for a in setting.outer)
-    depth = outer * min(sums.steps, setting.steps) * setting.block
-    if most <= setting.size:  # one block of rows, which stays
-        return False, depth * setting.most_columns * setting.found.b.dtype.bytes > _STAYS
-    size = setting.found.a.dtype.bytes
-    # a row that begins inside a cache line shares the line with the next block of k, which comes soon
-    is_aligned = rows.stride * size % TILE_BYTES == 0
-    return is_aligned and depth * most * size > _STAYS, False
-
-
-def _configure(setting: Setting, rows: int, columns: int) -> Instruction:
-    """Sizes of the eight tiles, in the order in which a block allocates them."""
-    dot = setting.dot
-    down, across = -(-rows // dot.rows), -(-columns // dot.lanes)
-    heights = [min(dot.rows, rows - i * dot.rows) for i in range(down)]
-    sizes = [(h, TILE_BYTES) for h in heights for _ in range(across)]
-    sizes += [(heights[i], setting.block * setting.found.a.dtype.bytes) for i in range(down)]
-    sizes += [(setting.block // dot.group, TILE_BYTES)] * across
-    sizes += [(0, 0)] * (TILES - len(sizes))
-    return do("tile_configure", (), *(h for h, _ in sizes), *(b for _, b in sizes))
-
-
 def _name(dot: Dot, found: Contraction) -> str | None:
     return dot.instruction(found.a.dtype.name, found.b.dtype.name)
-
-
-def _whole(tile: Buffer) -> Operand:
-    return Operand(tile, (const(0), const(0)))
 
 
 def _any(piece: Piece) -> bool:

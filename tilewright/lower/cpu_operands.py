@@ -112,11 +112,11 @@ class Rows:
         node = self._read(var(self.row), outer, var(k))
         if not isinstance(node, Load) or any(i.reads for i in node.indices):
             return None
-        return _flat(node), k
+        return flat(node), k
 
     def _contiguous(self) -> bool:
         found = self._offset()
-        return found is not None and _step(found[0], found[1]) == 1
+        return found is not None and step_along(found[0], found[1]) == 1
 
     def _in_place(self) -> int | None:
         """Elements between rows that can be read as they lie; None when they must be copied."""
@@ -126,10 +126,7 @@ class Rows:
             return None
         if self.setting.row_type is not self.setting.found.a.dtype:
             return None
-        step = _step(found[0], self.row)
-        if step is None and not self.setting.dot.is_tile:
-            return 0  # vectors take every row at an address of its own
-        return step
+        return step_along(found[0], self.row) or 0  # vectors take every row at an address of its own
 
     def at(self, row: Expr, outer: Env, k: Expr) -> Operand:
         if self.buffer is not None:
@@ -209,25 +206,36 @@ class Panels:
         self.nest = nest
         self.setting = setting
         self.env = env
-        self.width = setting.dot.lanes if setting.dot.is_tile else setting.width
+        self.width = setting.width
         self.group = setting.dot.group
         self.buffer: Buffer | None = None
         if not setting.is_packed:
             outer = tuple(extent_of(a.extent) for a in setting.outer)
             panels, groups = -(-setting.most_columns // self.width), setting.padded // self.group
-            shape = (panels, *outer, groups, self.width, self.group)
+            shape: tuple[int, ...] = (panels, *outer, groups, self.width, self.group)
+            if setting.dot.is_tile:  # registers of a panel one behind the other in every block of k
+                lanes, block = setting.dot.lanes, setting.block // self.group
+                shape = (panels, *outer, setting.steps, self.width // lanes, block, lanes, self.group)
             self.buffer = Buffer(nest.names.fresh("panels"), shape, setting.found.b.dtype, Memory.SCRATCH)
 
     def at(self, place: Expr, column: Expr, more: Expr, outer: Env, k: Expr) -> Operand:
         """Columns from `place` in the tile, `column` in the tensor, and `more` on top; elements from k."""
         if self.buffer is not None:
-            n = simplify(place + more)
-            index = (n // self.width, *(outer[a] for a in self.setting.outer), k // self.group, n % self.width)
-            return Operand(self.buffer, (*(simplify(i) for i in index), const(0)))
+            return Operand(self.buffer, (*self._index(simplify(place + more), outer, k // self.group), const(0)))
         env = {**self.env, **outer, self.setting.found.column: column + more, self.setting.inner: k}
         source = self.nest.access.read[self.setting.found.b.source]
         logical = tuple(simplify(substitute(i, env)) for i in self.setting.found.b.indices)
         return Operand(source.buffer, source.indices(logical))
+
+    def _index(self, column: Expr, outer: Env, group: Expr) -> tuple[Expr, ...]:
+        """Where a group of a column is in the buffer."""
+        places = tuple(outer[a] for a in self.setting.outer)
+        panel, within = column // self.width, column % self.width
+        index: tuple[Expr, ...] = (panel, *places, group, within)
+        if self.setting.dot.is_tile:
+            lanes, block = self.setting.dot.lanes, self.setting.block // self.group
+            index = (panel, *places, group // block, within // lanes, group % block, column % lanes)
+        return tuple(simplify(i) for i in index)
 
     def around(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return tuple(body) if self.buffer is None else (Alloc(self.buffer, tuple(body)),)
@@ -257,7 +265,10 @@ class Panels:
             if not groups or not size:
                 continue
             loop = Axis("group", groups)
-            at = (var(panel), *(var(x) for x in loops), simplify(var(loop) + first), var(column))
+            number = simplify(var(loop) + first)
+            at: tuple[Expr, ...] = (var(panel), *(var(x) for x in loops), number, var(column))
+            if setting.dot.is_tile:
+                at = self._index(simplify(var(panel) * width + var(column)), outer, number)
             k = simplify((var(loop) + first) * group)
             if is_run:
                 node = self._read(here, outer, k)
@@ -283,14 +294,14 @@ class Panels:
         node = self._read(column, outer, var(k))
         if any(i.reads for i in node.indices):
             return False
-        return _step(_flat(node), k) == 1
+        return step_along(flat(node), k) == 1
 
 
 def do(name: str, operands: tuple[Operand, ...], *scalars: int) -> Instruction:
     return Instruction(name, operands, tuple(const(s) for s in scalars))
 
 
-def _flat(node: Load) -> Linear:
+def flat(node: Load) -> Linear:
     """Where a read is in storage."""
     offset: Expr = const(0)
     for index, size in zip(node.indices, node.source.shape, strict=True):
@@ -298,7 +309,7 @@ def _flat(node: Load) -> Linear:
     return join_divisions(linear(simplify(offset)))
 
 
-def _step(offset: Linear, axis: Axis) -> int | None:
+def step_along(offset: Linear, axis: Axis) -> int | None:
     """Elements between neighbours along the axis; None when it is not one number."""
     if any(axis in axes_of(t) for t in offset.terms if t is not var(axis)):
         return None

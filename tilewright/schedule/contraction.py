@@ -109,14 +109,25 @@ def block_of(dot: Dot, extent: int) -> int:
 
 
 def panel_layout(
-    found: Contraction, outer: Sequence[Axis], inner: Axis, group: int, block: int, width: int
+    found: Contraction, outer: Sequence[Axis], inner: Axis, dot: Dot, block: int, width: int, step: int
 ) -> Layout:
-    """b as (panel, outer reduction, block, group in the block, column in the panel, element of the group)."""
+    """b as (panel, outer reduction, block, group in the block, column in the panel, element of the group). Matrix
+    registers are `dot.lanes` columns wide: those of a panel lie one behind the other in every block, and panels so in
+    every pass of `step` elements, so that a pass over the panels reads one run of memory."""
+    group = dot.group
     n, k = found.b_axis(found.column), found.b_axis(inner)
     between = [found.b_axis(r) for r in outer]
     first = [d for d in range(len(found.b.indices)) if d not in (n, k, *between)]
     steps = [StorageAxis(k, block), StorageAxis(k, group, block // group)] if block > group else [StorageAxis(k, group)]
+    lanes = width
+    if dot.is_tile and width > dot.lanes:
+        lanes = dot.lanes
+        steps.insert(1, StorageAxis(n, lanes, width // lanes))
+    passes = []
+    if dot.is_tile and step:
+        passes = [StorageAxis(k, step)]
+        steps[0] = StorageAxis(k, steps[0].step, step // block)
     return Layout((
-        *(StorageAxis(d) for d in first), StorageAxis(n, width), *(StorageAxis(d) for d in between),
-        *steps, StorageAxis(n, 1, width), StorageAxis(k, 1, group),
+        *(StorageAxis(d) for d in first), *passes, StorageAxis(n, width), *(StorageAxis(d) for d in between),
+        *steps, StorageAxis(n, 1, lanes), StorageAxis(k, 1, group),
     ))  # fmt: skip

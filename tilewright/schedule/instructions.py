@@ -20,6 +20,7 @@ from tilewright.schedule.contraction import Contraction, block_of, contractions,
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
+from tilewright.schedule.tile_cost import is_crowded, pass_of, rows_of_a_register, tile_seconds
 from tilewright.schedule.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.target import Target
 
@@ -52,6 +53,8 @@ def instruction_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) ->
     if plan.instruction in WINDOW_DOTS:
         return window_seconds(nest, plan, box, target)
     dot, found = DOTS[plan.instruction], _meant(nest, plan)
+    if dot.is_tile and found is not None:
+        return tile_seconds(nest, plan, box, dot, found, target, instruction_rate(dot, target))
     points: Size = prod(extent_of(r.extent) for r in nest.reduce_axes)
     rows: Size = 1
     for axis, extent in zip(nest.axes, box, strict=True):
@@ -88,40 +91,42 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
     if found.rows and best.rows > 1:
         register.insert(0, (names[found.rows[-1]], best.rows))
     order = (*found.plain, found.column, *found.rows, *found.outer(nest, best.inner), best.inner)
+    step = _step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target)
+    depth = step or extent_of(best.inner.extent)
+    is_summed = best.dot.is_tile and not found.outer(nest, best.inner)
     return NestPlan(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
-        order=tuple(names[a] for a in order), instruction=best.dot.name, step=_step(nest, best, context.target),
+        order=tuple(names[a] for a in order), instruction=best.dot.name,
+        step=step, packs=is_summed and is_crowded(found, best.rows, best.columns, depth, context),
     )  # fmt: skip
 
 
-def _step(nest: Nest, best: _Candidate, target: Target) -> int:
-    """Elements of k that tiles sum up at a time, so that a block of b stays in L1 while all rows pass; 0: all."""
-    if not best.dot.is_tile or best.found.outer(nest, best.inner):
+def _step(
+    nest: Nest, dot: Dot, found: Contraction, inner: Axis, rows: int, columns: int, target: Target
+) -> int:  # fmt: skip
+    """Elements of k that tiles sum up at a time; 0: all."""
+    if not dot.is_tile or found.outer(nest, inner):
         return 0
-    size = best.found.b.dtype.bytes * best.columns
-    step = target.levels[1].capacity * 2 // 3 // size // best.dot.block * best.dot.block
-    return step if 0 < step < extent_of(best.inner.extent) * 2 // 3 else 0
+    return pass_of(dot, rows, columns, extent_of(inner.extent), target)
 
 
 def crowding(
     nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], target: Target
 ) -> Size:
-    """What a tile of contractions costs more, when its rows and its sums do not stay in the tile level."""
+    """What a tile of contractions costs more, when its rows do not stay in the tile level."""
     room = target.tile_level.capacity // 2
     factor: Size = 1.0
     for nest, plan in zip(nests, plans, strict=True):
         found = _meant(nest, plan)
-        if found is None:
+        if found is None or DOTS[plan.instruction or ""].is_tile:  # whose own cost has it
             continue
         sizes = dict(zip(nest.axes, (r.size for r in boxes[nest]), strict=True))
         rows: Size = 1
         for axis in found.rows:
             rows = rows * sizes[axis]
-        depth = plan.step or prod(extent_of(r.extent) for r in nest.reduce_axes)
+        depth = prod(extent_of(r.extent) for r in nest.reduce_axes)
         held = rows * depth * found.a.dtype.bytes
-        if plan.step:
-            held = held + 4 * rows * sizes[found.column]
         factor = factor * np.sqrt(np.maximum(held / room, 1.0))
     return factor
 
@@ -144,17 +149,17 @@ def instruction_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dic
     if not context.layout(found.b.source).is_natural:
         return {}
     columns = dict(plan.register)[plan.vector or ""]
-    return {found.b.source: _layout(nest, DOTS[plan.instruction or ""], found, nest.named(plan.order[-1]), columns)}
+    dot, inner = DOTS[plan.instruction or ""], nest.named(plan.order[-1])
+    return {found.b.source: _layout(nest, dot, found, inner, columns, plan.step)}
 
 
 def _types(found: Contraction) -> tuple[str, str]:
     return found.a.dtype.name, found.b.dtype.name
 
 
-def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int) -> Layout:
+def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int, step: int) -> Layout:
     block = block_of(dot, extent_of(inner.extent))
-    width = dot.lanes if dot.is_tile else columns
-    return panel_layout(found, found.outer(nest, inner), inner, dot.group, block, width)
+    return panel_layout(found, found.outer(nest, inner), inner, dot, block, columns, step)
 
 
 def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -> _Candidate | None:
@@ -175,14 +180,15 @@ def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -
     if dot.is_tile:
         rows, columns = _tile_shape(-(-height // dot.rows), -(-width // dot.lanes))
         fill *= height / (-(-height // dot.rows) * dot.rows) * width / (-(-width // dot.lanes) * dot.lanes)
-        rows, columns = rows * dot.rows, columns * dot.lanes
+        rows, columns = rows * rows_of_a_register(nest, found, inner, context), columns * dot.lanes
     else:
         is_moved = dot.moves(*_types(found))[1] != 0
         rows, columns = _vector_shape(dot, height, width, context.target, is_moved)
         fill *= rows / (rows + is_moved)
     own = context.layout(found.b.source)
     is_ready = found.is_packable and found.b.source in context.constants
-    is_ready = is_ready and (own.is_natural or own == _layout(nest, dot, found, inner, columns))
+    step = _step(nest, dot, found, inner, rows, columns, context.target)
+    is_ready = is_ready and (own.is_natural or own == _layout(nest, dot, found, inner, columns, step))
     if not is_ready and height < _LEAST_ROWS:
         return None
     return _Candidate(dot, found, inner, rows, columns, fill * instruction_rate(dot, context.target))

@@ -39,6 +39,7 @@ class NestPlan:
     pad: int = 0  # elements added to the innermost storage axis against bank conflicts
     stages: int = 1  # pipeline stages of the loads that feed it
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
+    packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
 
 

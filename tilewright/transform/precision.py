@@ -10,15 +10,19 @@ from dataclasses import replace
 
 from tilewright.errors import OptionError
 from tilewright.ir import dtypes
+from tilewright.ir.bounds import upper
 from tilewright.ir.compute import Compute, Program, Reduce, Scan
-from tilewright.ir.expr import Const, Expr, Load, cast, is_op, rewrite, select
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, cast, is_op, rewrite, select
 from tilewright.ir.products import factors, is_zero
+from tilewright.ir.simplify import linear
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.extremes import extremes_of_bytes
 from tilewright.transform.quantise import form_of, use_integers
 from tilewright.transform.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
+
+_LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros
 
 
 def set_precision(program: Program, target: Target, precision: str | None) -> Program:
@@ -28,21 +32,59 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
     if precision == "bfloat16":
         if target.kind != "cpu":
             raise OptionError(f"precision 'bfloat16' is for CPUs alone so far, not {target.name!r}")
-        program = use_bfloat16(program)
+        program = use_bfloat16(program, target)
     return _with_guards_outside(program)
 
 
-def use_bfloat16(program: Program) -> Program:
-    """Operands of float32 contractions in bfloat16; what produces them rounds once, as it stores."""
+def use_bfloat16(program: Program, target: Target) -> Program:
+    """Operands of float32 contractions in bfloat16; what produces them rounds once, as it stores. Where matrix
+    registers multiply them, sums that those cannot take stay as they are: vectors would have to widen every operand."""
+    has_matrices = "amx_bf16" in target.features
     wanted: dict[Tensor, Encoding] = {}
     direct: set[Tensor] = set()
     for compute in all_computes(program):
         operands = contracted(compute)
         if operands is None or any(n.dtype is not dtypes.float32 for n in operands):
             continue
+        if has_matrices and not _is_matrix_product(compute, operands):
+            continue
         direct.update(compute.outputs)
         wanted.update((n.source, converted(dtypes.bfloat16, dtypes.float32)) for n in operands)
     return change_storage(program, wanted, direct)[0]
+
+
+def _is_matrix_product(compute: Compute, operands: tuple[Load, Load]) -> bool:
+    """Whether one operand has a column of its own for every result, and rows of the other are long enough to fill a
+    matrix register."""
+    assert isinstance(compute, Reduce)
+    for columns, rows in (operands, operands[::-1]):
+        own, along = _own(columns), _own(rows) | _apart(rows)
+        length = max((_extent(r) for r in compute.reduce_axes if r in along), default=0)
+        others = axes_of(*rows.indices)
+        has_columns = any(a in own and a not in others and _extent(a) > 1 for a in compute.axes)
+        if has_columns and length >= _LEAST_SUMMED and all(r in own for r in compute.reduce_axes):
+            return True
+    return False
+
+
+def _own(read: Load) -> set[Axis]:
+    """Axes that are an index by themselves, and in no other."""
+    plain = {i.axis for i in read.indices if isinstance(i, Var)}
+    return {a for a in plain if sum(a in axes_of(i) for i in read.indices) == 1}
+
+
+def _apart(read: Load) -> set[Axis]:
+    """Axes of windows that do not lie over each other: r of x * size(r) + r is as good as an index by itself."""
+    found = set()
+    for form in map(linear, read.indices):
+        for term, factor in form.terms.items():
+            if isinstance(term, Var) and factor == 1 and _extent(term.axis) in form.terms.values():
+                found.add(term.axis)
+    return found
+
+
+def _extent(axis: Axis) -> int:
+    return axis.extent if isinstance(axis.extent, int) else int(upper(axis.extent))
 
 
 def contracted(compute: Compute) -> tuple[Load, Load] | None:
