@@ -97,7 +97,6 @@ def find_chains(nodes: Nodes) -> list[Chain]:
         if node.kind is not None:
             groups.setdefault(node.kind, []).append(node)
     candidates = [g for g in groups.values() if len(g) >= FEWEST]
-    # the last compute of a round ends it: earlier ones as anchors leave parts of rounds over
     candidates.sort(key=lambda g: (-len(g), -g[0].place))
     chains: list[Chain] = []
     walked: set[Node] = set()  # computes of steps that were looked at, whatever came of it
@@ -108,8 +107,17 @@ def find_chains(nodes: Nodes) -> list[Chain]:
         found = _Walk(nodes, group)
         if not found.is_chain:
             continue
+        made = list(found.chains())
+        # the last compute of a round ends it: an earlier one as its anchor leaves parts of rounds over
+        kinds = {n.kind for chain in made for n in chain.steps[0]}
+        last = max((groups[kind] for kind in kinds), key=lambda g: g[0].place, default=group)
+        if last is not group and len(last) >= FEWEST:
+            other = _Walk(nodes, last)
+            chains_of_it = list(other.chains()) if other.is_chain else []
+            if sum(len(c.steps) for c in chains_of_it) >= sum(len(c.steps) for c in made):
+                found, made = other, chains_of_it
         walked.update(n for step in found.steps[1:] for n in step)
-        for chain in found.chains():
+        for chain in made:
             own = {n for step in chain.steps for n in step}
             if taken.isdisjoint(own):
                 chains.append(chain)

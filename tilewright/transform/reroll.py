@@ -197,10 +197,15 @@ class _Loop:
         for place in range(len(self.first) - 1, -1, -1):
             if place in needed:
                 needed.update(r.node for r in self.chain.refs[place] if r.node >= 0)
+        # what reads the step before is made inside, and so is all that it reads
+        bound = {place for place, refs in enumerate(self.chain.refs) if any(r.before for r in refs)}
+        for place in range(len(self.first) - 1, -1, -1):
+            if place in bound:
+                bound.update(r.node for r in self.chain.refs[place] if r.node >= 0)
         found: set[int] = set()
         for place, node in enumerate(self.first):
             refs = self.chain.refs[place]
-            if place in needed or place in self.early:
+            if place in needed or place in bound or place in self.early:
                 continue
             if any(r.node in found for r in refs) or self._reads_weights(node, refs):
                 found.add(place)
