@@ -171,14 +171,15 @@ def without_choices(value: Expr, axes: Mapping[Axis, int]) -> Expr:
     """select(i < 1, x[0], select(i < 2, x[1], ...)) as x[i]: parts of one form, each as wide as the others, put one
     behind the other."""
     parts, limits, axis = _choices(value)
-    if axis is None or len(parts) < 3 or limits[0] < 1 or axis.extent != limits[0] * len(parts):
+    if axis is None or len(parts) < 2 or limits[0] < 1 or not isinstance(axis.extent, int):
         return value
     width = limits[0]
-    if any(b - a != width for a, b in pairwise(limits)):
+    rest = axis.extent - width * len(limits)  # the last part may be shorter
+    if any(b - a != width for a, b in pairwise(limits)) or not 0 < rest <= width:
         return value
-    within = Axis(axis.name, width)  # the place in a part
-    own = {**axes, within: len(axes)}
-    moved = [simplify(substitute(part, {axis: var(within) + k * width})) for k, part in enumerate(parts)]
+    within = [Axis(axis.name, width if k < len(limits) else rest) for k in range(len(parts))]  # the place in a part
+    own = {**axes, **dict.fromkeys(within, len(axes))}
+    moved = [simplify(substitute(p, {axis: var(within[k]) + k * width})) for k, p in enumerate(parts)]
     forms = [form_of((part,), own) for part in moved]
     first, second = forms[0], forms[1]
     if first is None or second is None or len(first.numbers) != len(second.numbers):
@@ -193,7 +194,7 @@ def without_choices(value: Expr, axes: Mapping[Axis, int]) -> Expr:
     (joined,) = rebuilt(
         moved[:1], lambda n, i: load(first.sources[n], i), lambda n: affine(first.numbers[n], steps[n], part)
     )
-    return simplify(substitute(joined, {within: simplify(var(axis) % width)}))
+    return simplify(substitute(joined, {within[0]: simplify(var(axis) % width)}))
 
 
 def _choices(value: Expr) -> tuple[list[Expr], list[int], Axis | None]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
-from tilewright.ir.expr import Axis, Expr, load, loads, substitute, var
+from tilewright.ir.expr import Axis, Expr, Load, load, loads, substitute, var
 from tilewright.ir.folding import without_dead
 from tilewright.ir.tensor import Tensor, elements
 from tilewright.transform.forms import Views, affine, rebuilt, without_choices
@@ -84,8 +84,12 @@ def _rewritten(program: Program, nodes: Nodes, chains: Iterable[Chain]) -> Progr
             views.add(view)
             units.append((first, [view]))
     for place, compute in enumerate(program.computes):
-        if compute not in inside:
-            units.append((place, [_read_through(compute, nodes.views, views)]))
+        if compute in inside:
+            continue
+        new = _read_through(compute, nodes.views, views)
+        units.append((place, [new]))
+        if new is not compute and isinstance(new, Map) and isinstance(new.value, Load):
+            views.add(new)  # parts put one behind the other that are one part of the stack
     units.sort(key=lambda unit: unit[0])
     ordered = _in_order([unit for _, unit in units])
     return without_dead(replace(program, computes=tuple(ordered), constants=constants))
