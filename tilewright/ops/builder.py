@@ -20,6 +20,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 
 Shape = tuple[int, ...]
+MOST_OPERANDS = 64  # of one expression: operators that take any number of tensors combine more by parts
 _SMALL = 64  # elements up to which equal constants are shared
 
 # What one node may ask for. A file can name any number; beyond these nothing is made, not even a plan.

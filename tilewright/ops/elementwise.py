@@ -12,7 +12,7 @@ from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Expr, cast, const, eq, le, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import MOST_OPERANDS, Builder, dims
 from tilewright.ops.registry import operator
 
 
@@ -64,7 +64,15 @@ def _old_broadcast(b: Builder, node: Node, x: Tensor, y: Tensor) -> Tensor:
 def _variadic(name: str, combine: Callable[[Expr, Expr], Expr]) -> None:
     @operator(name)
     def lower(b: Builder, node: Node, *tensors: Tensor) -> Tensor:
-        return elementwise(b, lambda *values: _chain(combine, values), *tensors)
+        return elementwise(b, lambda *values: _chain(combine, values), *_combined(b, combine, tensors))
+
+
+def _combined(b: Builder, combine: Callable[[Expr, Expr], Expr], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """So few tensors that one expression combines them, by combining the first of them, as often as need be."""
+    while len(tensors) > MOST_OPERANDS:
+        first = elementwise(b, lambda *values: _chain(combine, values), *tensors[:MOST_OPERANDS])
+        tensors = (first, *tensors[MOST_OPERANDS:])
+    return tensors
 
 
 def _chain(combine: Callable[[Expr, Expr], Expr], values: tuple[Expr, ...]) -> Expr:
@@ -101,7 +109,11 @@ _variadic("Max", maximum)
 
 @operator("Mean")
 def mean(b: Builder, node: Node, *tensors: Tensor) -> Tensor:
-    return elementwise(b, lambda *v: op("div", _chain(lambda x, y: x + y, v), float(len(v))), *tensors)
+    def add(x: Expr, y: Expr) -> Expr:
+        return x + y
+
+    parts = _combined(b, add, tensors)
+    return elementwise(b, lambda *v: op("div", _chain(add, v), float(len(tensors))), *parts)
 
 
 @operator("Mod", since=10)

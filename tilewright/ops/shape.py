@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, le, load, lt, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, clamp, dims, distinct_axes, reindex
+from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, reindex
 from tilewright.ops.registry import operator
 
 
@@ -200,6 +200,9 @@ def concatenated(b: Builder, hint: str, tensors: tuple[Tensor, ...], axis: int) 
     if len(rest) > 1 or len({t.dtype for t in tensors}) > 1:
         raise b.invalid(f"its inputs do not fit: {', '.join(map(repr, tensors))}")
     parts = [t for t in tensors if dims(t)[axis] > 0] or [tensors[0]]
+    while len(parts) > MOST_OPERANDS:  # parts of parts
+        groups = [tuple(parts[k : k + MOST_OPERANDS]) for k in range(0, len(parts), MOST_OPERANDS)]
+        parts = [concatenated(b, f"{hint}_part{k}", group, axis) for k, group in enumerate(groups)]
     if len(parts) == 1:
         return parts[0]
     starts = [sum(dims(t)[axis] for t in parts[:k]) for k in range(len(parts) + 1)]

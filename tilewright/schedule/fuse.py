@@ -14,6 +14,7 @@ from tilewright.schedule.propagate import extent_of
 from tilewright.schedule.written_out import composes, is_choice
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
+_LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
 _ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
@@ -46,18 +47,21 @@ def fuse_registers(
             if chain:
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
+    sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
             continue
         if any(t in choosing and t in result.inlined for t in reads(compute)) or is_choice(compute):
             choosing.add(compute.output)
-        if compute.output in kept:
+        size = sum(1 for _ in walk(compute.value))
+        sizes[compute.output] = size + sum(sizes[t] for t in reads(compute) if t in result.inlined)
+        if compute.output in kept or sizes[compute.output] > _LARGEST_COMPOSED:
             continue
         readers = users.get(compute.output, [])
         if _pads_bytes(compute, readers, staged):
             continue
-        if _composes(compute, readers, compute.output in choosing):
+        if _composes(compute, readers, compute.output in choosing) and _repeats_little(compute, users, kept):
             result.inlined[compute.output] = compute
     for compute in [c for c in result.inlined.values() if not is_view(c) or _sources(c) > 1]:
         for late in _repeated_behind(compute, users, result.inlined):
@@ -172,6 +176,25 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
     if cost > _CHEAP and len(readers) > 1:
         return False
     return all(_reader_accepts(compute, r, cost) for r in readers)
+
+
+def _repeats_little(compute: Map, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> bool:
+    """Whether no reduction would compute a costly map again and again by reading it through views of it, which vanish
+    into the reduction too."""
+    if data_cost(compute.value) <= _CHEAP:
+        return True
+    elements = prod(extent_of(a.extent) for a in compute.axes)
+    views = [r for r in users.get(compute.output, []) if is_view(r)]
+    while views:
+        view = views.pop()
+        if view.outputs[0] in kept:
+            continue
+        for reader in users.get(view.outputs[0], []):
+            if isinstance(reader, Reduce) and _domain(reader) > 1.01 * elements:
+                return False
+            if is_view(reader):
+                views.append(reader)
+    return True
 
 
 def _reader_accepts(compute: Map, reader: Compute, cost: int) -> bool:

@@ -194,14 +194,24 @@ def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     composed: dict[Tensor, Expr] = {}  # a map is composed once, however often it is read
 
     def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.source not in maps:
+        if not isinstance(node, Load) or node.source not in composed:
             return None
-        inner = maps[node.source]
-        if node.source not in composed:
-            composed[node.source] = inline(inner.value, maps)
-        return substitute(composed[node.source], dict(zip(inner.axes, node.indices, strict=True)))
+        return substitute(composed[node.source], dict(zip(maps[node.source].axes, node.indices, strict=True)))
 
-    return rewrite(root, rule) if any(n.source in maps for n in loads(root)) else root
+    def read(value: Expr) -> list[Tensor]:
+        return [n.source for n in loads(value) if n.source in maps and n.source not in composed]
+
+    stack = read(root)
+    while stack:  # each after what it reads itself
+        tensor = stack[-1]
+        waiting = [] if tensor in composed else read(maps[tensor].value)
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if tensor not in composed:
+            composed[tensor] = rewrite(maps[tensor].value, rule)
+    return rewrite(root, rule) if composed else root
 
 
 def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:

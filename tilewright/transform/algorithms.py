@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir.compute import Program
+from tilewright.transform.reroll import reroll
 from tilewright.transform.strassen import choose_products
 from tilewright.transform.wavefront import choose_orders
 from tilewright.transform.winograd import Predict, choose_convolutions
@@ -11,9 +12,11 @@ from tilewright.transform.winograd import Predict, choose_convolutions
 def choose_algorithms(
     program: Program, convolutions: Predict | None, products: Predict | None, recurrences: Predict | None
 ) -> Program:
-    """The Program with convolutions by Winograd's algorithms, products by Strassen's and stacked recurrences as
-    wavefronts, where that is predicted to pay; None, in the place of what predicts the time of any, leaves them as
-    they are."""
+    """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
+    by Strassen's and stacked recurrences as wavefronts, where that is predicted to pay; None, in the place of what
+    predicts the time of any, leaves them as they are."""
+    if recurrences is not None:
+        program = reroll(program)
     if convolutions is not None:
         program = choose_convolutions(program, convolutions)
     if recurrences is not None:

@@ -1,6 +1,6 @@
 """Largest and smallest of dequantised values, quantised again as they were: the largest and smallest of their bytes.
 
-    round(max (q - z)·s / s) + z  =  max q,  since s is positive.
+round(max (q - z)·s / s) + z  =  max q,  since s is positive.
 """
 
 from __future__ import annotations

@@ -108,9 +108,7 @@ class _Way:
         return tuple(c for c in (self.copy, self.compute, self.result) if c is not None)
 
 
-def stage_operands(
-    program: Program, target: Target, predict: Predict | None = None, always: bool = False
-) -> Program:
+def stage_operands(program: Program, target: Target, predict: Predict | None = None, always: bool = False) -> Program:
     """Copies in front of the contractions that gain by them; none on a GPU, which stages in shared memory anyway.
 
     `predict` tells the time of a Program: it decides the order of copies of inputs for results that leave the model.
