@@ -32,7 +32,6 @@ from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
 from tilewright.render.c_chains import RegisterCall, calls_together
 from tilewright.render.c_expressions import CExpressions
-from tilewright.render.c_names import with_own_names
 from tilewright.render.c_scope import Scope
 from tilewright.render.c_text import (
     TYPES,
@@ -329,4 +328,4 @@ class CKernel(CExpressions):
 
 def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int], dialect: str = "c") -> str:
     """The C text; the dialect "portable" spells instructions of other machines by what they mean."""
-    return CKernel(with_own_names(kernel), scratch_offsets, dialect).text()
+    return CKernel(kernel, scratch_offsets, dialect).text()
