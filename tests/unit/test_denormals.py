@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import ml_dtypes
@@ -15,11 +18,14 @@ from onnx import TensorProto
 
 import tilewright
 from tests.cpu_stages import model_of
+from tests.native_models import NATIVE, X, Y, kernel
 from tilewright import InternalError, OptionError, Options
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ops import lower
+from tilewright.runtime import ModelImage, Stage
 from tilewright.runtime.cache import Cache
+from tilewright.runtime.cpu_model import Denormals, table_source
 from tilewright.runtime.toolchain import compile_shared, default_flags, find_compiler, this_machine
 from tilewright.verifying import Verifier, difference
 
@@ -236,3 +242,55 @@ def test_results_smaller_than_the_smallest_number_are_the_same() -> None:
 def test_the_option_is_one_of_two() -> None:
     with pytest.raises(OptionError, match="denormals cannot be 'ignore': it is one of flush, keep"):
         Options(denormals="ignore")
+
+
+# ---- the same on x86, emulated
+
+EMULATED = """
+#include "driver.h"
+#include <stdio.h>
+#include <string.h>
+int main(void) {
+    static float x[6400], y[6400];
+    for (int i = 0; i < 6400; i++) x[i] = 1.5f * 0x1p-126f;
+    for (int threads = 1; threads <= 3; threads += 2) {
+        tw_model *m = tw_create(NULL, threads, 0, 0);
+        unsigned modes[] = {0x1f80, 0x9fc0, 0x5f80, 0x1d80}; /* plain, flushing, upwards, with a trap */
+        for (int k = 0; k < 4; k++) {
+            void *in[] = {x}, *out[] = {y};
+            int64_t ns[1];
+            memset(y, 0xff, sizeof y);
+            __builtin_ia32_ldmxcsr(modes[k]);
+            if (k % 2) tw_run_profile(m, in, out, ns);
+            else tw_run(m, in, out);
+            unsigned after = __builtin_ia32_stmxcsr() & ~0x3fu;
+            __builtin_ia32_ldmxcsr(0x1f80);
+            int zeros = 0;
+            for (int i = 0; i < 6400; i++) {
+                uint32_t bits;
+                memcpy(&bits, y + i, 4);
+                zeros += bits == 0;
+            }
+            printf("%d %d\\n", after == modes[k], zeros);
+        }
+        tw_destroy(m);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(("denormals", "zeros"), [("flush", 6400), ("keep", 0)])
+def test_on_x86_by_emulation(denormals: Denormals, zeros: int, tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None or find_spec("ziglang") is None:
+        pytest.skip("needs qemu-x86_64 and the ziglang package")
+    halve = kernel("halve", "const float *x = buffers[0]; float *y = buffers[1];\n"
+                   "for (int i = tile * 64; i < tile * 64 + 64; i++) y[i] = x[i] * 0.5f;")  # fmt: skip
+    image = ModelImage({"halve": halve}, (Stage("halve", 100, (X, Y)),), (25600,), (25600,), denormals=denormals)
+    for name, text in {"halve": halve, "table": table_source(image), "main": EMULATED}.items():
+        (tmp_path / f"{name}.c").write_text(text)
+    sources = ["halve.c", "table.c", "main.c", *(str(NATIVE / f"{n}.c") for n in ("driver", "team", "placing"))]
+    compile_it = [*find_compiler("zig").argv, "-target", "x86_64-linux-musl", "-O2", "-static", "-w", f"-I{NATIVE}"]
+    subprocess.run([*compile_it, *sources, "-o", "program"], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run([emulator, "./program"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:-1] == [f"1 {zeros}"] * 8

@@ -41,7 +41,6 @@ class Intrinsic:
     prelude: Mapping[str, str] = field(default_factory=dict)  # what a dialect must declare before the kernel
     permission: str | None = None  # what the system must grant a process before it may run it
 
-
     def is_portable(self, source: str) -> bool:
         """Whether a kernel's text spells its instructions by what they mean."""
         return bool(self.prelude.get("portable")) and self.prelude["portable"] in source

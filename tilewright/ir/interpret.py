@@ -88,9 +88,7 @@ class Sampler(Machine):
         wide: bool = False,
         flush: bool = False,
     ) -> None:
-        super().__init__(
-            bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush
-        )
+        super().__init__(bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush)
         self._producers = program.producers()
         self._partial: dict[Tensor, tuple[np.ndarray, np.ndarray]] = {}  # values and which of them are known
 
