@@ -12,6 +12,16 @@ from tilewright.errors import (
 )
 from tilewright.options import Options
 
+
+def __getattr__(name: str) -> object:
+    """`tilewright.ops`, which messages name, without its cost at every start."""
+    if name == "ops":
+        import tilewright.ops as ops
+
+        return ops
+    raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+
+
 __version__ = "0.1.0"
 
 __all__ = [

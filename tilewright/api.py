@@ -15,7 +15,7 @@ from numpy import empty
 
 from tilewright import stored
 from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
-from tilewright.options import Options
+from tilewright.options import Options, check_whole_number
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.target import Target, machine
 
@@ -97,6 +97,14 @@ def compile(
     `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
     takes them from the cache. The other arguments are the fields of the same name of `Options`; one that is given
     overrules `options`.
+
+    For example:
+
+        import numpy as np
+        import tilewright
+
+        model = tilewright.compile("model.onnx", shapes={"batch": 1}, threads=4)
+        (logits,) = model(np.zeros((1, 3, 224, 224), np.float32))
     """
     if _is_torch_module(model):
         raise UnsupportedError(
@@ -275,6 +283,7 @@ class Model:
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs to try the model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
+        check_whole_number("seed", seed, least=0)
         rng = np.random.default_rng(seed)
         arrays: dict[str, Array] = {}
         for port in self._inputs:
@@ -453,12 +462,21 @@ def checked_shapes(shapes: Shapes | None) -> dict[str, int | tuple[int, ...]]:
         raise OptionError(f"shapes must be a dict from a name to a shape, not a {type(shapes).__name__}")
     checked: dict[str, int | tuple[int, ...]] = {}
     for name, shape in shapes.items():
-        extents = [shape] if isinstance(shape, int) else shape
-        is_sequence = isinstance(extents, Sequence) and not isinstance(extents, str)
-        if not is_sequence or any(not isinstance(extent, int) or extent < 0 for extent in extents):
+        extents = _extents(shape)
+        if extents is None or not isinstance(name, str):
             raise OptionError(f"the shape of {name!r} must be a number or a tuple of them, not {shape!r}")
-        checked[name] = shape if isinstance(shape, int) else tuple(shape)
+        checked[name] = extents
     return checked
+
+
+def _extents(shape: object) -> int | tuple[int, ...] | None:
+    """A number or several, of Python or NumPy, none of them negative."""
+    if isinstance(shape, int | np.integer):
+        return int(shape) if not isinstance(shape, bool) and shape >= 0 else None
+    if isinstance(shape, str) or not isinstance(shape, Sequence | np.ndarray):
+        return None
+    found = [_extents(extent) for extent in shape]
+    return tuple(n for n in found if isinstance(n, int)) if all(isinstance(n, int) for n in found) else None
 
 
 def _is_torch_module(model: object) -> bool:

@@ -109,6 +109,9 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
     if options.stop_after is not None and options.stop_after not in stage_names:
         raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(stage_names)}")
+    for name, _ in options.overrides:
+        if name not in stage_names:
+            raise OptionError(f"no stage '{name}' to override: choose one of {', '.join(stage_names)}")
     stages = Stages(options, target)
     run = stages.run
     backend = _backend(target)
@@ -220,28 +223,35 @@ def _verify(result: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{number:02d}-{name}"
+    files: dict[str, str] = {}
     if isinstance(result, Graph):
-        (folder / f"{stem}.txt").write_text(text.graph_text(result))
+        files[f"{stem}.txt"] = text.graph_text(result)
     elif isinstance(result, Program):
-        (folder / f"{stem}.txt").write_text(text.program_text(result))
+        files[f"{stem}.txt"] = text.program_text(result)
     elif isinstance(result, Plan):
-        (folder / f"{stem}.json").write_text(result.to_json())
-        (folder / f"{stem}.txt").write_text(result.text())
+        files = {f"{stem}.json": result.to_json(), f"{stem}.txt": result.text()}
     elif isinstance(result, LoopProgram):
-        (folder / f"{stem}.txt").write_text(text.loops_text(result))
+        files[f"{stem}.txt"] = text.loops_text(result)
     elif isinstance(result, dict):
-        for kernel, source in result.items():
-            (folder / f"{stem}-{kernel}.{'cu' if target.kind == 'gpu' else 'c'}").write_text(source)
+        suffix = "cu" if target.kind == "gpu" else "c"
+        files = {f"{stem}-{kernel}.{suffix}": source for kernel, source in result.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write to {folder}: {error.strerror}; dump takes a folder") from error
 
 
 def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """An edited dump in place of a stage's result; what is wrong with it is the editor's to mend."""
     try:
-        edited = path.read_text()
+        edited = path.read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot read {path} to put in place of stage '{name}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"cannot read {path} to put in place of stage '{name}': it is no text") from error
     try:
         if name == "plan":
             plan = Plan.from_json(edited)

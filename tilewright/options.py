@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewright.errors import OptionError
 from tilewright.runtime.cache import default_root
+from tilewright.runtime.cpu_model import MAX_THREADS
 from tilewright.target import GPUS, stored_machines
 
 TARGETS = ("cpu", *GPUS)
@@ -41,7 +42,8 @@ class Options:
     schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
                 neighbours; "none" is one kernel an operator
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
-                at a relative error of about 2e-6 a layer instead of 1e-6; "direct" always sums as the model says
+                at a relative error of about 2e-6 a layer instead of 1e-6, a NaN or an infinity spreading to the other
+                results of its tile; "direct" always sums as the model says
     contraction "direct" sums as the model says; "strassen" may compute large products with weights by Strassen's
                 algorithm, where it is predicted to save time: rows then share their rounding errors two by two
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
@@ -79,6 +81,10 @@ class Options:
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("dump", "cache_dir"):
+            object.__setattr__(self, name, checked_path(name, getattr(self, name)))
+        stages = tuple((stage, checked_path("overrides", file)) for stage, file in checked_pairs(self.overrides))
+        object.__setattr__(self, "overrides", stages)
         check_target(self.target)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("convolution", self.convolution, CONVOLUTIONS)
@@ -87,7 +93,7 @@ class Options:
         check_fallback(self.fallback)
         check_precision(self.precision, self.target)
         if self.threads is not None:
-            check_whole_number("threads", self.threads, least=1)
+            check_whole_number("threads", self.threads, least=1, most=MAX_THREADS)
         check_whole_number("seed", self.seed, least=0)
         check_whole_number("tune", self.tune, least=0)
         if self.tune_seconds is not None:
@@ -158,10 +164,28 @@ def check_fallback(value: object) -> None:
     check_choice("fallback", value, FALLBACKS)
 
 
-def check_whole_number(option: str, value: object, *, least: int) -> None:
+def checked_path(option: str, value: object) -> Path | None:
+    """A path, given as one or as text."""
+    if value is None and option == "dump":
+        return None
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise OptionError(f"{option} cannot be {value!r}: it is a path")
+    return Path(value)
+
+
+def checked_pairs(value: object) -> list[tuple[str, Any]]:
+    pairs = list(value) if isinstance(value, list | tuple) else [None]
+    if any(not isinstance(p, list | tuple) or len(p) != 2 or not isinstance(p[0], str) for p in pairs):
+        raise OptionError(f"overrides cannot be {value!r}: they are pairs of a stage's name and a file")
+    return [(stage, file) for stage, file in pairs]  # type: ignore[misc]
+
+
+def check_whole_number(option: str, value: object, *, least: int, most: int | None = None) -> None:
     # bool is an int in Python, and threads=True is a slip
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise OptionError(f"{option} cannot be {value!r}: it is a whole number, {least} or more")
+    if most is not None and value > most:
+        raise OptionError(f"{option} cannot be {value!r}: it is at most {most}")
 
 
 def check_seconds(option: str, value: object) -> None:

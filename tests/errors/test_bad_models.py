@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tilewright import TilewrightError
 from tilewright.frontend.onnx import load
 from tilewright.ops.lower import lower
 
-F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 IMAGE = {"x": (F, [1, 2, 6, 6])}
 MATRIX = {"x": (F, [2, 3])}
 WEIGHTS = {"w": np.ones((2, 2, 3, 3), np.float32)}
@@ -59,12 +60,14 @@ def one(
 
 def function(name: str, calls: str) -> FunctionProto:
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
-    return helper.make_function("own", name, ["a"], ["b"], [helper.make_node(calls, ["a"], ["b"], domain="own")], imports)
+    return helper.make_function(
+        "own", name, ["a"], ["b"], [helper.make_node(calls, ["a"], ["b"], domain="own")], imports
+    )
 
 
 def doublings(first: str) -> ModelProto:
     names = [first, *(f"d{n}" for n in range(35))]
-    nodes = [helper.make_node("Concat", [a, a], [b], name="the_node", axis=0) for a, b in zip(names, names[1:], strict=False)]
+    nodes = [helper.make_node("Concat", [a, a], [b], name="the_node", axis=0) for a, b in pairwise(names)]
     nodes.append(helper.make_node("ReduceSum", [names[-1]], ["y"]))
     return model(nodes, MATRIX, constants={"c": np.ones(4, np.float32)})
 
@@ -86,7 +89,7 @@ def pool(op: str = "MaxPool", **attributes: Any) -> ModelProto:
 BRANCH = helper.make_graph(
     [helper.make_node("Relu", ["x"], ["z"])], "branch", [], [helper.make_tensor_value_info("z", F, None)]
 )
-INDICES = {"x": (I, [3])}
+INDICES = {"x": (INT, [3])}
 VALUES = {"v": np.array([0, 1], np.float32)}
 IN_NODE = "node 'the_node'"
 
@@ -160,7 +163,7 @@ CASES: dict[str, tuple[Any, str]] = {
         "the result 'ii' of its equation",
     ),
     "Einsum invents": (one("Einsum", equation="ij->iz"), "the result 'iz' of its equation"),
-    "output type": (one("Relu", out=(I, [2, 3])), "output 'y' is declared as int64, but is float32"),
+    "output type": (one("Relu", out=(INT, [2, 3])), "output 'y' is declared as int64, but is float32"),
     "Gather": (one("Gather", given=["x", "k"], constants={"k": integers(0, 5)}), "index 5 is outside an axis of 2"),
     "Gather -3": (one("Gather", given=["x", "k"], constants={"k": integers(-3)}), "index -3 is outside an axis of 2"),
     "GatherElements": (
@@ -171,12 +174,12 @@ CASES: dict[str, tuple[Any, str]] = {
         one("GatherND", given=["x", "k"], constants={"k": integers(1, 3).reshape(1, 2)}),
         "index 3 is outside an axis of 3",
     ),
-    "Gather of nothing": (one("Gather", {"x": (F, [0, 3]), "k": (I, [2])}, ["x", "k"]), "of an axis that has none"),
+    "Gather of nothing": (one("Gather", {"x": (F, [0, 3]), "k": (INT, [2])}, ["x", "k"]), "of an axis that has none"),
     "Compress": (
         one("Compress", given=["x", "c"], constants={"c": np.array([True] * 9)}, axis=0),
         "keeps element 8 of an axis of 2",
     ),
-    "ArgMax of nothing": (one("ArgMax", {"x": (F, [2, 0])}, out=(I, None), axis=1), "an axis without elements"),
+    "ArgMax of nothing": (one("ArgMax", {"x": (F, [2, 0])}, out=(INT, None), axis=1), "an axis without elements"),
     "doubled constants": (doublings("c"), "2147483648 are supported"),
     "doubled inputs": (doublings("x"), "2147483648 are supported"),
     "Expand huge": (one("Expand", given=["x", "k"], constants={"k": integers(1 << 40, 2, 3)}), "are supported"),
@@ -190,11 +193,13 @@ CASES: dict[str, tuple[Any, str]] = {
     ),
     "Resize -1": (one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, -1, 1], np.float32)}), "scale -1.0"),
     "Range huge": (
-        one("Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 1 << 60), ("c", 1))}, (I, None)),
+        one(
+            "Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 1 << 60), ("c", 1))}, (INT, None)
+        ),
         "2147483648 are supported",
     ),
     "Range 0": (
-        one("Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 9), ("c", 0))}, (I, None)),
+        one("Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 9), ("c", 0))}, (INT, None)),
         "step 0",
     ),
     "SpaceToDepth -2": (one("SpaceToDepth", IMAGE, blocksize=-2), "blocksize -2"),

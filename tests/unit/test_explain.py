@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tests.cpu_stages import model_of
 from tests.gpu_stages import attention, graph, softmax_of_matmul
 from tilewright.cli.main import main
 from tilewright.compiler import Artifact, build
@@ -148,15 +150,13 @@ class Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.rects = 0
+        self.classes: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("script", "link", "img", "iframe") and "src" not in dict(attrs) and "href" not in dict(attrs)
+        self.classes.append(dict(attrs).get("class") or "")
         if tag not in ("meta", "br"):
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.rects += tag == "rect"
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -170,8 +170,21 @@ def test_the_page_stands_alone() -> None:
     page.feed(text)
     assert not page.open
     assert "url(" not in text and "http" not in text
-    assert page.rects >= 5 * 4, "a frame, a nest and two bars a kernel"
+    kernels = page.classes.count("kernel")
+    assert kernels >= 4 and page.classes.count("nest") >= kernels and page.classes.count("amount") == 2 * kernels
     assert "<code>o</code>" in text and "&lt;script&gt;" in text
+
+
+def test_the_page_fits_any_width_and_cuts_nothing() -> None:
+    """Boxes grow with their labels and wrap: no picture of a fixed width, no label shortened to fit one."""
+    long = "Sigmoid"
+    nodes = [(long, [f"t{n}" if n else "x"], f"t{n + 1}", {}) for n in range(12)]
+    text = explain_html(explained(model_of(nodes, {"x": (4, 6)}, {"t12": (4, 6)}), "none"), "café & co.onnx")
+    assert "<title>café &amp; co.onnx for " in text and "<h1>café &amp; co.onnx for " in text
+    assert '<meta name="viewport" content="width=device-width">' in text
+    assert "<svg" not in text and "\u2026" not in text
+    fixed = [int(n) for n in re.findall(r"[^-]width: ?(\d+)px", text)]
+    assert max(fixed, default=0) < 400
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +192,8 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     model.write_bytes(softmax_of_matmul(4, 8, 6).SerializeToString())
     stopped = ["explain", str(model), "--stop-after", "plan"]
     assert main([*stopped, "--html", str(page)]) == 0
-    assert page.read_text().startswith("<!doctype html>")
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "<h1>m.onnx for " in page.read_text(encoding="utf-8")
     assert main([*stopped, "--html", str(tmp_path / "nowhere" / "m.html")]) == 2
     assert "cannot write" in capsys.readouterr().err
     assert main([*stopped, "--json"]) == 0

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"stored", "report", "tune", *COMPILER_AND_BELOW},
     "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
-    "": {"api", "options"},  # tilewright/__init__.py
+    "": {"api", "options", "ops"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_names(interface, inputs)
     else:
         inputs = draw_inputs(interface, dimensions)
-    with counting(f"timing {path.name}") as tell:
+    with counting(f"timing {common.printable(path.name)}") as tell:
         comparison = compare(
             path,
             runtimes,
@@ -118,6 +118,13 @@ def open_dimensions(interface: ModelInterface, shapes: Mapping[str, Sequence[int
     values = {value.name: value for value in interface.inputs}
     dimensions: dict[str, int] = {}
     for name, shape in shapes.items():
+        if (
+            name not in values
+            and len(shape) == 1
+            and any(d.dim_param == name for v in values.values() for d in v.type.tensor_type.shape.dim)
+        ):
+            dimensions[name] = shape[0]
+            continue
         if name not in values:
             raise InputError(f"there is no input {name!r}; {suggest(name, list(values))}")
         declared = values[name].type.tensor_type.shape.dim

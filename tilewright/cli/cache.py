@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from tilewright.cli import common
+from tilewright.errors import ToolError
 from tilewright.options import Options
-from tilewright.runtime.cache import Cache
+from tilewright.runtime.cache import Cache, CacheError
 
 DESCRIPTION = """\
 Compiled kernels and packed weights are kept on disk, so that a model compiles once. This shows where
@@ -27,9 +28,12 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     cache = Cache(Options.from_environment().cache_dir)
-    stats = cache.stats()
-    if arguments.action == "clear":
-        cache.clear()
+    try:
+        stats = cache.stats()
+        if arguments.action == "clear":
+            cache.clear()
+    except CacheError as error:
+        raise ToolError(str(error)) from error
     facts = {
         "path": str(stats.root),
         "entries": stats.entries,

@@ -40,7 +40,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         type=parse_shape,
         action="append",
         default=[],
-        help="the shape of an input whose shape the model leaves open; may be repeated",
+        help="the shape of an input whose shape the model leaves open, or the size of a dimension by its name "
+        "(--shape batch=2); may be repeated",
     )
 
 
@@ -107,9 +108,10 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
-def compile_model(arguments: argparse.Namespace) -> Model:
-    """Compile as the command line says, showing progress."""
-    with working(f"compiling {arguments.model.name}") as tell:
+def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Model:
+    """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open."""
+    shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
+    with working(f"compiling {printable(arguments.model.name)}") as tell:
         options = Options.from_environment(
             target=arguments.target,
             threads=arguments.threads,
@@ -126,7 +128,7 @@ def compile_model(arguments: argparse.Namespace) -> Model:
             verify=arguments.verify,
             progress=tell,
         )
-        return compile(arguments.model, shapes=dict(arguments.shape), options=options)
+        return compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options)
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -184,6 +186,11 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
 def output_console() -> Console:
     """For tables on stdout. Into a pipe they are as wide as they need, where a terminal would fold them."""
     return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: characters that command one are spelled out, lines stay."""
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_json(value: object) -> None:

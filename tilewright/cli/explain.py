@@ -37,13 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     model = common.compile_model(arguments)
     if arguments.html is not None:
         try:
-            arguments.html.write_text(explain_html(model.artifact), encoding="utf-8")
+            arguments.html.write_text(explain_html(model.artifact, arguments.model.name), encoding="utf-8")
         except OSError as error:
             raise OptionError(f"cannot write {arguments.html}: {error.strerror}") from error
     if arguments.json:
         common.print_json(explain_json(model.artifact))
     elif arguments.html is None:
-        sys.stdout.write(explain_text(model.artifact))
+        sys.stdout.write(common.printable(explain_text(model.artifact)))
     else:
         sys.stdout.write(f"wrote {arguments.html}\n")
     return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 import tilewright
-from tilewright.cli import bench, cache, devices, explain, run
+from tilewright.cli import bench, cache, common, devices, explain, run
 from tilewright.errors import InternalError, TilewrightError
 
 DESCRIPTION = """\
@@ -37,6 +38,9 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may hold what the terminal's encoding does not
     parsed = make_parser().parse_args(arguments)
     try:
         status: int = parsed.command(parsed)
@@ -73,4 +77,4 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def one_line(text: str) -> str:
-    return " ".join(text.split("\n")).strip()
+    return common.printable(" ".join(text.split("\n")).strip())

@@ -41,14 +41,19 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
     start = time.perf_counter()
-    model = common.compile_model(arguments)
+    model = common.compile_model(arguments, given)
     compiled_s = time.perf_counter() - start
+    if not model.can_run and arguments.json:
+        dump = None if arguments.dump is None else str(arguments.dump)
+        summary = {"model": str(arguments.model), "compile_s": compiled_s, "stopped_after": arguments.stop_after}
+        common.print_json({**summary, "dump": dump, "verified": arguments.verify})
+        return 0
     if not model.can_run:
         where = f"; see {arguments.dump}" if arguments.dump is not None else "; add --dump DIR to see its result"
         Console(stderr=True).print(f"stopped after {arguments.stop_after}{where}", markup=False, highlight=False)
         return 0
     inputs = model.random_inputs(arguments.seed) if given is None else common.restore_types(given, model.inputs)
-    with working(f"running {arguments.model.name}"):
+    with working(f"running {common.printable(arguments.model.name)}"):
         start = time.perf_counter()
         outputs = model.run(inputs)
         run_s = time.perf_counter() - start
@@ -60,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             "compile_s": compiled_s,
             "first_run_ms": 1e3 * run_s,
             "kernel_calls": len(model.calls),
+            "dump": None if arguments.dump is None else str(arguments.dump),
+            "verified": arguments.verify,
             "outputs": [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in outputs.items()],
         }
         common.print_json(summary)
@@ -67,10 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     console = common.output_console()
     console.print(output_table(outputs))
     console.print(
-        f"compiled in {compiled_s:.2f} s to {len(model.calls)} kernel calls; "
-        f"the first run took {1e3 * run_s:.2f} ms",
+        f"compiled in {compiled_s:.2f} s to {len(model.calls)} kernel calls; the first run took {1e3 * run_s:.2f} ms",
         highlight=False,
     )
+    if arguments.verify:
+        console.print("every stage gives what the interpreter gives", highlight=False)
+    if arguments.dump is not None:
+        console.print(f"wrote every form of the model to {arguments.dump}", markup=False, highlight=False)
     if arguments.outputs is not None:
         console.print(f"wrote {arguments.outputs}", markup=False, highlight=False)
     return 0
@@ -80,7 +90,10 @@ def output_table(outputs: dict[str, Array]) -> Table:
     table = Table("output", "type", "shape", "smallest", "mean", "largest")
     for name, array in outputs.items():
         table.add_row(
-            escape(name), array.dtype.name, "x".join(str(n) for n in array.shape) or "scalar", *summarise(array)
+            escape(common.printable(name)),
+            array.dtype.name,
+            "x".join(str(n) for n in array.shape) or "scalar",
+            *summarise(array),
         )
     return table
 

@@ -101,7 +101,9 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
     for imported in model.opset_import:
         if not 0 < imported.version < _NO_VERSION:
             name = imported.domain or "ai.onnx"
-            raise ModelError(f"the model asks for version {imported.version} of operator set {name}, which there is not")
+            raise ModelError(
+                f"the model asks for version {imported.version} of operator set {name}, which there is not"
+            )
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
     context.opset_imports = {i.domain: i.version for i in model.opset_import} or {"": 1}
@@ -238,6 +240,11 @@ def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes:
     protos = [p for p in graph.input if p.name not in constants]
     sizes = {name: int(size) for name, size in shapes.items() if isinstance(size, int | np.integer)}
     full = {name: [int(n) for n in shape] for name, shape in shapes.items() if name not in sizes}  # type: ignore[union-attr]
+    # a shape of one number may be meant for a dimension
+    dimensions = {d.dim_param for p in protos for d in p.type.tensor_type.shape.dim}
+    for name in [n for n, shape in full.items() if len(shape) == 1 and n in dimensions]:
+        if all(p.name != name for p in protos):
+            sizes[name] = full.pop(name)[0]
     _check_shapes(protos, full, sizes)
     # a full shape also binds the names of its dimensions, for inputs that share them
     for proto in protos:
@@ -301,7 +308,10 @@ def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[s
 
 def _template(proto: onnx.ValueInfoProto) -> str:
     """The shape to pass, with dots for what the user has to fill in."""
-    parts = [str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else "..." for d in proto.type.tensor_type.shape.dim]
+    parts = [
+        str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else "..."
+        for d in proto.type.tensor_type.shape.dim
+    ]
     return f"[{', '.join(parts)}]"
 
 

@@ -40,7 +40,9 @@ class Expr:
     args: tuple[Expr, ...]
     axes: tuple[Axis, ...]  # every axis below, each once, in the order of a walk
     reads: bool  # whether it is a Load or holds one
-    wraps: bool  # whether it holds data (a Load, a State): its integers wrap around, those of indices never reach the end
+    wraps: (
+        bool  # whether it holds data (a Load, a State): its integers wrap around, those of indices never reach the end
+    )
     simplified: Any
     as_linear: Any
     interval: Any

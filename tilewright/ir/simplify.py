@@ -58,7 +58,9 @@ class Linear:
             if not coefficient:
                 continue
             size = abs(coefficient)
-            lowest = coefficient == dtypes.index.limits[0]  # its size is no number of the type, and it is its own negative
+            lowest = (
+                coefficient == dtypes.index.limits[0]
+            )  # its size is no number of the type, and it is its own negative
             piece = term if size == 1 else _make_op(_MUL, (term, const(-size if lowest else size)), dtypes.index)
             if result is None:
                 result = piece if coefficient > 0 else _make_op(_MUL, (term, const(coefficient)), dtypes.index)
@@ -311,13 +313,17 @@ def _is_exact(value: Expr) -> bool:
     if not value.wraps:
         return True
     low, high = linear(value).interval()
-    return -_LIMIT <= low and high < _LIMIT
+    return low >= -_LIMIT and high < _LIMIT
 
 
 def _gap(a: Expr, b: Expr) -> Interval:
     """The interval of a - b among all integers."""
     if _is_exact(a) and _is_exact(b):
-        return bounds(simplify_difference(a, b)) if not (a.wraps or b.wraps) else linear(a).plus(linear(b).scaled(-1)).interval()
+        return (
+            bounds(simplify_difference(a, b))
+            if not (a.wraps or b.wraps)
+            else linear(a).plus(linear(b).scaled(-1)).interval()
+        )
     left, right = bounds(a), bounds(b)
     return left[0] - right[1], left[1] - right[0]
 

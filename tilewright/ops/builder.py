@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.ir import dtypes
+from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
@@ -131,7 +132,7 @@ class Builder:
     def emit(self, compute: Compute) -> None:
         """Append a compute, or evaluate it at once when all it reads is constant."""
         if isinstance(compute, Reduce):
-            steps = prod(a.extent for a in (*compute.axes, *compute.reduce_axes))  # type: ignore[misc]
+            steps = prod(fixed(a.extent) for a in (*compute.axes, *compute.reduce_axes))
             if steps > MOST_STEPS:
                 raise self.unsupported(f"it would take {steps} steps to compute; {MOST_STEPS} are supported")
         if foldable(compute, self.constants) and self._worth_folding(compute):
@@ -281,7 +282,7 @@ def clamp(index: Expr, extent: int) -> Expr:
 def wrapped(b: Builder, indices: Tensor, at: Sequence[ExprLike], extent: int) -> Expr:
     """A data-dependent index: negative ones count from the end. One that is out of range is an error where it is known,
     and at run time the nearest that is in range."""
-    if extent == 0 and prod(dims(indices)):
+    if extent == 0 and 0 not in dims(indices):
         raise b.invalid("it takes elements of an axis that has none")
     known = b.value(indices)
     index = cast(b.read(indices, at), dtypes.index)

@@ -281,8 +281,8 @@ def _softplus(x: Expr) -> Expr:
 
 
 def _mish(x: Expr) -> Expr:
-    """x tanh(log(1 + e^x)) as x (e^2x + 2e^x) / (e^2x + 2e^x + 2), where nothing cancels. Far below zero it is x e^x, and
-    e^x alone would be denormal where that is not."""
+    """x tanh(log(1 + e^x)) as x (e^2x + 2e^x) / (e^2x + 2e^x + 2), where nothing cancels. Far below zero it is x e^x,
+    and e^x alone would be denormal where that is not."""
     far = lt(x, -_EXP_REACH[x.dtype.name] + 8)
     power_ = op("exp", select(far, x * 0.5, minimum(x, _MISH_REACH)))
     grown = power_ * (power_ + 2)

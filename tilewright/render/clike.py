@@ -269,7 +269,9 @@ class ExprPrinter:
         if spelling.symbol in "+-*" and not enough and exceeds(node):
             # among unsigned numbers, which wrap around; C leaves open what signed ones do
             wide = self.c_type(dtypes.uint64 if node.dtype.bits == 64 else dtypes.uint32)
-            product = " ".join((f"({wide}){_wrapped(left, UNARY)}", spelling.symbol, f"({wide}){_wrapped(right, UNARY)}"))
+            product = " ".join(
+                (f"({wide}){_wrapped(left, UNARY)}", spelling.symbol, f"({wide}){_wrapped(right, UNARY)}")
+            )
             if node.dtype.bits < 32:
                 return product, spelling.precedence
             return f"({self.c_type(node.dtype)})({product})", UNARY

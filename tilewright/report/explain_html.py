@@ -11,39 +11,50 @@ from typing import Any
 from tilewright.compiler import Artifact
 from tilewright.report.explain import explain_json, kind_of, size_text, time_text
 
-_WIDTH = 1120
-_BOX_LEFT, _BOX_WIDTH = 150, 640  # of a kernel's picture; the rail of main memory is on its left, bars on its right
-_TIME_LEFT, _TRAFFIC_LEFT = _BOX_LEFT + _BOX_WIDTH + 16, _BOX_LEFT + _BOX_WIDTH + 176
-_NEST_WIDTH, _NEST_HEIGHT, _GAP = 145, 46, 10
-_A_ROW = (_BOX_WIDTH - _GAP) // (_NEST_WIDTH + _GAP)
 _FAR, _NEAR, _REGISTERS, _STREAMED = "#c2543d", "#2f7f5f", "#4067a8", "#8a5fb0"
 
-_STYLE = f"""
-body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fbfaf8 }}
-body {{ max-width: {_WIDTH}px; margin: 2em auto; padding: 0 1em }}
-h1 {{ font-size: 1.5em; margin-bottom: .1em }} h2 {{ font-size: 1.15em; margin-top: 2em }}
-.quiet {{ color: #666 }} svg {{ max-width: 100%; height: auto; display: block }}
-svg text {{ font: 12px system-ui, sans-serif; fill: #222 }} svg .small {{ font-size: 10.5px; fill: #666 }}
-svg .on {{ fill: #fff }} svg .name {{ font-weight: 600; font-size: 14px }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2em 1.2em; margin: .5em 0 }}
-dt {{ color: #666 }} dd {{ margin: 0 }}
-details {{ margin: .3em 0; border-top: 1px solid #e4e0d8; padding: .4em 0 }} summary {{ cursor: pointer }}
-table {{ border-collapse: collapse; margin: .5em 0 }}
-td, th {{ text-align: left; padding: .15em .9em .15em 0; vertical-align: top; font-weight: normal }}
-th {{ color: #666 }} code {{ font-size: .92em; word-break: break-all }}
-.key {{ display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 0 }}
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fbfaf8 }
+body { max-width: 1200px; margin: 2em auto; padding: 0 1em; overflow-wrap: anywhere }
+h1 { font-size: 1.5em; margin-bottom: .1em } h2 { font-size: 1.15em; margin-top: 2em }
+.quiet { color: #666 } .small { font-size: 12px; color: #666 }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2em 1.2em; margin: .5em 0 }
+dt { color: #666 } dd { margin: 0 }
+details { margin: .3em 0; border-top: 1px solid #e4e0d8; padding: .4em 0 } summary { cursor: pointer }
+table { border-collapse: collapse; margin: .5em 0 } .wide { overflow-x: auto }
+td, th { text-align: left; padding: .15em .9em .15em 0; vertical-align: top; font-weight: normal }
+th { color: #666 } code { font-size: .92em }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 0 }
+.mark { display: inline-block }
+.bar { display: flex; height: 1.6em; border-radius: 2px; overflow: hidden } .bar span { min-width: 2px }
+.level { position: relative; margin: .3em 0; border-radius: 2px; padding: .15em .5em }
+.level i { position: absolute; left: 0; top: 0; bottom: 0; border-radius: 2px; opacity: .45 }
+.level b { position: relative; font-weight: normal }
+.kernel { display: grid; grid-template-columns: 1fr 16em; gap: .3em 1.2em; align-items: start; margin: .7em 0 }
+.frame { border: 1px solid #999 }
+.frame { border-left: 8px solid #c2543d; border-radius: 6px; background: #fff; padding: .5em .7em }
+.nests { display: flex; flex-wrap: wrap; gap: .5em; margin: .4em 0 0 }
+.nest { color: #fff; border-radius: 4px; padding: .3em .6em; min-width: 8em; max-width: 100%; font-size: 13px }
+.nest div { font-size: 12px; opacity: .9 }
+.amounts div.amount { height: 1em; border-radius: 2px; min-width: 2px }
+@media (max-width: 700px) {
+  .kernel { grid-template-columns: 1fr } dl { grid-template-columns: 1fr } dd { margin: 0 0 .4em }
+}
 """
 
 
-def explain_html(artifact: Artifact) -> str:
+def explain_html(artifact: Artifact, name: str = "") -> str:
+    """The page, titled by `name`, the model's file, or else by its graph."""
     facts = explain_json(artifact)
-    title = f"{facts['model']} for {facts['target']['name']}"
+    title = f"{name or facts['model']} for {facts['target']['name']}"
     body = [f"<h1>{escape(title)}</h1>", _lead(facts)]
     if facts["kernels"]:
         body += [_between(facts), _levels(facts), _legend(facts), _kernels(facts), "<h2>Every kernel</h2>"]
         body += [_details(kernel, facts) for kernel in facts["kernels"]]
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title>"
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 
@@ -72,17 +83,18 @@ def _lead(facts: dict[str, Any]) -> str:
 def _between(facts: dict[str, Any]) -> str:
     """One bar: intermediate bytes that stay on chip, and those that do not."""
     totals, main = facts["totals"], facts["target"]["main_level"]
-    whole = max(1, totals["intermediate_bytes"])
-    near = _WIDTH * totals["intermediate_bytes_on_chip"] / whole
+    near = 100 * totals["intermediate_bytes_on_chip"] / max(1, totals["intermediate_bytes"])
     near_text = f"{size_text(totals['intermediate_bytes_on_chip'])} stay on chip"
     far_text = f"{size_text(totals['intermediate_bytes_stored'])} go to {main}"
-    parts = [_rect(0, 0, near, 26, _NEAR), _rect(near, 0, _WIDTH - near, 26, _FAR)]
-    labels = ((8, near, near_text), (near + 8, _WIDTH - near, far_text))
-    parts += [_text(x, 17, text, "on") for x, room, text in labels if room > 8 * len(text)]
+    parts = ((near, _NEAR, near_text), (100 - near, _FAR, far_text))
+    bar = "".join(
+        f'<span style="width:{share:.2f}%;background:{colour}"></span>' for share, colour, _ in parts if share
+    )
+    keys = " &nbsp; ".join(_key(colour, text) for _, colour, text in parts)
     return (
         f"<h2>Between the operators: {size_text(totals['intermediate_bytes'])} of tensors</h2>"
-        f'<p class="quiet">Schedule none stores and loads all of it; here {near_text}, {far_text}.</p>'
-        + _svg(26, parts, f"{near_text}, {far_text}")
+        f'<p class="quiet">Schedule none stores and loads all of it; here<br>{keys}</p>'
+        f'<div class="bar" role="img" aria-label="{escape(f"{near_text}, {far_text}")}">{bar}</div>'
     )
 
 
@@ -91,82 +103,71 @@ def _levels(facts: dict[str, Any]) -> str:
     target = facts["target"]
     level, main = target["tile_level"], target["main_level"]
     most = max(k["footprint_bytes"] for k in facts["kernels"])
-    parts = []
+    rows = []
     for number, item in enumerate(target["levels"]):
-        y = 30 * number
         colour = _REGISTERS if number == 0 else _FAR if item["name"] == main else _NEAR
-        room = 260 + 200 * number
-        parts.append(_rect(0, y, min(room, _WIDTH), 24, colour, 0.18))
-        used = f"the largest tile's intermediates take {size_text(most)}" if item["name"] == level else ""
-        if used:
-            parts.append(_rect(0, y, max(2.0, min(room, _WIDTH) * min(1.0, most / item["bytes"])), 24, colour, 0.75))
+        width = 100 * (number + 1) / len(target["levels"])
         size = "" if item["name"] == main else size_text(item["bytes"])
-        parts.append(_text(8, y + 16, f"{item['name']}  {size}"))
-        if used:
-            parts.append(_text(min(room, _WIDTH) + 10, y + 16, used, "small"))
-    picture = _svg(30 * len(target["levels"]), parts, "memory levels")
-    return f"<h2>Memory of one of {target['units']} units</h2>{picture}"
+        used = ""
+        if item["name"] == level:
+            share = 100 * min(1.0, most / item["bytes"])
+            used = f'<i style="width:{share:.1f}%;background:{colour}"></i>'
+            size += f"; the largest tile's intermediates take {size_text(most)}"
+        text = f"<b>{escape(item['name'])} &nbsp; {escape(size)}</b>"
+        # colours with little opacity, and a width that may not be less than the text
+        style = f"background:{colour}2e;width:max-content;min-width:calc({width:.0f}% - 1em);max-width:calc(100% - 1em)"
+        rows.append(f'<div class="level" style="{style}">{used}{text}</div>')
+    return f"<h2>Memory of one of {target['units']} units</h2>{''.join(rows)}"
 
 
 def _legend(facts: dict[str, Any]) -> str:
     main, near = facts["target"]["main_level"], facts["target"]["tile_level"]
     keys = ((_FAR, f"result goes to {main}"), (_NEAR, f"stays at {near}"), (_STREAMED, f"streamed through {near}"),
             (_REGISTERS, "in registers"))  # fmt: skip
-    marks = [f'<span class="key" style="background:{colour}"></span>{escape(text)}' for colour, text in keys]
+    marks = [_key(colour, text) for colour, text in keys]
     lead = "A frame is a kernel; a box inside is a loop nest with the model's operators."
+    lead += " Beside it its predicted time and traffic."
     return f'<h2>Kernels</h2><p class="quiet">{lead}<br>{" &nbsp; ".join(marks)}</p>'
+
+
+def _key(colour: str, text: str) -> str:
+    return f'<span class="mark"><span class="key" style="background:{colour}"></span>{escape(text)}</span>'
 
 
 def _kernels(facts: dict[str, Any]) -> str:
     slowest = max(1e-9, *(k["predicted_us_all_calls"] for k in facts["kernels"]))
     busiest = max(1, *(k["traffic_bytes_all_calls"] for k in facts["kernels"]))
-    heads = ((0, facts["target"]["main_level"]), (_TIME_LEFT, "predicted time"), (_TRAFFIC_LEFT, "traffic"))
-    parts = [_text(x, 12, text, "small") for x, text in heads]
-    y = 22.0
+    rows = []
     for kernel in facts["kernels"]:
-        height = _kernel_height(kernel)
-        parts += _kernel_picture(kernel, y, height)
         spent, moved = kernel["predicted_us_all_calls"], kernel["traffic_bytes_all_calls"]
-        bars = ((_TIME_LEFT, spent / slowest, _REGISTERS, time_text(spent)),
-                (_TRAFFIC_LEFT, moved / busiest, _FAR, size_text(moved)))  # fmt: skip
-        for x, part, colour, label in bars:
-            parts += [_rect(x, y + 4, max(1.0, 140 * part), 16, colour), _text(x, y + 34, label, "small")]
-        thickness = 1.0 + 7.0 * moved / busiest
-        parts.append(_rect(24, y + 20 - thickness / 2, _BOX_LEFT - 24, thickness, _FAR, 0.6))
-        y += height + 12
-    parts.insert(0, _rect(10, 22, 14, y - 34, _FAR))
-    return _svg(y, parts, "kernels, their nests and their traffic")
+        bars = ((spent / slowest, _REGISTERS, time_text(spent)),
+                (moved / busiest, _FAR, f"{size_text(moved)} from and to {facts['target']['main_level']}"))  # fmt: skip
+        amounts = "".join(
+            f'<div class="amount" style="width:{100 * part:.1f}%;background:{colour}"></div>'
+            f'<div class="small">{escape(label)}</div>'
+            for part, colour, label in bars
+        )
+        rows.append(f'<div class="kernel">{_kernel_picture(kernel)}<div class="amounts">{amounts}</div></div>')
+    return "".join(rows)
 
 
-def _kernel_height(kernel: dict[str, Any]) -> float:
-    rows = -(-len(kernel["nests"]) // _A_ROW)
-    return 30 + rows * (_NEST_HEIGHT + _GAP) + (16 if _recomputed(kernel) else 0)
-
-
-def _kernel_picture(kernel: dict[str, Any], y: float, height: float) -> list[str]:
+def _kernel_picture(kernel: dict[str, Any]) -> str:
     calls = f"{kernel['calls']} calls" if kernel["calls"] > 1 else "1 call"
-    parts = [
-        _rect(_BOX_LEFT, y, _BOX_WIDTH, height, "#fff", rounded=6, border="#999"),
-        _text(_BOX_LEFT + _GAP, y + 19, kernel["name"], "name"),
-        _text(_BOX_LEFT + 52, y + 19, _cut(f"{calls}, {kernel['tiles']} tiles: {kernel['summary']}", 84), "small"),
-    ]
-    for number, nest in enumerate(kernel["nests"]):
-        x = _BOX_LEFT + _GAP + (number % _A_ROW) * (_NEST_WIDTH + _GAP)
-        top = y + 28 + (number // _A_ROW) * (_NEST_HEIGHT + _GAP)
+    head = f'<b>{escape(kernel["name"])}</b> <span class="small">{calls}, {kernel["tiles"]} tiles: '
+    head += f"{escape(kernel['summary'])}</span>"
+    boxes = []
+    for nest in kernel["nests"]:
         kinds = " + ".join(dict.fromkeys(kind_of(n) for n in nest["nodes"]))
+        shape = "x".join(str(n) for n in nest["shape"]) or "scalar"
         hint = f"{nest['tensor']} {nest['shape']} at {nest['level']}"
-        parts += [
-            f"<g><title>{escape(hint)}</title>",
-            _rect(x, top, _NEST_WIDTH, _NEST_HEIGHT, _colour(nest, kernel), rounded=4),
-            _text(x + 8, top + 19, _cut(kinds, 21), "on"),
-            _text(x + 8, top + 36, _cut("x".join(str(n) for n in nest["shape"]) or "scalar", 22), "on small"), "</g>",
-        ]  # fmt: skip
+        boxes.append(
+            f'<div class="nest" style="background:{_colour(nest, kernel)}" title="{escape(hint)}">'
+            f"{escape(kinds)}<div>{shape}</div></div>"
+        )
     recomputed = _recomputed(kernel)
-    if recomputed:
-        parts.append(_rect(_BOX_LEFT + _GAP, y + height - 20, 9, 9, _REGISTERS))
-        listed = _cut("recomputed in registers: " + ", ".join(recomputed), 104)
-        parts.append(_text(_BOX_LEFT + 26, y + height - 11, listed, "small"))
-    return parts
+    listed = escape("recomputed in registers: " + ", ".join(recomputed))
+    again = f'<div class="small">{_key(_REGISTERS, "")}{listed}</div>' if recomputed else ""
+    return f'<div class="frame">{head}<div class="nests">{"".join(boxes)}</div>{again}</div>'
 
 
 def _recomputed(kernel: dict[str, Any]) -> list[str]:
@@ -204,33 +205,17 @@ def _details(kernel: dict[str, Any], facts: dict[str, Any]) -> str:
         ("why", kernel["reason"] or "one nest, and nothing to join"),
     ]
     listed = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
-    table = f"<table><tr><th>nest</th><th>result at</th><th>vector</th><th>register tile</th></tr>{nests}</table>"
+    table = _table(f"<tr><th>nest</th><th>result at</th><th>vector</th><th>register tile</th></tr>{nests}")
     if edges:
-        table += f"<table><tr><th>edge</th><th>mode</th><th>level</th><th>whole tensor</th></tr>{edges}</table>"
+        table += _table(f"<tr><th>edge</th><th>mode</th><th>level</th><th>whole tensor</th></tr>{edges}")
     head = f"<summary><b>{escape(kernel['name'])}</b> {escape(kernel['summary'])}</summary>"
     return f"<details>{head}<dl>{listed}</dl>{table}</details>"
 
 
+def _table(rows: str) -> str:
+    """Of its own width, to be moved sideways where the page is narrower."""
+    return f'<div class="wide"><table>{rows}</table></div>'
+
+
 def _vector(nest: dict[str, Any]) -> str:
     return f"{nest['vector']} x{nest['lanes']}" if nest["vector"] else "-"
-
-
-def _svg(height: float, parts: list[str], label: str) -> str:
-    size = f'viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}"'
-    return f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
-
-
-def _rect(
-    x: float, y: float, width: float, height: float, colour: str, opacity: float = 1, rounded: int = 2, border: str = ""
-) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rounded}"'
-    line = f' stroke="{border}"' if border else ""
-    return f'<rect {place} fill="{colour}" opacity="{opacity}"{line}/>'
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{escape(text)}</text>'
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "\u2026"

@@ -1,6 +1,6 @@
 """A content-addressed cache of files on disk, shared by any number of processes. An entry is a file and a checksum
-beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file. Code is loaded from
-it, so its folders belong to this user or to root, and nobody else may write to them."""
+beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file. Code is loaded
+from it, so its folders belong to this user or to root, and nobody else may write to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_LIMIT_BYTES = 8 << 30
 _KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
 _SUM_SUFFIX = ".sum"
 _TEMPORARY_PREFIX = "tmp-"
-# Larger files, of packed weights, are summed as numbers, which runs as fast as memory: at every start they are read whole.
+# Larger files, of packed weights, are summed as numbers, as fast as memory is: at every start they are read whole.
 _DIGEST_UP_TO_BYTES = 64 << 20
 _ROW_WORDS = 512
 _CHUNK_BYTES = 1 << 20
@@ -138,7 +138,12 @@ class Cache:
     def clear(self) -> None:
         """Remove every entry, also those in use: files already opened or mapped stay readable."""
         for folder in self._folders():
-            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                shutil.rmtree(folder)
+            except FileNotFoundError:
+                continue  # another process clears it too
+            except OSError as error:
+                raise self._unusable(error) from error
 
     def prune(self, *, grace_seconds: float = _GRACE_SECONDS) -> int:
         """When over the limit, remove the entries unused for longest; returns the bytes removed."""
@@ -150,10 +155,7 @@ class Cache:
             return 0
         removed = 0
         for entry in entries:
-            if (
-                total - removed <= self.limit_bytes * _PRUNE_TO_FRACTION
-                or entry.last_use > now - grace_seconds
-            ):
+            if total - removed <= self.limit_bytes * _PRUNE_TO_FRACTION or entry.last_use > now - grace_seconds:
                 break
             # Checksum first: without it the entry is already gone for every reader.
             _sum_path(entry.path).unlink(missing_ok=True)
@@ -162,14 +164,21 @@ class Cache:
         return removed
 
     def _folders(self) -> Iterator[Path]:
-        if self.root.is_dir():
-            yield from sorted(
-                f for f in self.root.iterdir() if re.fullmatch("[0-9a-f]{2}", f.name) and f.is_dir()
-            )
+        try:
+            found = list(self.root.iterdir()) if self.root.is_dir() else []
+        except OSError as error:
+            raise self._unusable(error) from error
+        yield from sorted(f for f in found if re.fullmatch("[0-9a-f]{2}", f.name) and f.is_dir())
 
     def _entries(self) -> Iterator[_Entry]:
         for folder in self._folders():
-            for path in folder.iterdir():
+            try:
+                paths = list(folder.iterdir())
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._unusable(error) from error
+            for path in paths:
                 if not _KEY.fullmatch(path.name) or path.suffix == _SUM_SUFFIX:
                     continue
                 try:
