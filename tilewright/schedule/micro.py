@@ -59,7 +59,7 @@ class Operand:
     is_run: bool  # contiguous as the loops walk it: one stream for the prefetcher
     is_scattered: bool = False  # every step of the reduction reads another line: the sets of a cache fill unevenly
     row_step: int = 1  # positions of the window from a row to the next
-    gathered: bool = False  # its lanes are no neighbours in memory: read one by one
+    gathered: float = 0.0  # reads that a vector costs whose lanes are no neighbours in memory; 0 where they are
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
     order: tuple[int, ...] = ()  # its axes as they lie in memory, the innermost first; empty where it is packed
 
@@ -80,6 +80,7 @@ class Contraction:
     # what the factors of a product still compute at every step: operations, and whether rows and vectors each do
     factors: tuple[tuple[int, bool, bool], ...] = ()
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
+    parts: tuple[int, ...] = ()  # what the vector axis is cut into where windows hang over its ends
 
     @property
     def reduction(self) -> int:
@@ -138,7 +139,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
         if not operand.by_vector and facts.by_lane and not facts.factors:
             count = count / facts.lanes
         if operand.gathered:
-            count = count * facts.target.gathered_reads * facts.lanes
+            count = count * operand.gathered
         reads = reads + count
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
@@ -162,11 +163,16 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     height, stacks = blocks_along(facts, facts.row, tile)
     width, groups = blocks_along(facts, facts.vector, tile)
     full_rows, rest_rows = height // form.rows, height % form.rows
-    full_columns, rest = width // (form.vectors * facts.lanes), width % (form.vectors * facts.lanes)
-    rest_vectors = -(-rest // facts.lanes)  # the last one as whole as the others
     steps: Size = 0.0
     blocks: Size = 0.0
-    across = ((full_columns, form.vectors), (np.minimum(rest_vectors, 1), rest_vectors))
+    across: list[tuple[Size, Size]] = []
+    inside = max(facts.parts, default=0)
+    for part in (inside,) if facts.parts else (width,):
+        rest_vectors = -(-(part % (form.vectors * facts.lanes)) // facts.lanes)  # the last one as whole as the others
+        across.append((part // (form.vectors * facts.lanes), form.vectors))
+        across.append((np.minimum(rest_vectors, 1), rest_vectors))
+    if facts.parts:  # a window over an end asks for itself whether it may read: as many elements as vectors
+        across.append((sum(facts.parts) - inside, 1))
     for count, rows in ((full_rows, form.rows), (np.minimum(rest_rows, 1), rest_rows)):
         for columns, vectors in across:
             number = count * columns
@@ -447,7 +453,7 @@ def factors_of(nest: Nest, vector: Axis | None, row: Axis | None) -> tuple[tuple
 
 def operands_of(
     nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
-    gathered: Mapping[Load, bool], row_bytes: Mapping[Load, int], order: Mapping[Load, tuple[int, ...]],
+    gathered: Mapping[Load, float], row_bytes: Mapping[Load, int], order: Mapping[Load, tuple[int, ...]],
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
     for node in loads(*nest.elements):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Load, loads, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, loads, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.ahead import asked_seconds
@@ -42,6 +42,7 @@ from tilewright.schedule.streams import Stream
 from tilewright.schedule.vectorise import facts_of, runs_of, scatter_cycles
 
 _MOST_CANDIDATES = 2000
+_WIDE = 8  # lanes of a vector that is put together through one port of the processor
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
 _ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
@@ -394,7 +395,9 @@ def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     registers. Of other maps, what they store."""
     if plan.vector is None or nest.monoid is not None:
         return 0.0
-    only_moves = all(isinstance(v, Load) for v in nest.values)
+    # lanes of wide vectors, put together one by one, cost more than all else that a copy does, padding included
+    moved = [_unpadded(v) if plan.lanes >= _WIDE else v for v in nest.values]
+    only_moves = all(isinstance(v, Load) for v in moved)
     if len(plan.register) > 1:
         return log2(plan.lanes) if only_moves else 0.0
     vector = nest.named(plan.vector)
@@ -403,6 +406,11 @@ def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     strides.append(place.terms.get(var(vector), 0))
     apart = sum(step not in (0, 1) for step in strides)
     return apart * plan.lanes * context.target.gathered_reads
+
+
+def _unpadded(value: Expr) -> Expr:
+    """What a copy reads where it does not pad."""
+    return value.args[1] if is_op(value, "select") and isinstance(value.args[2], Const) else value
 
 
 def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:

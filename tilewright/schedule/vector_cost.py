@@ -11,7 +11,7 @@ from tilewright.schedule.turning import turned_axis
 
 BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
 _TURNED = 2.0  # instructions for a vector that is turned from another axis
-_EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
+EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 
 
 def widest_bytes(nest: Nest) -> int:
@@ -57,7 +57,7 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     for node in nest.sample:
         step = stride(node, axis, context)
         across = turned is not None and step not in (0, 1) and stride(node, turned, context) == 1
-        near = _TURNED if across else _EVERY_OTHER if step == 2 else 2.0 * lanes
+        near = _TURNED if across else EVERY_OTHER if step == 2 else 2.0 * lanes
         cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
     if not reducing and nest.monoid is not None and _is_checked(nest, axis):
         cost += 2.0 * lanes  # every lane checks and reads for itself

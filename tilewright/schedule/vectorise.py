@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Load, Op, loads, var, walk
+from tilewright.ir.expr import Axis, Load, Op, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.schedule.construct import build_tiles, dot_tiles
 from tilewright.schedule.context import (
@@ -21,13 +21,14 @@ from tilewright.schedule.context import (
     stride,
     walked_on,
 )
+from tilewright.schedule.cuts import cut
 from tilewright.schedule.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.schedule.micro import Contraction, factors_of, operands_of
 from tilewright.schedule.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import Size, extent_of
+from tilewright.schedule.propagate import Size, extent_of, whole
 from tilewright.schedule.turning import turned_block
-from tilewright.schedule.vector_cost import fit_lanes, span, turned_from, vector_cost, widest_bytes
+from tilewright.schedule.vector_cost import EVERY_OTHER, fit_lanes, span, turned_from, vector_cost, widest_bytes
 from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
 
@@ -222,7 +223,7 @@ def _facts(
     over_weights = any(n.source in context.constants for n in loads(*nest.elements))
     runs: dict[Load, bool] = {}
     scattered: dict[Load, bool] = {}
-    gathered: dict[Load, bool] = {}
+    gathered: dict[Load, float] = {}
     pitches: dict[Load, int] = {}
     orders: dict[Load, tuple[int, ...]] = {}
     for node in loads(*nest.elements):
@@ -231,7 +232,9 @@ def _facts(
         by_row = row is not None and moves(node, row)
         scattered[node] = not packed and not by_row and _is_scattered(node, vector, reduction, context)
         runs[node] = packed or row is None or not (by_row or scattered[node])
-        gathered[node] = vector is not None and not packed and stride(node, vector, context) not in (0, 1)
+        step = 1 if packed or vector is None else stride(node, vector, context)
+        one_by_one = context.target.gathered_reads * lanes
+        gathered[node] = 0.0 if step in (0, 1) else EVERY_OTHER if step == 2 else one_by_one
         parts = context.layout(node.source).order
         if not packed and all(p.size is None and p.step == 1 for p in parts):
             orders[node] = tuple(p.axis for p in reversed(parts))
@@ -242,8 +245,16 @@ def _facts(
         _cut_axis(nest, reduction, unroll) if over_weights else None,
         operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders),
         factors_of(nest, vector, row),
-        walked_on(nest, vector, row, context),
+        walked_on(nest, vector, row, context), _parts(nest, vector, lanes),
     )  # fmt: skip
+
+
+def _parts(nest: Nest, vector: Axis | None, lanes: int) -> tuple[int, ...]:
+    """The lengths that an axis is cut into where the conditions of windows change along it."""
+    if vector is None or vector not in nest.axes or not any(is_op(n, "select") for n in walk(*nest.elements)):
+        return ()
+    found = cut(whole(extent_of(vector.extent)), vector, nest.elements, lanes)
+    return tuple(int(part.size) for part in found) if len(found) > 1 else ()
 
 
 def _is_scattered(node: Load, vector: Axis | None, reduction: Sequence[Axis], context: NestContext) -> bool:
