@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilewright.intrinsics.cpu import TILE_BYTES, TILE_ROWS, TILES
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Expr, const, eq, lt, minimum, select, var
+from tilewright.ir.expr import Axis, Expr, const, eq, minimum, var
 from tilewright.ir.loops import (
     PREFETCH,
     PREFETCH_TILE,
@@ -33,15 +33,15 @@ from tilewright.lower.cpu_operands import Env, Panels, Setting, do, row_env
 from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
 from tilewright.lower.tile_rows import Steps, tile_rows
+from tilewright.schedule.contraction import AHEAD
 from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.tile_cost import AHEAD
 
 if TYPE_CHECKING:
     from tilewright.lower.cpu_instruction import CpuInstruction
 
 _STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
 _LINE = 64
-_MOST_ROWS = 8  # whose next line a step asks for beside its own, where they are copied before they are read
+_MOST_ROWS = 4  # whose next line a step asks for beside its own, where they are copied before they are read
 
 _Configuration = tuple[tuple[int, int], ...]  # rows and bytes of a row, by tile
 
@@ -176,7 +176,7 @@ class CpuTiles:
         for loop in loops:
             step = step * extent_of(loop.extent) + var(loop)
         step = simplify(step * setting.steps + var(last))
-        hints = self._hints(part, panels, env, outer, var(last), k, steps)
+        hints = self._hints(part, panels, env, outer, var(last), k)
 
         def load_a(i: int) -> Stmt:
             source = self.rows.at(env, part.row, i, outer, k, step)
@@ -212,15 +212,13 @@ class CpuTiles:
             finished = (If(eq(var(sums.loop), extent_of(sums.loop.extent) - 1), finished),)
         return (*multiplied, *finished)
 
-    def _hints(
-        self, part: _Part, panels: Panels, env: Env, outer: Env, step: Expr, k: Expr, steps: Steps
-    ) -> list[Stmt]:
+    def _hints(self, part: _Part, panels: Panels, env: Env, outer: Env, step: Expr, k: Expr) -> list[Stmt]:
         """What a step asks for: columns some steps ahead, its share of the next block of rows, and of the sums that
         the next panel adds to."""
         setting, sums = self.setting, self.sums
         found: list[Stmt] = []
         if setting.most_columns * self._most(setting) * setting.block * setting.found.b.dtype.bytes > _STAYS:
-            found.extend(self._columns_ahead(part, panels, outer, step, k, steps))
+            found.extend(self._columns_ahead(part, panels, outer, k))
         # of the next rows an even share in each of the whole panels that a tile has
         share = -(-part.rows // max(1, setting.most_columns // setting.width))
         most = 0 if setting.outer or part.columns < setting.width else part.rows if self.rows.in_place else _MOST_ROWS
@@ -241,16 +239,13 @@ class CpuTiles:
                 found.append(Instruction(PREFETCH, (Operand(sums.buffer, next_one),)))
         return found
 
-    def _columns_ahead(self, part: _Part, panels: Panels, outer: Env, step: Expr, k: Expr, steps: Steps) -> list[Stmt]:
-        """Panels follow each other in the order in which they are read."""
-        setting = self.setting
-        column, place, ahead = part.column, part.place, simplify(k + AHEAD * setting.block)
-        if self.sums.loop is not None:  # the pass ends where the next panel begins
-            over = select(lt(step + AHEAD, steps.count), const(0), const(1))
-            ahead = simplify(k + (const(AHEAD) - over * steps.count) * setting.block)
-            column, place = column + over * setting.width, place + over * setting.width
-        run = setting.block * setting.width * setting.found.b.dtype.bytes
-        return _lines(panels.at(place, column, const(0), outer, ahead), run, setting.found.b.dtype)
+    def _columns_ahead(self, part: _Part, panels: Panels, outer: Env, k: Expr) -> list[Stmt]:
+        """Panels follow each other in the order in which they are read: so many steps on is so far on in memory."""
+        dtype = self.setting.found.b.dtype
+        step = self.setting.block * self.setting.width
+        base = panels.at(part.place, part.column, const(0), outer, k)
+        later = Operand(base.buffer, (*base.origin[:-1], simplify(base.origin[-1] + AHEAD * step)))
+        return _lines(later, step * dtype.bytes, dtype)
 
     def _tile(self, stem: str, columns: int, dtype: dtypes.DType) -> Buffer:
         return Buffer(self.nest.names.fresh(f"tile_{stem}"), (TILE_ROWS, columns), dtype, Memory.TILE)

@@ -15,6 +15,10 @@ from tilewright.ir.tensor import Layout, StorageAxis
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.propagate import extent_of
 
+# steps of matrix registers, some 64 cycles each, that columns are asked for before they are read: a few times what the
+# second cache takes, and little of the first
+AHEAD = 2
+
 
 @dataclass(frozen=True, eq=False)
 class Contraction:

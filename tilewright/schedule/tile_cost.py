@@ -13,13 +13,12 @@ import numpy as np
 from tilewright.intrinsics.cpu import TILE_BYTES, TILE_ROWS, Dot
 from tilewright.ir.expr import Axis, Load
 from tilewright.schedule.context import NestContext, stride
-from tilewright.schedule.contraction import Contraction, block_of
+from tilewright.schedule.contraction import AHEAD, Contraction, block_of
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.propagate import Box, Size, extent_of
 from tilewright.target import Target
 
-AHEAD = 2  # steps of some 64 cycles that columns are asked for before they are read: several times what L2 takes
 _LINES_A_CYCLE = 2  # that the first cache gives
 _BLOCK_CYCLES = 150.0  # a block's start and end: registers cleared, the last product waited for, registers stored
 _COPY_CYCLES = 2.0  # a line copied into scratch that stays near
