@@ -59,7 +59,7 @@ def fuse_registers(
         readers = users.get(compute.output, [])
         if _pads_bytes(compute, readers, staged):
             continue
-        if _composes(compute, readers, compute.output in choosing) and _repeats_little(compute, users, kept):
+        if _composes(compute, readers, compute.output in choosing):
             result.inlined[compute.output] = compute
     return result
 
@@ -153,25 +153,6 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
     if cost > _CHEAP and len(readers) > 1:
         return False
     return all(_reader_accepts(compute, r, cost) for r in readers)
-
-
-def _repeats_little(compute: Map, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> bool:
-    """Whether no reduction would compute a costly map again and again by reading it through views of it, which vanish
-    into the reduction too."""
-    if data_cost(compute.value) <= _CHEAP:
-        return True
-    elements = prod(extent_of(a.extent) for a in compute.axes)
-    views = [r for r in users.get(compute.output, []) if is_view(r)]
-    while views:
-        view = views.pop()
-        if view.outputs[0] in kept:
-            continue
-        for reader in users.get(view.outputs[0], []):
-            if isinstance(reader, Reduce) and _domain(reader) > 1.01 * elements:
-                return False
-            if is_view(reader):
-                views.append(reader)
-    return True
 
 
 def _reader_accepts(compute: Map, reader: Compute, cost: int) -> bool:
