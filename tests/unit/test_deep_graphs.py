@@ -1,0 +1,94 @@
+"""Models with very long chains and operators of very many inputs: bounded expressions, and no recursion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from tilewright.compiler import build
+from tilewright.frontend.onnx import load
+from tilewright.ir import dtypes
+from tilewright.ir.compute import Map
+from tilewright.ir.expr import Axis, const, var, walk
+from tilewright.ir.expr import load as read
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Store
+from tilewright.ops import lower
+from tilewright.ops.builder import MOST_OPERANDS
+from tilewright.options import Options
+from tilewright.render.c_names import with_own_names
+from tilewright.schedule.fuse import fuse_registers
+from tilewright.target import machine
+
+N1 = machine("neoverse_n1")
+
+
+def model(nodes: list[object], inputs: int, output: str) -> ModelProto:
+    ports = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [2, 3]) for i in range(inputs)]
+    made = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "deep", ports, made)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def many(operator: str, count: int, **attributes: int) -> ModelProto:
+    return model([helper.make_node(operator, [f"x{i}" for i in range(count)], ["y"], **attributes)], count, "y")
+
+
+@pytest.mark.parametrize(
+    ("operator", "count", "attributes"),
+    [("Sum", 1000, {}), ("Mean", 130, {}), ("Max", 300, {}), ("Concat", 600, {"axis": 0})],
+)
+def test_an_operator_of_very_many_tensors(operator: str, count: int, attributes: dict[str, int]) -> None:
+    program = lower(load(many(operator, count, **attributes), {}))
+    sizes = [sum(1 for _ in walk(c.value)) for c in program.computes if isinstance(c, Map)]
+    assert max(sizes) < 20 * MOST_OPERANDS
+    rng = np.random.default_rng(0)
+    given = {f"x{i}": rng.standard_normal((2, 3)).astype(np.float32) for i in range(count)}
+    (found,) = evaluate(program, given).values()
+    arrays = list(given.values())
+    wanted = {
+        "Sum": lambda: np.sum(arrays, 0), "Mean": lambda: np.mean(arrays, 0), "Max": lambda: np.max(arrays, 0),
+        "Concat": lambda: np.concatenate(arrays),
+    }[operator]()  # fmt: skip
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_chain_of_maps_is_several_bounded_expressions() -> None:
+    nodes = []
+    for i in range(400):
+        nodes.append(helper.make_node(("Neg", "Abs", "Relu")[i % 3], [f"t{i - 1}" if i else "x0"], [f"t{i}"]))
+    graph = load(model(nodes, 1, "t399"), {})
+    artifact = build(graph, N1, Options(stop_after="plan"))
+    assert artifact.program is not None and artifact.plan is not None
+    computes = artifact.program.computes
+    inlined = fuse_registers(computes, frozenset(artifact.program.outputs)).inlined
+    longest = run = 0
+    for compute in computes:
+        run = run + 1 if compute.outputs[0] in inlined else 0
+        longest = max(longest, run)
+    assert 0 < longest < 200
+
+
+def test_registers_whose_elements_would_share_a_name_are_told_apart() -> None:
+    """Element 2 of `row` is written row_2: a buffer called row_2 inside has to be called something else."""
+    given = Buffer("p0", (16,), dtypes.float32, Memory.GLOBAL)
+    row = Buffer("row", (4, 4), dtypes.float32, Memory.REGISTER)
+    other = Buffer("row_2", (4,), dtypes.float32, Memory.REGISTER)
+    lane, store_lane = Axis("l", 4), Axis("m", 4)
+    inner = (
+        For(lane, ForKind.VECTOR, (Store(other, (var(lane),), read(given, (var(lane),))),)),
+        For(store_lane, ForKind.VECTOR, (Store(given, (var(store_lane),), read(other, (var(store_lane),))),)),
+    )
+    first = Axis("f", 4)
+    fill = For(first, ForKind.VECTOR, (Store(row, (const(2), var(first)), read(given, (var(first),))),))
+    kernel = Kernel("k", (given,), (Alloc(row, (fill, Alloc(other, inner))),))
+    made = with_own_names(kernel)
+    (outer,) = made.body
+    assert isinstance(outer, Alloc) and outer.buffer is row
+    nested = outer.body[1]
+    assert isinstance(nested, Alloc) and nested.buffer.name == "row_2x"
+    loop = nested.body[0]
+    assert isinstance(loop, For) and isinstance(loop.body[0], Store) and loop.body[0].buffer is nested.buffer
+    apart = Kernel("k", (given,), (Alloc(row, (fill,)), Alloc(other, inner)))
+    assert with_own_names(apart) is apart  # one after the other they never meet
