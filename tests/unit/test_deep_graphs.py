@@ -8,16 +8,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
-from tilewright.ir import dtypes
 from tilewright.ir.compute import Map
-from tilewright.ir.expr import Axis, const, var, walk
-from tilewright.ir.expr import load as read
+from tilewright.ir.expr import walk
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Store
 from tilewright.ops import lower
 from tilewright.ops.builder import MOST_OPERANDS
 from tilewright.options import Options
-from tilewright.render.c_names import with_own_names
 from tilewright.schedule.fuse import fuse_registers
 from tilewright.target import machine
 
@@ -68,27 +64,3 @@ def test_a_long_chain_of_maps_is_several_bounded_expressions() -> None:
         run = run + 1 if compute.outputs[0] in inlined else 0
         longest = max(longest, run)
     assert 0 < longest < 200
-
-
-def test_registers_whose_elements_would_share_a_name_are_told_apart() -> None:
-    """Element 2 of `row` is written row_2: a buffer called row_2 inside has to be called something else."""
-    given = Buffer("p0", (16,), dtypes.float32, Memory.GLOBAL)
-    row = Buffer("row", (4, 4), dtypes.float32, Memory.REGISTER)
-    other = Buffer("row_2", (4,), dtypes.float32, Memory.REGISTER)
-    lane, store_lane = Axis("l", 4), Axis("m", 4)
-    inner = (
-        For(lane, ForKind.VECTOR, (Store(other, (var(lane),), read(given, (var(lane),))),)),
-        For(store_lane, ForKind.VECTOR, (Store(given, (var(store_lane),), read(other, (var(store_lane),))),)),
-    )
-    first = Axis("f", 4)
-    fill = For(first, ForKind.VECTOR, (Store(row, (const(2), var(first)), read(given, (var(first),))),))
-    kernel = Kernel("k", (given,), (Alloc(row, (fill, Alloc(other, inner))),))
-    made = with_own_names(kernel)
-    (outer,) = made.body
-    assert isinstance(outer, Alloc) and outer.buffer is row
-    nested = outer.body[1]
-    assert isinstance(nested, Alloc) and nested.buffer.name == "row_2x"
-    loop = nested.body[0]
-    assert isinstance(loop, For) and isinstance(loop.body[0], Store) and loop.body[0].buffer is nested.buffer
-    apart = Kernel("k", (given,), (Alloc(row, (fill,)), Alloc(other, inner)))
-    assert with_own_names(apart) is apart  # one after the other they never meet
