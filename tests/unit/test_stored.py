@@ -157,6 +157,7 @@ def test_tensors_in_other_files_are_not_stored(path: Path, compile_it: Callable[
     np.testing.assert_allclose(compile_it(folder / "m.onnx")(X)[0], 2 * first)
 
 
+@pytest.mark.host  # another process looks for the model of this computer
 def test_from_the_cache_nothing_of_the_compiler_is_imported(path: Path, compile_it: Callable[..., Model]) -> None:
     compile_it(path)
     script = """
