@@ -185,6 +185,7 @@ def test_a_model_changed_in_memory_is_not_taken_for_the_old_one(compile_it: Call
         _ = again.artifact
 
 
+@pytest.mark.host  # another process looks for the model of this computer
 @pytest.mark.parametrize("where", ["inside", "beside"])
 def test_from_the_cache_nothing_of_the_compiler_is_imported(
     where: str, path: Path, compile_it: Callable[..., Model], tmp_path: Path
