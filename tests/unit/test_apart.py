@@ -12,11 +12,12 @@ from onnx import ModelProto
 from tests.cpu_stages import CPU, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
+from tilewright.target.machine import usual_costs
 
 
 def with_first_cache(architecture: str, kilobytes: int) -> Target:
     levels = (CPU.levels[0], replace(CPU.levels[1], capacity=kilobytes * 1024), *CPU.levels[2:])
-    return replace(CPU, architecture=architecture, levels=levels)
+    return replace(CPU, architecture=architecture, levels=levels, **usual_costs(architecture, kilobytes * 1024))
 
 
 FOUR_WAYS = with_first_cache("aarch64", 64)

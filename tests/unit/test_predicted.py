@@ -1,4 +1,4 @@
-"""The comparison of predicted and measured times: files of measurements, and a cost model that follows its description."""
+"""The comparison of predicted and measured times: files of measurements, and the cost model on what they hold."""
 
 from collections.abc import Sequence
 from dataclasses import replace
