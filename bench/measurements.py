@@ -1,5 +1,5 @@
-"""Measured kernels as files: for each model its Program, the Plan that was measured and the time of each kernel call,
-to hold the cost model against them on any machine, without the models and without measuring.
+"""Measured kernels as files: each model's Program, the Plan that was measured and the time of each kernel call, to
+hold the cost model against them on any machine, without the models and without measuring.
 
 A file is JSON lines, `.xz` where it is compressed. A line without a Program and a Plan (times, roots, tiles and
 register tiles alone) needs the model itself, which is then planned anew.

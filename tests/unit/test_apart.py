@@ -12,13 +12,14 @@ from onnx import ModelProto
 from tests.cpu_stages import evaluated, lowered, model_of, programs, random_inputs
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.target.machine import usual_costs
 
 N1 = machine("neoverse_n1")
 
 
 def with_first_cache(architecture: str, kilobytes: int) -> Target:
     levels = (N1.levels[0], replace(N1.levels[1], capacity=kilobytes * 1024), *N1.levels[2:])
-    return replace(N1, architecture=architecture, levels=levels)
+    return replace(N1, architecture=architecture, levels=levels, **usual_costs(architecture, kilobytes * 1024))
 
 
 FOUR_WAYS = with_first_cache("aarch64", 64)
