@@ -31,6 +31,8 @@ from bench.zoo.__main__ import export_files
 from tilewright.report.sidebyside import OURS, Comparison, compare
 
 RUNTIMES = ("tilewright", "onnxruntime", "openvino", "torch")
+# torch.compile writes C++ for each piece of a model: minutes for one with a hundred blocks.
+LOADING_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def report_model(
         progress=lambda message, _fraction: tell(message),
         torch_spec=f"bench.zoo:build:{name}:{size}",
         reference=reference,
+        timeout_s=LOADING_SECONDS,
     )
     return ModelReport(name, total_operations(path), zoo.relative_error(float32, reference), comparison)
 
@@ -148,10 +151,17 @@ def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> N
         "versions": versions(reports) | describe_tools(),
         "peak": peak.to_json(),
         "speedup_over_best_peer": geometric_mean([report.speedup for report in reports]),
+        "speedup_without_the_largest": without_the_largest(reports),
         "times_ours": times_ours(reports),
         "models": [report.to_json(peak) for report in reports],
     }
     write_files(folder, "cpu", document, to_markdown(reports, peak), to_plot(reports))
+
+
+def without_the_largest(reports: Sequence[ModelReport]) -> float | None:
+    """The geometric mean of the speed-up without the model where it is largest: one small model is not the whole."""
+    known = sorted(report.speedup for report in reports if report.speedup is not None)
+    return geometric_mean(known[:-1]) if len(known) == len(reports) else None
 
 
 def times_ours(reports: Sequence[ModelReport]) -> dict[str, float | None]:
@@ -187,7 +197,12 @@ def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
     lines += table(["model", *names, "speed-up", "floor", "floor / ours"], latencies)
     geomean = geometric_mean([report.speedup for report in reports])
     disturbance = max(report.comparison.disturbance_cores or 0.0 for report in reports)
-    lines += ["", f"Geometric mean of the speed-up over the best peer: **{number_text(geomean, '.2f')}**."]
+    smaller = number_text(without_the_largest(reports), ".2f")
+    lines += [
+        "",
+        f"Geometric mean of the speed-up over the best peer: **{number_text(geomean, '.2f')}**, "
+        f"{smaller} without the model where it is largest.",
+    ]
     others = ", ".join(f"{name} {number_text(mean, '.2f')}" for name, mean in times_ours(reports).items())
     lines += [f"Geometric means of other times over ours: {others}."] if others else []
     lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}.", "", "![speed](cpu.svg)"]
