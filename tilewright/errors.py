@@ -7,11 +7,18 @@ class TilewrightError(Exception):
     """Base of every error that tells the user what to do; its text is one line."""
 
 
-class ModelError(TilewrightError):
+class _AboutModel(TilewrightError):
+    """Names in a model may be any text: what ends a line or commands a terminal is spelled out."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+
+
+class ModelError(_AboutModel):
     """The model file is missing, damaged or contradicts itself."""
 
 
-class UnsupportedError(TilewrightError):
+class UnsupportedError(_AboutModel):
     """The model is fine, but uses something Tilewright does not compile yet; the text names the node."""
 
 

@@ -203,7 +203,7 @@ def _files(model: Any, cache: Cache) -> tuple[Path, ...]:
 
 
 def _locations(model: Path, cache: Cache, key: str) -> list[str]:
-    from tilewright.frontend.external import locations
+    from tilewright.frontend.survey import locations
 
     names = locations(model)
     cache.put(key, json.dumps(names).encode())

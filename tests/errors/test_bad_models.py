@@ -212,11 +212,11 @@ WITHOUT_NODE = ("rank 40", "opset", "recursive", "external data", "output type",
 @pytest.mark.parametrize("name", CASES)
 def test_refused_in_one_line(name: str) -> None:
     bad, text = CASES[name]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TilewrightError) as caught:
         lower(load(bad))
     message = str(caught.value)
     assert text in message
     assert "\n" not in message
     assert IN_NODE in message or any(w in name for w in WITHOUT_NODE)
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -181,11 +182,10 @@ class TestInvalid:
         assert str(error.value) == "Add node 'sum': shapes [2], [3] do not broadcast"
 
     def test_attributes_that_do_not_fit(self) -> None:
-        repeats = numpy_helper.from_array(np.asarray([2, 2, 2]), "r")
-        node = helper.make_node("Tile", ["x", "r"], ["y"], name="tiles")
+        node = helper.make_node("Trilu", ["x"], ["y"], name="triangle")
         with pytest.raises(ModelError) as error:
-            ops.lower(load(model_of([node], [info("x", [2])], initializers=[repeats])))
-        assert str(error.value).startswith("Tile node 'tiles' does not fit its inputs or attributes: ")
+            ops.lower(load(model_of([node], [info("x", [2])], version=14)))
+        assert str(error.value).startswith("Trilu node 'triangle' does not fit its inputs or attributes: ")
 
     def test_strings(self) -> None:
         with pytest.raises(UnsupportedError, match="element type string"):
@@ -233,3 +233,14 @@ class TestControl:
         x = np.asarray([-1, 2, -3], np.float32)
         found = outputs_of(self.model(), {"x": x, "c": np.asarray(truth)})
         np.testing.assert_array_equal(found["y"], -x if truth else np.abs(x))
+
+
+def test_dimensions_without_a_name_are_not_tied(add_model: Callable[..., onnx.ModelProto]) -> None:
+    for name in ("?", ""):
+        open_model = add_model(shape=(name, name))
+        graph = load(open_model, {"x": [48, 192], "y": [48, 1]})
+        assert [v.shape for v in graph.inputs] == [(48, 192), (48, 1)]
+    with pytest.raises(ModelError, match="input 'x' has a dynamic dimension number 0; pass shapes="):
+        load(add_model(shape=("?", "?")))
+    with pytest.raises(OptionError, match="dimension 'n' is 48 and 192 at once"):
+        load(add_model(shape=("n", "n")), {"x": [48, 192]})

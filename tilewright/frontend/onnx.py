@@ -13,8 +13,8 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from tilewright.errors import ModelError, OptionError, UnsupportedError
-from tilewright.frontend.external import external_tensors, location
 from tilewright.frontend.functions import expand
+from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
 from tilewright.ir.graph import Graph, Node, Value
@@ -98,6 +98,9 @@ def _line(error: Exception) -> str:
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
     """Each node against ONNX's own schema; the whole-model check would copy all weights."""
+    unreadable = next(unreadable_names(model), None)
+    if unreadable is not None:
+        raise ModelError(f"the name {unreadable!r} in the model is not UTF-8")
     for imported in model.opset_import:
         if not 0 < imported.version < _NO_VERSION:
             name = imported.domain or "ai.onnx"
@@ -119,7 +122,7 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
             continue
         try:
             onnx.checker.check_node(node, context)
-        except onnx.checker.ValidationError as error:
+        except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
             raise ModelError(f"{_label(node)} is invalid: {_line(error)}") from error
     return model
 
@@ -241,7 +244,7 @@ def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes:
     sizes = {name: int(size) for name, size in shapes.items() if isinstance(size, int | np.integer)}
     full = {name: [int(n) for n in shape] for name, shape in shapes.items() if name not in sizes}  # type: ignore[union-attr]
     # a shape of one number may be meant for a dimension
-    dimensions = {d.dim_param for p in protos for d in p.type.tensor_type.shape.dim}
+    dimensions = {_dimension(d) for p in protos for d in p.type.tensor_type.shape.dim}
     for name in [n for n, shape in full.items() if len(shape) == 1 and n in dimensions]:
         if all(p.name != name for p in protos):
             sizes[name] = full.pop(name)[0]
@@ -255,7 +258,7 @@ def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes:
 
 def _check_shapes(protos: list[onnx.ValueInfoProto], full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> None:
     names = {p.name for p in protos}
-    dimensions = {d.dim_param for p in protos for d in p.type.tensor_type.shape.dim if d.dim_param}
+    dimensions = {_dimension(d) for p in protos for d in p.type.tensor_type.shape.dim if _dimension(d)}
     for key in full:
         if key not in names:
             raise OptionError(f"shapes: the model has no input '{key}'; it has {_listed(names)}")
@@ -279,7 +282,7 @@ def _bind_names(proto: onnx.ValueInfoProto, shape: list[int], sizes: dict[str, i
             raise OptionError(
                 f"shapes: input '{proto.name}' has a fixed dimension of {dimension.dim_value}, not {size}"
             )
-        if dimension.dim_param and sizes.setdefault(dimension.dim_param, size) != size:
+        if _dimension(dimension) and sizes.setdefault(dimension.dim_param, size) != size:
             raise OptionError(
                 f"shapes: dimension '{dimension.dim_param}' is {sizes[dimension.dim_param]} and {size} at once"
             )
@@ -292,18 +295,25 @@ def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[s
         raise ModelError(f"input '{proto.name}' has no shape; pass shapes={{'{proto.name}': [...]}}")
     result: list[int] = []
     for place, dimension in enumerate(proto.type.tensor_type.shape.dim):
-        if dimension.dim_param in sizes and dimension.dim_param:
-            result.append(sizes[dimension.dim_param])
+        name = _dimension(dimension)
+        if name and name in sizes:
+            result.append(sizes[name])
         elif dimension.HasField("dim_value") and dimension.dim_value >= 0:
             result.append(dimension.dim_value)
         else:
-            label = f"'{dimension.dim_param}'" if dimension.dim_param else f"number {place}"
-            by_name = f" or shapes={{'{dimension.dim_param}': ...}}" if dimension.dim_param else ""
+            label = f"'{name}'" if name else f"number {place}"
+            by_name = f" or shapes={{'{name}': ...}}" if name else ""
             raise ModelError(
                 f"input '{proto.name}' has a dynamic dimension {label}; "
                 f"pass shapes={{'{proto.name}': {_template(proto)}}}{by_name}"
             )
     return tuple(result)
+
+
+def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> str:
+    """The name that ties a dimension to others; exporters write "?" where there is none."""
+    name: str = dimension.dim_param
+    return "" if name.strip() == "?" else name
 
 
 def _template(proto: onnx.ValueInfoProto) -> str:

@@ -36,7 +36,7 @@ class Node:
     def describe(self) -> str:
         """How messages name this node."""
         label = f"{self.domain}.{self.op}" if self.domain else self.op
-        return f"{label} node '{self.name or self.outputs[0]}'"
+        return f"{label} node '{self.name or next(iter(self.outputs), '')}'"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ MOST_AXES = 32
 MOST_ELEMENTS = 1 << 31
 MOST_STEPS = 1 << 48  # minutes on the fastest processors
 # Constants that are made here of others: of a small model this much in all, of a large one this many times its own.
-FOLDED_BYTES = 1 << 26
+FOLDED_BYTES = 1 << 25
 FOLDED_GROWTH = 8
 
 
