@@ -1,4 +1,4 @@
-"""Wide vectors on short rows: moved in part under a mask, turned, and run along channels; and weights asked for early."""
+"""Wide vectors on short rows: moved in part under a mask, turned, run along channels; weights asked for early."""
 
 from __future__ import annotations
 
