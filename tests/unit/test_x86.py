@@ -143,6 +143,6 @@ def test_wide_sums_fold_by_halves() -> None:
     (plan,) = nests(made).values()
     (text,) = made.sources.values()
     assert plan.lanes == 16 and dict(plan.register)["r0"] > 16
-    assert re.search(r"high\w* = \(\(v8f32\)\{acc\w*\[8\], .*acc\w*\[15\]\}\)", text)
+    assert re.search(r"high\w* = tw_lanes_8_15_v16f32\(acc\w*\)", text)
     (last,) = re.findall(r"total = \(total \+ (.*)\);", text)
     assert len(set(re.findall(r"low\w*\[\d\]", last))) == 4

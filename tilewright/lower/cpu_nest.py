@@ -371,7 +371,7 @@ class CpuNest(LaneSums):
         return tuple(result)
 
     def _asked(self, env: dict[Axis, Expr], steps: int) -> tuple[Stmt, ...]:
-        """What so many steps of the sum ask for of the next panel of weights, from the place of the first on."""
+        """What steps of the sum ask for of the next panel of weights, from the place of the first of them on."""
         if self.turn is None or not self.panel:
             return ()
         row = self.outer[-1]

@@ -32,6 +32,7 @@ from tilewright.schedule.vector_cost import EVERY_OTHER, fit_lanes, span, turned
 from tilewright.schedule.written_out import writes_streams
 from tilewright.target import Target
 
+_PARTLY = 8  # lanes from which on rows are often shorter than a vector, and their ends cost as much as it
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
 _WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
 _DOT_WORTH = 1.05  # lanes that fold at the end must promise so much more
@@ -234,7 +235,7 @@ def _facts(
         runs[node] = packed or row is None or not (by_row or scattered[node])
         step = 1 if packed or vector is None else stride(node, vector, context)
         one_by_one = context.target.gathered_reads * lanes
-        gathered[node] = 0.0 if step in (0, 1) else EVERY_OTHER if step == 2 else one_by_one
+        gathered[node] = 0.0 if step in (0, 1) else EVERY_OTHER if step == 2 and lanes >= _PARTLY else one_by_one
         parts = context.layout(node.source).order
         if not packed and all(p.size is None and p.step == 1 for p in parts):
             orders[node] = tuple(p.axis for p in reversed(parts))
@@ -250,8 +251,11 @@ def _facts(
 
 
 def _parts(nest: Nest, vector: Axis | None, lanes: int) -> tuple[int, ...]:
-    """The lengths that an axis is cut into where the conditions of windows change along it."""
-    if vector is None or vector not in nest.axes or not any(is_op(n, "select") for n in walk(*nest.elements)):
+    """The lengths that an axis is cut into where the conditions of windows change along it: of short vectors the ends
+    are a small part."""
+    if lanes < _PARTLY or vector is None or vector not in nest.axes:
+        return ()
+    if not any(is_op(n, "select") for n in walk(*nest.elements)):
         return ()
     found = cut(whole(extent_of(vector.extent)), vector, nest.elements, lanes)
     return tuple(int(part.size) for part in found) if len(found) > 1 else ()
