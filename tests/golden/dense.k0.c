@@ -20,6 +20,12 @@ static inline float tw_fmax(float a, float b) {
 #if defined(__aarch64__)
     __asm__("fmax %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX__)
+    float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
+    __asm__("vmaxss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));
+    __asm__("vcmpunordss %1, %1, %0" : "=x"(absent) : "x"(b));
+    __asm__("vblendvps %2, %1, %0, %0" : "+x"(y) : "x"(b), "x"(absent));
+    return y;
 #else
     return tw_max(a, b);
 #endif
@@ -28,6 +34,12 @@ static inline float tw_fmin(float a, float b) {
 #if defined(__aarch64__)
     __asm__("fmin %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX__)
+    float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
+    __asm__("vminss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));
+    __asm__("vcmpunordss %1, %1, %0" : "=x"(absent) : "x"(b));
+    __asm__("vblendvps %2, %1, %0, %0" : "+x"(y) : "x"(b), "x"(absent));
+    return y;
 #else
     return tw_min(a, b);
 #endif
