@@ -93,14 +93,16 @@ class Lowered:
         found = zip(self.program.outputs, output_names(self.program), strict=True)
         return {name: tensors[t.name].reshape(t.shape) for t, name in found}  # type: ignore[arg-type]
 
-    def compiled(self, cache: Path, threads: int = 2) -> CpuModel:
+    def compiled(self, cache: Path, threads: int = 2, denormals: str = "flush") -> CpuModel:
         # what is planned for another machine runs all the same, with its instructions spelled out
         sources = backend_cpu.render(self.loops, self.target, "c" if self.target == CPU else "portable")
-        options = Options(cache_dir=cache, threads=threads)
+        options = Options(cache_dir=cache, threads=threads, denormals=denormals)
         return backend_cpu.load(sources, self.loops, self.program, self.plan, CPU, options)
 
-    def natively(self, inputs: Arrays, cache: Path, threads: int = 2) -> dict[str, np.ndarray]:
-        return run_native(self.compiled(cache, threads), self.program, inputs)
+    def natively(
+        self, inputs: Arrays, cache: Path, threads: int = 2, denormals: str = "flush"
+    ) -> dict[str, np.ndarray]:
+        return run_native(self.compiled(cache, threads, denormals), self.program, inputs)
 
 
 def lowered(

@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 def run(model: object, *inputs: np.ndarray, way: tuple[str, str], cache: Path) -> np.ndarray:
-    options = Options(target=way[0], schedule=way[1], cache_dir=cache)
+    options = Options(target=way[0], schedule=way[1], denormals="keep", cache_dir=cache)
     return tilewright.compile(model, options=options)(*inputs)[0]  # type: ignore[arg-type]
 
 

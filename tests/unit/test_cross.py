@@ -42,7 +42,7 @@ def test_instructions_that_a_machine_lacks_are_refused(tmp_path: Path) -> None:
         cross_compile({"k": f"{wide}void k(v16 *a, v8 *b) {{ *a = *b; }}\n"}, machine("emerald_rapids"), tmp_path)
 
 
-@pytest.mark.parametrize("name", stored_machines())
+@pytest.mark.parametrize("name", stored_machines("cpu"))
 def test_the_machine_of_all_that_is_planned(name: str, tmp_path: Path) -> None:
     """A model compiled for "cpu" is planned for the description, and runs here all the same."""
     weights = np.random.default_rng(0).standard_normal((40, 24)).astype(np.float32)

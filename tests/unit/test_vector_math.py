@@ -74,7 +74,7 @@ def functions(kernel_cache: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     model = model_of([(o, [f"{n}_x"], n, {}) for n, o in OPERATORS.items()], shape, dict.fromkeys(OPERATORS, (size,)))
     low: Lowered = lowered(programs(model)["layout"], "none")
     inputs = {f"{name}_x": v[:size] for name, v in given.items()}
-    found = run_native(low.compiled(kernel_cache, 2), low.program, inputs)
+    found = run_native(low.compiled(kernel_cache, 2, "keep"), low.program, inputs)
     return {name: (inputs[f"{name}_x"], found[name]) for name in OPERATORS}
 
 
@@ -107,7 +107,7 @@ def test_ends(name: str, kernel_cache: Path) -> None:
     size = 16
     x = np.resize(given, size)
     model = model_of([(OPERATORS[name], ["x"], "y", {})], {"x": (size,)}, {"y": (size,)})
-    found = lowered(programs(model)["layout"], "none").natively({"x": x}, kernel_cache)["y"]
+    found = lowered(programs(model)["layout"], "none").natively({"x": x}, kernel_cache, denormals="keep")["y"]
     np.testing.assert_array_equal(found[: len(exact)], exact)
     signed = ~np.isnan(exact)
     np.testing.assert_array_equal(np.signbit(found[: len(exact)][signed]), np.signbit(exact[signed]))
@@ -131,6 +131,6 @@ def test_a_single_sigmoid_reaches_the_denormals(kernel_cache: Path) -> None:
     """1 / (1 + e^-x) would overflow to 0 below -88.7; the last element of an odd length is left to a scalar."""
     x = np.full(33, -90, dtype=np.float32)
     model = model_of([("Sigmoid", ["x"], "y", {})], {"x": (33,)}, {"y": (33,)})  # type: ignore[arg-type]
-    found = lowered(programs(model)["layout"], "none").natively({"x": x}, kernel_cache)["y"]
+    found = lowered(programs(model)["layout"], "none").natively({"x": x}, kernel_cache, denormals="keep")["y"]
     assert (found > 0).all()
     assert ulps(found, wanted("sigmoid", x)).max() <= MOST_ULP

@@ -179,6 +179,8 @@ class LoopMachine:
             if isinstance(stmt, Store):
                 places = [self.value(i, mask) for i in stmt.indices]
                 self.store(stmt.buffer, places, self.value(stmt.value, mask), mask, self._facts.proven(stmt))
+                if stmt.buffer.memory is Memory.REGISTER and mask is None:
+                    self._forget_rest(stmt.buffer, places)
             elif isinstance(stmt, For):
                 self._for(stmt, mask)
             elif isinstance(stmt, If):
@@ -309,6 +311,18 @@ class LoopMachine:
             kept = room.data[flat]
             if not np.all((kept == value) | (value != value)):
                 raise self.fault(f"{buffer.name}: lanes write different values to one element")
+
+    def _forget_rest(self, buffer: Buffer, places: Sequence[Value]) -> None:
+        """A vector that is shorter than its register leaves nothing on the other lanes that may be read."""
+        room = self._rooms[buffer]
+        lane = next((lane for lane in self.lanes if lane.kind is ForKind.VECTOR), None)
+        if room.written is None or lane is None or not places or np.shape(places[-1]) != np.shape(lane.index):
+            return
+        first = int(np.max(places[-1])) + 1
+        if first < room.shape[-1]:
+            rest = np.arange(first, room.shape[-1]).reshape([-1 if n > 1 else 1 for n in np.shape(lane.index)])
+            _, flat = self._place(buffer, [*places[:-1], rest], None, "written", ())
+            room.written[flat] = False
 
     # Expressions
 

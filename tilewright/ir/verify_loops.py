@@ -187,7 +187,7 @@ class _KernelCheck:
         moving = [number for number, index in enumerate(indices) if lane in index.axes]
         count = static(lane.extent)
         is_column = moving == [len(indices) - 2] and indices[-2] is var(lane)
-        if is_column and buffer.shape[-2:] == (count, count):
+        if is_column and buffer.shape[-2] == buffer.shape[-1] and _same_width(count, buffer.shape[-1]):
             return
         if moving != [len(indices) - 1] or linear(indices[-1]).terms.get(var(lane)) != 1:
             raise self.fail(f"lanes of {lane.name} are neither neighbours nor a column in {node!r}")
@@ -195,7 +195,9 @@ class _KernelCheck:
             raise self.fail(f"{lane.name} reads {count} lanes of {buffer.name}, which has {buffer.shape[-1]}")
 
     def _stored_width(self, stmt: Store) -> None:
-        """A vector loop stores whole registers, and what differs between its lanes to different places."""
+        """A vector loop stores whole registers, and what differs between its lanes to different places. In C vectors
+        are of two, four, eight lanes and so on: one that is rounded up to the register's width fills it too, and its
+        other lanes must not be read."""
         lane, buffer = self._lane(), stmt.buffer
         if lane is None:
             return
@@ -206,7 +208,7 @@ class _KernelCheck:
             return
         if moving != [len(stmt.indices) - 1] or stmt.indices[-1] is not var(lane):
             raise self.fail(f"lanes of {lane.name} are not those of register {buffer.name}")
-        if static(lane.extent) != buffer.shape[-1]:
+        if not _same_width(static(lane.extent), buffer.shape[-1]):
             raise self.fail(
                 f"a vector of {lane.extent} lanes is stored to {buffer.name}, which has {buffer.shape[-1]}: "
                 "registers are stored whole"
@@ -298,3 +300,12 @@ class _KernelCheck:
             raise self.fail(f"a {stmt.scope.value} barrier is inside a vector loop")
         if stmt.scope is not Scope.WARP and self._divergent:
             raise self.fail(f"a {stmt.scope.value} barrier is inside a condition that threads may not share")
+
+
+def _same_width(count: int | None, lanes: int | Expr) -> bool:
+    """Whether so many lanes, rounded up to a vector of C, are as wide as a register with these lanes."""
+    return count is not None and isinstance(lanes, int) and count <= lanes and _rounded(count) == _rounded(lanes)
+
+
+def _rounded(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()

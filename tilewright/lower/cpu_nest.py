@@ -249,7 +249,7 @@ class CpuNest(LaneSums):
             place = tuple(block.env[a] for a in self.nest.axes)
             leave.extend(block.around(*self.access.stores(tensor, place, load(state, block.index))))
             # lanes that are not stored start afresh, in one store with the others: registers are stored whole
-            whole, inside = whole_lanes(block, extent_of(state.shape[-1]))
+            whole, inside = whole_lanes(block, extent_of(state.shape[-1]) if state.shape else 1)
             waiting = self.access.lower(load(tensor, tuple(whole.env[a] for a in self.nest.axes)))
             value = waiting if inside is None else select(inside, waiting, identity)
             resume.extend(whole.around(Store(state, whole.index, value)))

@@ -16,20 +16,21 @@ def is_maskable(dtype: DType, lanes: int) -> bool:
 
 
 def functions(element: str, kind: str, lanes: int) -> str:
-    """Reading the first `count` elements, zeros on the other lanes, and storing them."""
+    """Reading the first `count` elements, zeros on the other lanes, and storing them. To the builtins of gcc and clang
+    pointers are of different types."""
     floats = f"float __attribute__((vector_size({4 * lanes})))"
     if lanes == 16:
         has = stores = "defined(__AVX512F__)"
         mask = "(uint16_t)((1u << count) - 1)"
-        read = f"({kind})__builtin_ia32_loadups512_mask((const float *)from, ({floats}){{}}, {mask})"
-        store = f"__builtin_ia32_storeups512_mask((float *)to, ({floats})value, {mask})"
+        read = f"({kind})__builtin_ia32_loadups512_mask((const void *)from, ({floats}){{}}, {mask})"
+        store = f"__builtin_ia32_storeups512_mask((void *)to, ({floats})value, {mask})"
     else:
         # a masked store of AVX alone takes dozens of operations on some processors
         has, stores = "defined(__AVX__)", "defined(__AVX512VL__)"
         whole = "int __attribute__((vector_size(32)))"
         lane = ", ".join(f"-(count > {i})" for i in range(lanes))
-        read = f"({kind})__builtin_ia32_maskloadps256((const {floats} *)from, ({whole}){{{lane}}})"
-        store = f"__builtin_ia32_storeups256_mask((float *)to, ({floats})value, (uint8_t)((1u << count) - 1))"
+        read = f"({kind})__builtin_ia32_maskloadps256((const void *)from, ({whole}){{{lane}}})"
+        store = f"__builtin_ia32_storeups256_mask((void *)to, ({floats})value, (uint8_t)((1u << count) - 1))"
     always = "static inline __attribute__((always_inline))"
     return (
         f"{always} {kind} tw_first_{kind}(const {element} *from, const int count) {{\n"
