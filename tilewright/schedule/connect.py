@@ -150,10 +150,34 @@ class Connector:
                 self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
                 if saved > max(gain, self._least_gain(feeder, group, choice) * choice.seconds):
                     best, gain = Group(merged, choice), saved
+            best = best or self._streamed(nest, groups, producer, order)
             if best is None:
                 return
             for member in best.nests:
                 groups[member] = best
+
+    def _streamed(
+        self, nest: Nest, groups: Mapping[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]
+    ) -> Group | None:
+        """A product of two intermediates joined with all that leads to it, where that can be streamed: neighbours by
+        themselves may each lose by it, since only with the first and the last of them nothing wide is stored."""
+        if not is_contraction(nest) or any(t not in producer for t in nest.reads() if t in self.context.constants):
+            return None
+        taken = [groups[nest]]
+        while True:
+            inside = {n for g in taken for n in g.nests}
+            around = {id(g): g for n in inside for t in n.reads() if t in producer for g in (groups[producer[t]],)}
+            more = [g for g in around.values() if g not in taken]
+            taken += more
+            merged = sorted({n for g in taken for n in g.nests}, key=lambda n: order[n])
+            if not more or len(merged) > _MOST_NESTS or merged[-1] is not nest:
+                return None
+            if find_stream(merged) is None or self._cyclic(merged, producer, groups):
+                continue
+            choice = self.cost(merged)
+            apart = [g.choice.seconds for g in taken if g.choice is not None]
+            if choice is not None and choice.stream is not None and choice.seconds < sum(apart):
+                return Group(merged, choice)
 
     def _least_gain(self, feeder: Group, group: Group, joined: Choice) -> float:
         """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step. A copy that
