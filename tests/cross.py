@@ -7,6 +7,7 @@ written is then for that machine; what runs is the same Loops, with instructions
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,16 @@ from tilewright.errors import OptionError
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
 from tilewright.options import Options
-from tilewright.runtime import Cache, Compiler, CpuModel, Machine, ToolchainError, compile_objects, default_flags
+from tilewright.runtime import (
+    Cache,
+    Compiler,
+    CpuModel,
+    Machine,
+    ObjectCompiler,
+    ToolchainError,
+    compile_objects,
+    default_flags,
+)
 from tilewright.runtime import find_compiler as find
 from tilewright.schedule.plan import Plan
 from tilewright.target import Target, describe, kept, machine, why_not_here
@@ -81,6 +91,7 @@ class Elsewhere:
         self.patches.setattr(kept, "measured", lambda usual, *_given, **_more: usual)
         if not self.runs_here:
             self.patches.setattr(backend_cpu, "load", _compiled_twice(backend_cpu.load))
+            self.patches.setattr(backend_cpu, "early", lambda *_: nullcontext())  # the text is not for this processor
             # what runs here is not the code that will run there: its numbers count, not its speed
             self.patches.setattr(backend_cpu, "default_flags", _hardly_optimised)
 
@@ -101,7 +112,7 @@ def _compiled_twice(load):  # type: ignore[no-untyped-def]
 
     def loaded(
         sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
-        weights_dir: Path | None = None,
+        weights_dir: Path | None = None, early: ObjectCompiler | None = None,
     ) -> CpuModel:  # fmt: skip
         if target.architecture == "any":  # no machine in particular: it runs here as it is
             return load(sources, loops, program, plan, target, options, weights_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,15 @@ from tilewright.runtime import (
     CpuModel,
     KeptWeights,
     ModelImage,
+    ObjectCompiler,
     Stage,
     ToolchainError,
+    build_with,
     default_flags,
     find_compiler,
+    runtime_sources,
     this_machine,
 )
-from tilewright.runtime import build as build_image
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.schedule.plan import Plan
 from tilewright.target import Target, why_not_here
@@ -41,31 +44,53 @@ lower_kernel = None  # the CPU lowering is the default
 _CACHE_BYTES = 4 << 30
 
 
-def render(loops: LoopProgram, target: Target, dialect: str = "c") -> dict[str, str]:
-    """C source of every distinct kernel."""
+def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
+    """The C compiler, at work while the pipeline is still busy: the runtime's own sources need no plan, and a kernel
+    needs no other kernel. None where no machine code is wanted, or none can be had: `load` then says why."""
+    if options.stop_after not in (None, "machine") or why_not_here(target) is not None:
+        return nullcontext()
+    try:
+        objects = _objects(options)
+    except (ToolchainError, CacheError):
+        return nullcontext()
+    for name, text in runtime_sources().items():
+        objects.start(name, text)
+    return objects
+
+
+def _objects(options: Options) -> ObjectCompiler:
+    machine, compiler = this_machine(), find_compiler(options.compiler)
+    cache = Cache(options.cache_dir, _CACHE_BYTES)
+    return ObjectCompiler(compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1)
+
+
+def render(
+    loops: LoopProgram, target: Target, dialect: str = "c", early: ObjectCompiler | None = None
+) -> dict[str, str]:
+    """C source of every distinct kernel; `early` begins with each as soon as it is written."""
     most = target.calls_together
-    return {k.name: render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect) for k in loops.kernels}
+    sources = {}
+    for k in loops.kernels:
+        sources[k.name] = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+        if early is not None:
+            early.start(k.name, sources[k.name])
+    return sources
 
 
 def load(
     sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
-    weights_dir: Path | None = None,
+    weights_dir: Path | None = None, early: ObjectCompiler | None = None,
 ) -> CpuModel:  # fmt: skip
     """Compile what the cache does not hold, link, map the weights and start the workers."""
-    machine = this_machine()
     if (reason := why_not_here(target)) is not None:
         way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
         raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
         for what in _permissions(loops, sources):
             request(what)
-        compiler = find_compiler(options.compiler)
-        cache = Cache(options.cache_dir, _CACHE_BYTES)
-        image = model_image(sources, loops, program, plan, options.denormals)
-        built = build_image(
-            image, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1,
-            weights_cache=None if weights_dir is None else Cache(weights_dir),
-        )  # fmt: skip
+        with early or _objects(options) as objects:
+            image = model_image(sources, loops, program, plan, options.denormals)
+            built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
     except (ToolchainError, CompileError, CacheError, PermissionRefused) as error:
         raise ToolError(str(error)) from error
     return CpuModel(built, options.threads or os.cpu_count() or 1)

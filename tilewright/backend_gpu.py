@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tilewright.errors import ToolError
@@ -26,14 +27,20 @@ lower_kernel = lower_gpu_kernel
 _CACHE_BYTES = 4 << 30
 
 
-def render(loops: LoopProgram, target: Target) -> dict[str, str]:
+def early(target: Target, options: Options) -> AbstractContextManager[None]:
+    """Nothing is compiled before all is rendered: a device's compiler runs in this process."""
+    return nullcontext()
+
+
+def render(loops: LoopProgram, target: Target, early: None = None) -> dict[str, str]:
     """CUDA source of every distinct kernel."""
     return {k.name: render_kernel(k, place_shared(k).offsets) for k in loops.kernels}
 
 
 def load(
-    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options
-) -> Any:
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
+    early: None = None,
+) -> Any:  # fmt: skip
     """The model on a device ("cuda") or under the emulator ("cuda-emulated")."""
     if target.name not in GPUS:
         way_out = "--target cuda runs on the GPU that is here, and --stop-after source shows the code for this one"

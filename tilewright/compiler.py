@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,7 +118,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     run = stages.run
     backend = _backend(target)
     memo = Memo()
-    try:
+    # machine code is begun as soon as there is text, and what has begun is over when the stages are
+    with suppress(Stopped), backend.early(target, options) as early:
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
@@ -128,10 +131,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         if tuner is not None:
             plan = run("tune", tuner, program, plan, target, options)
         loops = run("loops", lower_program, program, plan, target, backend.lower_kernel)
-        sources = run("source", backend.render, loops, target)
-        run("machine", backend.load, sources, loops, program, plan, target, options)
-    except Stopped:
-        pass
+        sources = run("source", partial(backend.render, early=early), loops, target)
+        run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results
     programs = ("layout", "staging", "algorithm", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)

@@ -9,12 +9,18 @@ from onnx import ModelProto, TensorProto, helper
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Map
-from tilewright.ir.expr import walk
+from tilewright.ir.dtypes import float32
+from tilewright.ir.expr import Axis, op, var, walk
+from tilewright.ir.expr import load as load_value
 from tilewright.ir.interpret import evaluate
+from tilewright.ir.loops import Buffer, Memory
+from tilewright.lower import chains
 from tilewright.ops import lower
 from tilewright.ops.builder import MOST_OPERANDS
 from tilewright.options import Options
+from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.fuse import fuse_registers
+from tilewright.schedule.nest import Nest
 from tilewright.target import machine
 
 N1 = machine("neoverse_n1")
@@ -64,3 +70,43 @@ def test_a_long_chain_of_maps_is_several_bounded_expressions() -> None:
         run = run + 1 if compute.outputs[0] in inlined else 0
         longest = max(longest, run)
     assert 0 < longest < 200
+
+
+def test_calls_of_a_very_deep_value_are_found_without_recursion() -> None:
+    lane = Axis("lane", 4)
+    first = op("exp", load_value(Buffer("x", (4,), float32, Memory.GLOBAL), (var(lane),)))
+    value = first
+    for _ in range(5000):
+        value = op("neg", op("abs", value))
+    assert list(chains._calls(value, lane)) == [first]
+
+
+def test_a_join_looks_for_a_cycle_among_its_neighbours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(dict[Nest, Group]):
+        looked_up = 0
+
+        def __getitem__(self, nest: Nest) -> Group:
+            self.looked_up += 1
+            return super().__getitem__(nest)
+
+    cyclic = Connector._cyclic
+    counts: list[int] = []
+
+    def counted(own: Connector, merged: list[Nest], groups: dict[Nest, Group], order: dict[Nest, int]) -> bool:
+        counting = Counting(groups)
+        result = cyclic(own, merged, counting, order)
+        counts.append(counting.looked_up)
+        return result
+
+    monkeypatch.setattr(Connector, "_cyclic", counted)
+    most = []
+    for layers in (20, 40):
+        nodes = []
+        for i in range(layers):
+            before = f"t{i - 1}" if i else "x0"
+            nodes.append(helper.make_node("Softmax", [before], [f"s{i}"], axis=i % 2))
+            nodes.append(helper.make_node("Add", [f"s{i}", before], [f"t{i}"]))
+        build(load(model(nodes, 1, f"t{layers - 1}"), {}), N1, Options(stop_after="plan"))
+        most.append(max(counts))
+        counts.clear()
+    assert most[1] <= 1.2 * most[0] + 4, most

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tilewright.runtime import (
     CompileError,
     CpuModel,
     Machine,
+    ObjectCompiler,
     ToolchainError,
     build,
     compile_objects,
@@ -111,3 +113,31 @@ def test_zig_builds_a_model(cache: Cache) -> None:
     with CpuModel(files, 2) as model:
         model.run([x], [y])
     np.testing.assert_array_equal(y, blur_reference(x, 7))
+
+
+def test_the_longest_source_waiting_is_compiled_first(cache: Cache) -> None:
+    compiler, machine = find_compiler(), this_machine()
+    done: list[str] = []
+    texts = {f"s{n}": f"int s{n}(void) {{ return {n}; }} /*{'x' * n}*/\n" for n in (5, 90, 7, 40)}
+    with ObjectCompiler(compiler, ["-O0"], machine, cache, jobs=1, progress=lambda name, _: done.append(name)) as pool:
+        for name, text in texts.items():
+            pool.start(name, text)
+        made = pool.objects(texts)
+        again = pool.objects(texts)
+    assert list(made) == list(texts) and again == made
+    waited = [name for name in done if name != done[0]]  # the first was begun before there was a choice
+    assert len(done) == 4 and waited == sorted(waited, key=lambda name: -len(texts[name]))
+
+
+def test_leaving_the_compiler_begins_nothing_more(cache: Cache) -> None:
+    compiler, machine = find_compiler(), this_machine()
+    done: list[str] = []
+    pool = ObjectCompiler(compiler, ["-O0"], machine, cache, jobs=1, progress=lambda name, _: done.append(name))
+    with pytest.raises(KeyboardInterrupt), pool:
+        for number in range(40):
+            pool.start(f"s{number}", f"int s{number}(void) {{ return 0; }}\n")
+        raise KeyboardInterrupt
+    assert len(done) < 40
+    counted = len(done)
+    time.sleep(0.1)
+    assert len(done) == counted

@@ -6,12 +6,12 @@ fill the pipes; behind it, they are too far away for a processor to find.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds, lower
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, loads, op, replace_nodes, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Op, const, is_op, load, loads, op, replace_nodes, var, walk
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, If, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.scalar import CHAINS
 from tilewright.lower.nesting import alloc
@@ -51,7 +51,7 @@ class _VectorStore:
     store: Store
 
     @property
-    def calls(self) -> list[Op]:
+    def calls(self) -> Sequence[Op]:
         return _calls(self.store.value, self.lane)
 
     def loop(self) -> For:
@@ -71,21 +71,26 @@ def _vector_stores(stmt: Stmt) -> list[_VectorStore]:
     return [_VectorStore(stmt.axis, s) for s in found if isinstance(s, Store)]
 
 
-def _calls(value: Expr, lane: Axis) -> list[Op]:
+def _calls(value: Expr, lane: Axis) -> Sequence[Op]:
     """Calls that may always be evaluated and hold no other call, so that nothing keeps them from running first."""
-    if not isinstance(value, Op) or lane not in value.axes:
-        return []
-    below = dict.fromkeys(c for a in _always(value, lane) for c in _calls(a, lane))
-    is_call = value.op.name in CHAINS and value.dtype is dtypes.float32
-    return [value] if is_call and not below else list(below)
+    found: dict[Expr, Sequence[Op]] = {}
+    for node in walk(value):  # operands before their users
+        if isinstance(node, Op) and lane in node.axes:
+            below = [f for f in (found.get(a, ()) for a in _always(node, found)) if f]
+            is_call = node.op.name in CHAINS and node.dtype is dtypes.float32
+            if len(below) > 1:
+                found[node] = tuple(dict.fromkeys(c for calls in below for c in calls))
+            else:
+                found[node] = below[0] if below else (node,) if is_call else ()
+    return found.get(value, ())
 
 
-def _always(value: Op, lane: Axis) -> Sequence[Expr]:
+def _always(value: Op, found: Mapping[Expr, Sequence[Op]]) -> Sequence[Expr]:
     """Operands that may be evaluated whatever a condition says."""
     if not is_op(value, "select"):
         return value.args
     condition, *chosen = value.args
-    calling = [a for a in chosen if _calls(a, lane)]
+    calling = [a for a in chosen if found.get(a)]
     # calls on both sides would be work for nothing; what a condition selects may be read from a place that only the
     # condition makes safe
     return [condition, *calling] if len(calling) == 1 and _is_inside(calling[0]) else [condition]

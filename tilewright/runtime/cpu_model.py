@@ -16,7 +16,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from tilewright.runtime.cache import Cache
-from tilewright.runtime.toolchain import Compiler, Machine, Progress, compile_objects, link
+from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weights, store_weights
 
 Space = Literal["input", "output", "weight", "arena"]
@@ -135,9 +135,7 @@ def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits
         if not 0 <= ref.value < limits[ref.space]:
             raise ModelImageError(f"{where}: {ref.space} {ref.value} is out of range")
         if ref.space == "weight" and ref.value % WEIGHT_ALIGNMENT:
-            raise ModelImageError(
-                f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}"
-            )
+            raise ModelImageError(f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}")
 
 
 @dataclass(frozen=True)
@@ -152,8 +150,7 @@ def table_source(image: ModelImage) -> str:
     """The stage table as C text; it includes the driver's header."""
     used = sorted({stage.kernel for stage in image.stages})
     declarations = [
-        f"void {name}(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch);"
-        for name in used
+        f"void {name}(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch);" for name in used
     ]
     refs = [ref for stage in image.stages for ref in stage.buffers]
     stages = []
@@ -201,6 +198,11 @@ def _with_headers(source: str) -> str:
     return source
 
 
+def runtime_sources() -> dict[str, str]:
+    """The C sources that are the same in every model."""
+    return {f"tw_{name}": _with_headers((_NATIVE / f"{name}.c").read_text()) for name in ("driver", "placing", "team")}
+
+
 def build(
     image: ModelImage,
     compiler: Compiler,
@@ -213,13 +215,19 @@ def build(
     weights_cache: Cache | None = None,
 ) -> BuiltModel:
     """Compile and link what the cache does not have yet. Weights that are not worth keeping may go elsewhere."""
-    sources = dict(image.kernels)
-    for name in ("driver", "placing", "team"):
-        sources[f"tw_{name}"] = _with_headers((_NATIVE / f"{name}.c").read_text())
-    sources["tw_table"] = _with_headers(table_source(image))
-    objects = compile_objects(sources, compiler, flags, machine, cache, jobs=jobs, progress=progress)
-    built = BuiltModel(link(objects, compiler, cache), store_weights(image.weights, weights_cache or cache))
-    cache.prune()
+    with ObjectCompiler(compiler, flags, machine, cache, jobs=jobs, progress=progress) as objects:
+        return build_with(objects, image, weights_cache or cache)
+
+
+def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache) -> BuiltModel:
+    """The same with a compiler at work, which may have begun with some of the sources. Weights are written out
+    meanwhile."""
+    sources = {**image.kernels, **runtime_sources(), "tw_table": _with_headers(table_source(image))}
+    for name, text in sources.items():
+        objects.start(name, text)
+    weights = store_weights(image.weights, weights_cache)
+    built = BuiltModel(link(objects.objects(sources), objects.compiler, objects.cache), weights)
+    objects.cache.prune()
     return built
 
 
@@ -355,10 +363,7 @@ class CpuModel:
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
         """Fill outputs. Arrays are C-contiguous and of the compiled sizes; what they mean is the caller's affair."""
-        if (
-            self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._header)
-            != 0
-        ):
+        if self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._header) != 0:
             raise _no_threads(self.threads)
 
     def quick_caller(self, ports: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Callable[[tuple[Any, ...]], bool]:
@@ -405,9 +410,7 @@ class CpuModel:
             for array in arrays:
                 size = next(sizes)
                 if not isinstance(array, ndarray) or array.nbytes != size or not array.flags.c_contiguous:
-                    raise ModelRunError(
-                        f"expected a C-contiguous NumPy array of {size} bytes, got {_describe(array)}"
-                    )
+                    raise ModelRunError(f"expected a C-contiguous NumPy array of {size} bytes, got {_describe(array)}")
                 objects.append(id(array))
         return objects
 

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
-from typing import Literal
+from threading import Lock
+from typing import Literal, Self
 
 from tilewright.runtime.cache import Cache, content_key
 
@@ -64,9 +66,7 @@ class Compiler:
                 candidate = os.path.join(folder, name.replace(c_name, cxx_name, 1))
                 if shutil.which(candidate):
                     return (*wrapper, candidate)
-        raise ToolchainError(
-            f"no C++ compiler beside {program}; install g++ or clang++, or run: pip install ziglang"
-        )
+        raise ToolchainError(f"no C++ compiler beside {program}; install g++ or clang++, or run: pip install ziglang")
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ def this_machine() -> Machine:
     fields = _processor_fields(Path("/proc/cpuinfo"))
     features = fields.get("flags") or fields.get("Features") or ""
     # Clock readings change from moment to moment and say nothing about the instructions.
-    stable = sorted(
-        f"{k}={v}" for k, v in fields.items() if k not in ("processor", "cpu MHz", "BogoMIPS", "bogomips")
-    )
+    stable = sorted(f"{k}={v}" for k, v in fields.items() if k not in ("processor", "cpu MHz", "BogoMIPS", "bogomips"))
     described = "\n".join((platform.system(), platform.machine(), platform.processor(), *stable))
     identity = hashlib.sha256(described.encode()).hexdigest()[:16]
     return Machine(platform.machine(), identity, frozenset(features.split()))
@@ -177,6 +175,72 @@ def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
     return tuple(flags)
 
 
+class ObjectCompiler:
+    """Compiles named C sources while more of them are still written; leaving it cancels what has not begun, and waits
+    for what has. Started by a name that it has for the same text, it does nothing."""
+
+    def __init__(
+        self, compiler: Compiler, flags: Sequence[str], machine: Machine, cache: Cache, *, jobs: int,
+        progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        if jobs < 1:
+            raise ValueError(f"jobs must be at least 1, not {jobs}")
+        self.compiler = compiler
+        self.cache = cache
+        self._flags = tuple(flags)
+        self._machine = machine
+        self._progress = progress
+        self._pool = ThreadPoolExecutor(max_workers=jobs)
+        self._waiting: list[tuple[int, str, str]] = []  # a heap: the longest text first
+        self._lock = Lock()
+        self._objects: dict[tuple[str, str], Future[Path]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._waiting.clear()
+        self._pool.shutdown(cancel_futures=True)
+
+    def start(self, name: str, text: str) -> None:
+        if (name, text) in self._objects:
+            return
+        self._objects[name, text] = Future()
+        with self._lock:
+            heappush(self._waiting, (-len(text), name, text))
+        self._pool.submit(self._compile_longest)
+
+    def objects(self, sources: Mapping[str, str]) -> dict[str, Path]:
+        """One object for each source, in their order; raises what the compiler refused."""
+        for name, text in sources.items():
+            self.start(name, text)
+        return {name: self._objects[name, text].result() for name, text in sources.items()}
+
+    def _compile_longest(self) -> None:
+        """The longest of those waiting, so that no worker is left with one of them at the end."""
+        with self._lock:
+            if not self._waiting:
+                return
+            _, name, text = heappop(self._waiting)
+        made = self._objects[name, text]
+        try:
+            made.set_result(self._compile_one(name, text))
+        except BaseException as error:  # whoever asks for the object raises it
+            made.set_exception(error)
+
+    def _compile_one(self, name: str, text: str) -> Path:
+        key = content_key("object", text, self.compiler.version, *self._flags, self._machine.identity, suffix=".o")
+        found = self.cache.get(key)
+        cached = found is not None
+        if found is None:
+            arguments = [*self.compiler.argv, *self._flags, "-c"]
+            found = self.cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
+        if self._progress is not None:
+            self._progress(name, cached)
+        return found
+
+
 def compile_objects(
     sources: Mapping[str, str],
     compiler: Compiler,
@@ -188,32 +252,8 @@ def compile_objects(
     progress: Progress | None = None,
 ) -> dict[str, Path]:
     """One object for each named C source, in the order of the sources."""
-
-    def compile_one(item: tuple[str, str]) -> Path:
-        name, text = item
-        key = content_key("object", text, compiler.version, *flags, machine.identity, suffix=".o")
-        found = cache.get(key)
-        if found is None:
-            arguments = [*compiler.argv, *flags, "-c"]
-            found = cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
-            cached = False
-        else:
-            cached = True
-        if progress is not None:
-            progress(name, cached)
-        return found
-
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, not {jobs}")
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        # the longest first, so that no worker is left with one of them at the end
-        longest_first = sorted(sources.items(), key=lambda item: -len(item[1]))
-        futures = {item[0]: pool.submit(compile_one, item) for item in longest_first}
-        try:
-            return {name: futures[name].result() for name in sources}
-        except CompileError:
-            pool.shutdown(cancel_futures=True)
-            raise
+    with ObjectCompiler(compiler, flags, machine, cache, jobs=jobs, progress=progress) as pool:
+        return pool.objects(sources)
 
 
 def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
@@ -249,9 +289,7 @@ def compile_shared(
     """One self-contained source as a shared object; the headers it may include are part of its address."""
     argv = compiler.for_cxx() if language == "c++" else compiler.argv
     headers = [f"{path.name}\0{path.read_text()}" for folder in include_dirs for path in _headers(folder)]
-    key = content_key(
-        "shared", language, source, *headers, compiler.version, *flags, machine.identity, suffix=".so"
-    )
+    key = content_key("shared", language, source, *headers, compiler.version, *flags, machine.identity, suffix=".so")
     found = cache.get(key)
     if found is not None:
         return found
@@ -265,9 +303,7 @@ def _headers(folder: Path) -> list[Path]:
     return sorted(path for path in Path(folder).rglob("*") if path.suffix in (".h", ".hpp", ".cuh", ".inc"))
 
 
-def _compile(
-    arguments: Sequence[str], name: str, text: str, suffix: str, out: Path, libraries: Sequence[str]
-) -> None:
+def _compile(arguments: Sequence[str], name: str, text: str, suffix: str, out: Path, libraries: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
         # A relative name keeps the folder out of messages and out of the object.
         source = Path(folder, f"{name}{suffix}")
@@ -277,9 +313,7 @@ def _compile(
 
 def _run(command: Sequence[str], name: str, folder: Path) -> None:
     try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise ToolchainError(f"cannot start {command[0]}: {error.strerror}; {_HOW_TO_GET_ONE}") from error
     if done.returncode != 0:

@@ -135,7 +135,7 @@ class Connector:
             gain = 0.0
             for feeder in feeders.values():
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
-                if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, producer, groups):
+                if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, groups, order):
                     unable = f"with {nest.tensor.name} it would wait for itself, or hold more than {_MOST_NESTS} nests"
                     self.refused.setdefault(feeder.nests[-1], unable)
                     continue
@@ -188,16 +188,20 @@ class Connector:
         over_weights = any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
         return _LEAST_GAIN if over_weights else 0.0
 
-    def _cyclic(self, merged: Sequence[Nest], producer: Mapping[Tensor, Nest], groups: Mapping[Nest, Group]) -> bool:
-        """Whether something outside reads from the group and feeds it: then they cannot be one kernel."""
+    def _cyclic(self, merged: Sequence[Nest], groups: Mapping[Nest, Group], order: Mapping[Nest, int]) -> bool:
+        """Whether something outside reads from the group and feeds it: then they cannot be one kernel.
+
+        Nests after the group's last are still alone, and feed only what comes after them: no way leads back from there.
+        """
         inside = set(merged)
+        last = order[merged[-1]]
         stack = [r for n in merged for t in n.stores for r in self.readers.get(t, []) if r not in inside]
         seen: set[Nest] = set()
         while stack:
             nest = stack.pop()
             if nest in inside:
                 return True
-            if nest in seen:
+            if nest in seen or order[nest] > last:
                 continue
             seen.add(nest)
             mates = groups[nest].nests
