@@ -27,7 +27,7 @@ from tilewright.target import Target, machine
 SHAPES = ("1000x1000x1000", "1024x1024x1024", "2048x2048x2048", "4096x4096x4096", "128x768x3072")
 KINDS = {"bf16": ("bfloat16", "bfloat16"), "int8": ("int8", "int8")}
 
-_CACHES = """
+CACHES = """
 #include <stdio.h>
 #include <stdlib.h>
 #define LINE 64
@@ -75,7 +75,7 @@ def simulated(source: str, target: Target) -> str:
                     r"sim_run(\2, \3, 0); sim_run(\1, \3, 0);", source)  # fmt: skip
     near, far = target.levels[1], target.tile_level
     return (
-        _CACHES
+        CACHES
         + source
         + f"""
 int main(int n, char **a) {{

@@ -17,6 +17,7 @@ from tilewright import stored
 from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
 from tilewright.options import Options, check_whole_number
 from tilewright.runtime.cpu_model import CpuModel
+from tilewright.runtime.outputs import output_memory
 from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ class Model:
         self._results = tuple((port.shape, port.dtype) for port in self._outputs)
         self._shapes = tuple(port.shape for port in self._outputs)
         self._types = tuple(port.dtype for port in self._outputs)
+        self._memory = output_memory(self._results)
         self._runner = artifact.runner
         self._quick = self._quick_caller(artifact.runner)
         self._device_call, self._device_fill = self._device_callers(artifact.runner)
@@ -321,8 +323,11 @@ class Model:
         """The outputs; None where the values are not, as they are, what the kernels read."""
         if self._quick is None:
             return None
-        outputs: list[Array] = list(map(empty, self._shapes, self._types))
+        outputs = self._new_outputs()
         return outputs if self._quick((*values, *outputs)) else None
+
+    def _new_outputs(self) -> list[Array]:
+        return list(map(empty, self._shapes, self._types)) if self._memory is None else self._memory.arrays()
 
     def _in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values given by name in the order of the inputs; nothing where they are not exactly the inputs."""
@@ -335,7 +340,7 @@ class Model:
 
     def _run(self, arrays: Sequence[Any]) -> list[Array]:
         ready = self._ready(arrays)
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
+        outputs = self._new_outputs()
         runner = self._runner if self._runner is not None else self._checked_runner()
         runner.run(ready, outputs)
         return outputs
