@@ -19,6 +19,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.ahead import asked_seconds
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
+from tilewright.schedule.crowding import crowded_slots
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.homes import byte_seconds, first_seconds, home, resting_share, stays
 from tilewright.schedule.instructions import crowding, instruction_seconds
@@ -385,23 +386,10 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
         known = context.memo.blocks
         if nest.outline.key not in known:
             known[nest.outline.key] = nest.block_counts()
-        return block_cost(nest, known[nest.outline.key], context.target.vector_registers) + _crowded_slots(nest, context)
+        counts = known[nest.outline.key]
+        return block_cost(nest, counts, context.target.vector_registers) + crowded_slots(nest, counts[1], context)
     moving = 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
     return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
-
-
-def _crowded_slots(nest: Nest, context: NestContext) -> float:
-    """What it costs that the streams a block writes meet on the same sets of the first cache: a line is thrown out
-    between one vector of it and the next, so that each of them moves the whole line from the tile level and back."""
-    target = context.target
-    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    steps = [place.terms.get(var(a), 0) * nest.tensor.dtype.bytes for a in nest.written_out]
-    near, level = target.levels[1], target.tile_level
-    if min(steps) < near.transaction or prod(nest.written_out.values()) <= target.lines_held(min(steps)):
-        return 0.0
-    again = near.transaction - target.vector_bytes
-    seconds = max(0, again) * (1 / level.bandwidth + 1 / level.writing)
-    return seconds * target.fma_rate / target.lanes(nest.tensor.dtype.bytes)
 
 
 def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
