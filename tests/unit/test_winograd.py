@@ -19,6 +19,7 @@ from tilewright.ir.verify import verify_program
 from tilewright.lower.unroll import unroll
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
+from tilewright.target import machine
 from tilewright.transform import winograd
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.toom_cook import MATRICES, SIZES, TAPS
@@ -248,3 +249,12 @@ def test_the_error_is_as_stated(m: int, most: float, monkeypatch: pytest.MonkeyP
 def test_every_map_of_a_rewrite_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = forced(folded(convolution(*SHAPES["odd"])), 2, monkeypatch)
     assert all(c.origin for c in fast.computes if isinstance(c, Map | Reduce))
+
+
+def test_streams_on_the_same_sets_of_the_cache_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """36 streams a power of two apart do not stay in four ways; with ways for all of them they do."""
+    known = machine("neoverse_n1")
+    program = folded(convolution((1, 64, 64, 64), (64, 64, 3, 3), [1, 1, 1, 1]))
+    fast = choose_layouts(forced(program, 4, monkeypatch), known)
+    crowded, roomy = (predicted_seconds(fast, replace(known, near_ways=ways), "register") for ways in (4, 64))
+    assert crowded > 1.15 * roomy
