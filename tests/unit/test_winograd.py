@@ -19,9 +19,10 @@ from tilewright.ir.verify import verify_program
 from tilewright.lower.unroll import unroll
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
+from tilewright.target import machine
 from tilewright.transform import winograd
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.toom_cook import MATRICES, SIZES
+from tilewright.transform.toom_cook import MATRICES, SIZES, TAPS
 from tilewright.transform.winograd import choose_convolutions, fastest, find_sliding
 
 # (image, weights, pads, attributes): odd sizes, one-sided pads, batches, channels that fill no vector
@@ -100,6 +101,22 @@ def test_rewritten_programs_mean_the_same(shape: str, m: int, monkeypatch: pytes
     wanted = evaluated(program, inputs, wide=True)["y"]
     assert error(evaluated(fast, inputs, wide=True)["y"], wanted) < 1e-6  # the filters are rounded to float32
     assert error(evaluated(fast, inputs)["y"], wanted) < 3e-6
+
+
+def growth(m: int) -> float:
+    """How far F(m, 3) along both axes magnifies what is rounded between its transforms, for values without correlation:
+    the mean over outputs of the squared weights that roundings of products reach them with, a product being one."""
+    made = MATRICES[m]
+    rows = zip(made.filter, made.input, strict=True)
+    sizes = [sum(c * c for c in taps) * sum(c * c for c in values) for taps, values in rows]
+    along_one = [sum(a * a * size for a, size in zip(row, sizes, strict=True)) for row in made.output]
+    return float(sum(along_one)) / len(along_one) / TAPS
+
+
+@pytest.mark.parametrize("m, most", [(2, 1.7), (4, 4.8)])
+def test_points_let_rounding_grow_little(m: int, most: float) -> None:
+    """The direct sum has 3, by its nine times as many products: F(2) is more accurate, F(4) loses less than a digit."""
+    assert growth(m) < most
 
 
 SCHEDULES = ("connected", "register", "none")
@@ -232,3 +249,12 @@ def test_the_error_is_as_stated(m: int, most: float, monkeypatch: pytest.MonkeyP
 def test_every_map_of_a_rewrite_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = forced(folded(convolution(*SHAPES["odd"])), 2, monkeypatch)
     assert all(c.origin for c in fast.computes if isinstance(c, Map | Reduce))
+
+
+def test_streams_on_the_same_sets_of_the_cache_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """36 streams a power of two apart do not stay in four ways; with ways for all of them they do."""
+    known = machine("neoverse_n1")
+    program = folded(convolution((1, 64, 64, 64), (64, 64, 3, 3), [1, 1, 1, 1]))
+    fast = choose_layouts(forced(program, 4, monkeypatch), known)
+    crowded, roomy = (predicted_seconds(fast, replace(known, near_ways=ways), "register") for ways in (4, 64))
+    assert crowded > 1.15 * roomy

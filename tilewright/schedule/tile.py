@@ -19,6 +19,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.ahead import asked_seconds
 from tilewright.schedule.context import NestContext, is_contraction, offset_of, stride
+from tilewright.schedule.crowding import crowded_slots
 from tilewright.schedule.cuts import is_cut
 from tilewright.schedule.homes import byte_seconds, first_seconds, home, resting_share, stays
 from tilewright.schedule.instructions import crowding, instruction_seconds
@@ -385,7 +386,8 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
         known = context.memo.blocks
         if nest.outline.key not in known:
             known[nest.outline.key] = nest.block_counts()
-        return block_cost(nest, known[nest.outline.key], context.target.vector_registers)
+        counts = known[nest.outline.key]
+        return block_cost(nest, counts, context.target.vector_registers) + crowded_slots(nest, counts[1], context)
     moving = 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
     return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
 
