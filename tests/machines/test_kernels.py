@@ -52,7 +52,7 @@ def check_numbers(made: Artifact, wanted: dict[str, np.ndarray], given: dict[str
     assert made.program is not None and made.plan is not None and made.loops is not None
     sources = backend_cpu.render(made.loops, made.target, "portable")
     here = replace(made.target, architecture="any", features=())
-    options = Options(cache_dir=folder, threads=2)
+    options = Options(cache_dir=folder, threads=2, denormals="keep")
     with backend_cpu.load(sources, made.loops, made.program, made.plan, here, options) as model:
         found = run_native(model, made.program, given)
     for name, array in wanted.items():

@@ -49,7 +49,7 @@ def extreme(kind: str, shape: tuple[int, ...], axis: int) -> ModelProto:
 
 def layers(rows: int, width: int, count: int) -> ModelProto:
     names = ["x", *(f"h{i}" for i in range(1, count)), "y"]
-    weights = {f"w{i}": np.full((width, width), 1 / width, np.float32) for i in range(count)}
+    weights = {f"w{i}": np.full((width, width), (1 + i) / width, np.float32) for i in range(count)}  # equal: steps
     steps = [("MatMul", [names[i], f"w{i}"], names[i + 1], {}) for i in range(count)]
     return model_of(steps, {"x": (rows, width)}, {"y": (rows, width)}, weights)
 

@@ -172,7 +172,7 @@ class Connector:
             merged = sorted({n for g in taken for n in g.nests}, key=lambda n: order[n])
             if not more or len(merged) > _MOST_NESTS or merged[-1] is not nest:
                 return None
-            if find_stream(merged) is None or self._cyclic(merged, producer, groups):
+            if find_stream(merged) is None or self._cyclic(merged, groups, order):
                 continue
             choice = self.cost(merged)
             apart = [g.choice.seconds for g in taken if g.choice is not None]
