@@ -176,7 +176,9 @@ class Connector:
                 continue
             choice = self.cost(merged)
             apart = [g.choice.seconds for g in taken if g.choice is not None]
-            if choice is not None and choice.stream is not None and choice.seconds < sum(apart):
+            if choice is None or choice.stream is None:
+                continue
+            if self.streaming == "always" or choice.seconds < sum(apart):
                 return Group(merged, choice)
 
     def _least_gain(self, feeder: Group, group: Group, joined: Choice) -> float:
