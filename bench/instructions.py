@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
+from tilewright.backend.cpu.plan.instructions import available
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS, TILES, Dot
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Program
@@ -37,10 +38,9 @@ from tilewright.lower.program import lower_program
 from tilewright.ops.builder import Builder
 from tilewright.options import Options
 from tilewright.runtime import CpuModel
-from tilewright.schedule.instructions import available
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan import Plan
 
 SHAPES = (
     (256, 256, 256), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
@@ -122,9 +122,9 @@ def measure_peak(dot: Dot, pair: tuple[str, str], threads: int, target: Target, 
     """Multiply-adds a second of `threads` cores."""
     loops = peak_loops(dot, pair, threads)
     empty = Program((), (), (), {})
-    sources = backend_cpu.render(loops, target)
+    sources = machine_code.render(loops, target)
     options = Options(cache_dir=cache, threads=threads)
-    with backend_cpu.load(sources, loops, empty, Plan("cpu", "none", ()), target, options) as model:
+    with machine_code.load(sources, loops, empty, Plan("cpu", "none", ()), target, options) as model:
         given = [np.zeros(TILE_ROWS * TILE_BYTES, dtypes.by_name(p).numpy) for p in pair]
         out = [np.zeros(t.shape, t.dtype.numpy) for t in loops.tensors if t.role == "output"]
         seconds = best_seconds(model, given, out, 0.25)
@@ -222,12 +222,12 @@ def _one(dot: Dot, pair: tuple[str, str], shape: tuple[int, int, int], target: T
     a = on_a_line(a)
     plan = make_plan(program, only)
     nest = plan.kernels[0].nests[0]
-    loops = lower_program(program, plan, only)
-    sources = backend_cpu.render(loops, only)
+    loops = lower_program(program, plan, only, machine_code.lower_kernel)
+    sources = machine_code.render(loops, only)
     texts = []
     error = 0.0
     for count in threads:
-        with backend_cpu.load(sources, loops, program, plan, only, Options(cache_dir=cache, threads=count)) as model:
+        with machine_code.load(sources, loops, program, plan, only, Options(cache_dir=cache, threads=count)) as model:
             out = on_a_line(np.zeros((shape[0], shape[1]), dtypes.by_name(dot.accumulator).numpy))
             taken = best_seconds(model, [a], [out], 0.15)
         error = max(error, wrong(out, a, b))

@@ -19,14 +19,15 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.tile_loads import CACHES
-from tilewright import backend_cpu, ops
+from tilewright import ops
+from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
 from tilewright.lower.memory import scratch
 from tilewright.lower.program import lower_program
-from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan import NestPlan
 from tilewright.transform.fold import fold_constants
 
 SHAPES = ("196x1024x1024", "196x1040x1024", "384x768x3072", "512x512x512")
@@ -106,8 +107,8 @@ def counted(shape: tuple[int, int, int], target: Target, folder: Path) -> Lines:
     kernel = plan.kernels[-1]
     if len(plan.kernels) != 1 or len(kernel.nests) != 1:
         raise SystemExit(f"bench.line_loads: {shape} is planned as more than one nest; give another shape")
-    loops = lower_program(program, plan, target)
-    source = backend_cpu.render(loops, target, "portable")["k0"]
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    source = machine_code.render(loops, target, "portable")["k0"]
     sizes = [4 * rows * inner, 4 * inner * columns, 4 * rows * columns]
     (folder / "k.c").write_text(simulated(source, target, sizes, scratch(loops.kernels[0])[1]))
     subprocess.run(["cc", "-O1", "-w", "-o", "k", "k.c"], cwd=folder, check=True)

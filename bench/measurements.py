@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.backend.cpu.plan import tile as costs
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir import dtypes
@@ -24,15 +25,14 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.ir.text import program_text
 from tilewright.lower.kernel import plan_nests
 from tilewright.options import Options
-from tilewright.schedule import tile as costs
-from tilewright.schedule.context import NestContext
-from tilewright.schedule.memo import Memo
-from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.streams import find_stream
 from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.streams import find_stream
 
 _CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
 

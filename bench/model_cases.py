@@ -11,19 +11,19 @@ import onnx
 from onnx import TensorProto, helper
 
 from bench.kernel_cases import OPSET, SIZES, random_cases, write_model
+from tilewright.backend.cpu.plan.variants import Variants, variants_of
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Compute, Program, all_computes, reads
 from tilewright.ir.expr import Axis, Expr, axes_of, loads
 from tilewright.lower.kernel import plan_nests
 from tilewright.ops import lower
-from tilewright.schedule.context import is_contraction
-from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.signature import signature
-from tilewright.schedule.variants import Variants, variants_of
 from tilewright.target import Target
+from tilewright.tile_graph.context import is_contraction
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.signature import signature
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend_cpu import render
+from tilewright.backend.cpu import machine_code
+from tilewright.backend.cpu.machine_code import render
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Map, Program
 from tilewright.ir.dtypes import DType
@@ -41,11 +42,11 @@ from tilewright.runtime import (
     this_machine,
 )
 from tilewright.runtime import build as build_image
-from tilewright.schedule.check import check_plan
-from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
+from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Times:
 def prepare(program: Program, plan: Plan, target: Target) -> Prepared:
     """The one kernel of a plan as C."""
     check_plan(plan, program)
-    return Prepared(plan.kernels[0], plan.layouts, _ready(lower_program(program, plan, target), target))
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    return Prepared(plan.kernels[0], plan.layouts, _ready(loops, target))
 
 
 def _ready(loops: LoopProgram, target: Target) -> Ready:
@@ -107,7 +109,7 @@ def copy_kernel(size: int, dtype: DType, target: Target) -> Ready:
     axis = Axis("i", size)
     source, result = Tensor("x", (size,), dtype), Tensor("y", (size,), dtype)
     program = Program((source,), (result,), (Map(result, (axis,), load(source, [var(axis)])),))
-    return _ready(lower_program(program, make_plan(program, target, "none"), target), target)
+    return _ready(lower_program(program, make_plan(program, target, "none"), target, machine_code.lower_kernel), target)
 
 
 def compile_ahead(readies: Sequence[Ready], options: Options) -> None:

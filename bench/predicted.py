@@ -26,8 +26,8 @@ from bench.model_cases import kind_of
 from bench.support import table
 from tilewright.ir.text import program_text
 from tilewright.options import Options
-from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target, machine
+from tilewright.tile_graph.propagate import extent_of
 
 STORED = Path(__file__).parent / "measured"
 SUFFIX = ".jsonl.xz"

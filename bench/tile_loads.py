@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.instructions import matmul
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS
 from tilewright.ir import dtypes
 from tilewright.lower.memory import scratch
@@ -96,8 +96,8 @@ def counted(shape: tuple[int, int, int], kind: str, target: Target, folder: Path
     dot = DOTS[f"amx_{kind}"]
     program, _, _ = matmul(shape, KINDS[kind], dot.accumulator)
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, target)
-    source = backend_cpu.render(loops, target, "portable")["k0"]
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    source = machine_code.render(loops, target, "portable")["k0"]
     (folder / "k.c").write_text(simulated(source, target))
     subprocess.run(["cc", "-O2", "-w", "-o", "k", "k.c"], cwd=folder, check=True)
     nest = plan.kernels[0].nests[0]

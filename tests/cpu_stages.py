@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tilewright import backend_cpu, ops
+from tilewright import ops
+from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.intrinsics.cpu import MEANINGS
 from tilewright.ir.compute import Program
@@ -24,9 +25,9 @@ from tilewright.ir.verify import verify_loops, verify_program
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import CpuModel, this_machine
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan import Plan
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -95,9 +96,9 @@ class Lowered:
 
     def compiled(self, cache: Path, threads: int = 2, denormals: str = "flush") -> CpuModel:
         # what is planned for another machine runs all the same, with its instructions spelled out
-        sources = backend_cpu.render(self.loops, self.target, "c" if self.target == CPU else "portable")
+        sources = machine_code.render(self.loops, self.target, "c" if self.target == CPU else "portable")
         options = Options(cache_dir=cache, threads=threads, denormals=denormals)
-        return backend_cpu.load(sources, self.loops, self.program, self.plan, CPU, options)
+        return machine_code.load(sources, self.loops, self.program, self.plan, CPU, options)
 
     def natively(
         self, inputs: Arrays, cache: Path, threads: int = 2, denormals: str = "flush"
@@ -110,7 +111,7 @@ def lowered(
     target: Target = CPU,
 ) -> Lowered:  # fmt: skip
     chosen = plan or make_plan(program, target, schedule, streaming)
-    loops = lower_program(program, chosen, target, None)
+    loops = lower_program(program, chosen, target, machine_code.lower_kernel)
     verify_loops(loops)
     return Lowered(program, chosen, loops, target)
 

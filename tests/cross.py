@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.errors import OptionError
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
@@ -30,8 +30,8 @@ from tilewright.runtime import (
     default_flags,
 )
 from tilewright.runtime import find_compiler as find
-from tilewright.schedule.plan import Plan
 from tilewright.target import Target, describe, kept, machine, why_not_here
+from tilewright.tile_graph.plan import Plan
 
 JOBS = 2
 WAY_OUT = "kernels for another machine are compiled by zig, and it is not here: pip install ziglang"
@@ -90,10 +90,10 @@ class Elsewhere:
         self.patches.setattr(describe, "this_cpu", lambda: replace(self.target, name="cpu"))
         self.patches.setattr(kept, "measured", lambda usual, *_given, **_more: usual)
         if not self.runs_here:
-            self.patches.setattr(backend_cpu, "load", _compiled_twice(backend_cpu.load))
-            self.patches.setattr(backend_cpu, "early", lambda *_: nullcontext())  # the text is not for this processor
+            self.patches.setattr(machine_code, "load", _compiled_twice(machine_code.load))
+            self.patches.setattr(machine_code, "early", lambda *_: nullcontext())  # the text is not for this processor
             # what runs here is not the code that will run there: its numbers count, not its speed
-            self.patches.setattr(backend_cpu, "default_flags", _hardly_optimised)
+            self.patches.setattr(machine_code, "default_flags", _hardly_optimised)
 
     def leave(self) -> None:
         self.patches.undo()
@@ -108,7 +108,7 @@ def _hardly_optimised(compiler: Compiler, here: Machine) -> tuple[str, ...]:
 
 
 def _compiled_twice(load):  # type: ignore[no-untyped-def]
-    """`backend_cpu.load` for a machine that is not at hand: for it by zig, and for this one in portable C."""
+    """`machine_code.load` for a machine that is not at hand: for it by zig, and for this one in portable C."""
 
     def loaded(
         sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
@@ -117,8 +117,8 @@ def _compiled_twice(load):  # type: ignore[no-untyped-def]
         if target.architecture == "any":  # no machine in particular: it runs here as it is
             return load(sources, loops, program, plan, target, options, weights_dir)
         cross_compile(sources, target, options.cache_dir)
-        native = backend_cpu.render(loops, target)
-        portable = backend_cpu.render(loops, target, "portable")
+        native = machine_code.render(loops, target)
+        portable = machine_code.render(loops, target, "portable")
         # a text that a test has edited stays as it is
         ran = {name: portable[name] if text == native[name] else text for name, text in sources.items()}
         return load(ran, loops, program, plan, replace(target, architecture="any", features=()), options, weights_dir)

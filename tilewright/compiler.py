@@ -19,12 +19,12 @@ from tilewright.ir.loops import Call, LoopProgram
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
-from tilewright.schedule.check import check_plan
-from tilewright.schedule.memo import Memo
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import Target
-from tilewright.transform.algorithms import Predict, choose_algorithms
+from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.plan import Plan
+from tilewright.transform.algorithm.algorithms import Predict, choose_algorithms
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
@@ -196,12 +196,12 @@ def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict 
 
 def _backend(target: Target) -> Any:
     if target.kind == "cpu":
-        from tilewright import backend_cpu
+        from tilewright.backend.cpu import machine_code
 
-        return backend_cpu
-    from tilewright import backend_gpu
+        return machine_code
+    from tilewright.backend.gpu import machine_code as machine_code_gpu
 
-    return backend_gpu
+    return machine_code_gpu
 
 
 def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:

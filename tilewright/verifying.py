@@ -27,7 +27,7 @@ from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.ir.values import SMALLEST
 from tilewright.runtime.emulator import EmulationFault
-from tilewright.schedule.plan import Plan
+from tilewright.tile_graph.plan import Plan
 
 SMALL = 2e8  # element operations that the interpreter does in seconds
 SAMPLES = 64  # elements of an output, where a model is not small

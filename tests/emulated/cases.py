@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.unit.test_instructions import Pair, conv, matmul, numbers
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.intrinsics.cpu import DOTS, Dot
@@ -22,9 +22,9 @@ from tilewright.ir.interpret import evaluate
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import ModelImage
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan import Plan
 
 EXACT, ROUNDED, A_STEP = 0.0, 1e-5, 1.0  # of sums of integers, of sums of floats, of quantised results
 NARROWED = 1e-2  # of models whose layers round to bfloat16: a last bit that falls the other way
@@ -112,10 +112,10 @@ def _contractions(dot: Dot, pair: Pair, exact: float, quick: bool) -> Iterator[t
 
 def _made(name: str, program: Program, target: Target, processor: str, tolerance: float) -> Case:
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, target)
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
     given = {t.name: numbers(t.dtype, t.shape, 3) for t in program.inputs}  # type: ignore[arg-type]
-    sources = backend_cpu.render(loops, target)
-    return _case(name, target, processor, backend_cpu.model_image(sources, loops, program, plan), program, plan, given,
+    sources = machine_code.render(loops, target)
+    return _case(name, target, processor, machine_code.model_image(sources, loops, program, plan), program, plan, given,
                  tolerance)  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _compiled(
     made = build(load(model, {}), target, Options(precision=precision, stop_after="source"))
     assert made.program is not None and made.plan is not None and made.loops is not None
     given = {p.name: _drawn(p) for p in model.graph.input}
-    image = backend_cpu.model_image(made.sources, made.loops, made.program, made.plan)
+    image = machine_code.model_image(made.sources, made.loops, made.program, made.plan)
     return _case(name, target, processor, image, made.program, made.plan, given, tolerance)
 
 

@@ -21,9 +21,9 @@ from tilewright import ops
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
 from tilewright.runtime import ToolchainError, find_compiler
-from tilewright.schedule.check import check_plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine, stored_machines
+from tilewright.tile_graph.check import check_plan
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.verify import verify_loops
 from tilewright.lower.program import lower_program
 from tilewright.runtime import find_compiler
-from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 from tilewright.target import Target
+from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
 
 # processors by their names in the compiler; the others are x86 with AVX-512 and AMX
 _PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}
@@ -25,7 +25,7 @@ _LARGEST = "-march=sapphirerapids"
 
 def loops_of(program: Program, plan: Plan, target: Target) -> LoopProgram:
     """The verified Loops of a plan."""
-    loops = lower_program(program, plan, target, None)
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
     verify_loops(loops)
     return loops
 
@@ -71,4 +71,4 @@ def refused(sources: Mapping[str, str], target: Target, folder: Path) -> str:
 
 
 def sources_of(loops: LoopProgram, target: Target) -> dict[str, str]:
-    return backend_cpu.render(loops, target)
+    return machine_code.render(loops, target)

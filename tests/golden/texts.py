@@ -8,7 +8,8 @@ import numpy as np
 from onnx import ModelProto
 
 from tests.cpu_stages import model_of
-from tilewright import backend_cpu, ops
+from tilewright import ops
+from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir import text
 from tilewright.lower.program import lower_program
@@ -49,8 +50,8 @@ def texts(name: str) -> dict[str, str]:
     """File name -> what it holds."""
     lowered = ops.lower(load(MODELS[name], {}))
     program = choose_layouts(fold_constants(lowered), MACHINE)
-    loops = lower_program(program, make_plan(program, MACHINE), MACHINE, None)
+    loops = lower_program(program, make_plan(program, MACHINE), MACHINE, machine_code.lower_kernel)
     found = {f"{name}.program.txt": text.program_text(program), f"{name}.loops.txt": text.loops_text(loops)}
     if name in SOURCES:
-        found |= {f"{name}.{kernel}.c": source for kernel, source in backend_cpu.render(loops, MACHINE).items()}
+        found |= {f"{name}.{kernel}.c": source for kernel, source in machine_code.render(loops, MACHINE).items()}
     return found

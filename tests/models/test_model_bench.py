@@ -17,7 +17,7 @@ from bench.plan_times import Bench, shares
 from tests.cpu_stages import CPU, evaluated, lowered, random_inputs
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
-from tilewright.schedule.check import check_plan
+from tilewright.tile_graph.check import check_plan
 
 
 def test_ranks_share_places() -> None:

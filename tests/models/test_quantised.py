@@ -18,7 +18,7 @@ from tilewright.ir.interpret import evaluate
 from tilewright.target import machine
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.precision import contracted, set_precision
-from tilewright.transform.quantise import IntegerForm, form_of, use_integers
+from tilewright.transform.quantise.quantise import IntegerForm, form_of, use_integers
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="a quantiser and a second runtime to compare with")
 quantization = pytest.importorskip("onnxruntime.quantization", reason="a quantiser")

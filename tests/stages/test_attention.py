@@ -15,8 +15,8 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import Step, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.schedule.plan import KernelPlan, Plan
 from tilewright.target import machine
+from tilewright.tile_graph.plan import KernelPlan, Plan
 
 N1 = machine("neoverse_n1")  # all of it is one kernel there; with a larger cache it may pay to compute scores first
 HEADS = 2

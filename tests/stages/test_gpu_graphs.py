@@ -18,7 +18,7 @@ from tests.gpu_stages import (
     random_inputs,
     softmax_of_matmul,
 )
-from tilewright import backend_gpu
+from tilewright.backend.gpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
@@ -70,9 +70,9 @@ def test_streamed_attention(length: int, tmp_path: Path) -> None:
     target = machine("cuda-emulated")
     plan = make_plan(program, target, "connected", streaming="always")
     assert [k.stream is not None for k in plan.kernels] == [True]
-    loops = lower_program(program, plan, target, backend_gpu.lower_kernel)
-    sources = backend_gpu.render(loops, target)
-    runner = backend_gpu.load(
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    sources = machine_code.render(loops, target)
+    runner = machine_code.load(
         sources, loops, program, plan, target, Options(target="cuda-emulated", cache_dir=tmp_path)
     )
     rng = np.random.default_rng(0)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.backend.cpu.lower.chains import join_calls
 from tilewright.ir import dtypes
 from tilewright.ir.expr import Axis, Expr, const, load, lt, op, select, var
 from tilewright.ir.interpret_loops import run_kernel
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, LoopProgram, Memory, Stmt, Store, statements
-from tilewright.lower.chains import join_calls
 from tilewright.lower.unroll import unroll
 from tilewright.render.c import render_kernel
 

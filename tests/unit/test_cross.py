@@ -10,7 +10,7 @@ import pytest
 import tilewright
 from tests.cpu_stages import model_of
 from tests.cross import cross_compile, elsewhere, processor
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.options import Options
 from tilewright.runtime import CompileError
 from tilewright.target import describe, machine, stored_machines, why_not_here
@@ -47,7 +47,7 @@ def test_the_machine_of_all_that_is_planned(name: str, tmp_path: Path) -> None:
     """A model compiled for "cpu" is planned for the description, and runs here all the same."""
     weights = np.random.default_rng(0).standard_normal((40, 24)).astype(np.float32)
     model = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (16, 40)}, {"y": (16, 24)}, {"w": weights})
-    before = (describe.this_cpu, backend_cpu.load)
+    before = (describe.this_cpu, machine_code.load)
     there = elsewhere(name)
     runs_here = why_not_here(there.target) is None
     there.enter()
@@ -59,7 +59,7 @@ def test_the_machine_of_all_that_is_planned(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(made(given)[0], given["x"] @ weights, rtol=1e-4, atol=1e-4)
     finally:
         there.leave()
-    assert (describe.this_cpu, backend_cpu.load) == before and there.runs_here == runs_here
+    assert (describe.this_cpu, machine_code.load) == before and there.runs_here == runs_here
     foreign = [p for p in tmp_path.rglob("*.o") if p.read_bytes()[18:20] != made_here(tmp_path)]
     assert bool(foreign) is not runs_here or machine(name).architecture == describe.this_cpu().architecture
 

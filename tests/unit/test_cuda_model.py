@@ -9,9 +9,9 @@ import pytest
 
 from tests.gpu_kernels import row_sums, transpose
 from tests.gpu_launch import source_of, strict_contract
+from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import InternalError
 from tilewright.ir.loops import Kernel
-from tilewright.lower.shared_arena import place_shared
 from tilewright.render.cuda import launch_shape
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef

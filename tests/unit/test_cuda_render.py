@@ -9,6 +9,7 @@ import pytest
 
 from tests.gpu_kernels import F32, SYNC, at, f32, loop, matmul, put, register, scale, shared, tensor, within
 from tests.gpu_launch import source_of
+from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU, MEANINGS
 from tilewright.ir import dtypes
@@ -16,7 +17,6 @@ from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select
 from tilewright.ir.interpret_loops import run_kernel
 from tilewright.ir.loops import For, ForKind, Instruction, Kernel, Stmt, Store
 from tilewright.ir.scalar import OPS
-from tilewright.lower.shared_arena import place_shared
 from tilewright.render.clike import Names
 from tilewright.render.cuda import CUDA, CudaPrinter, launch_shape, render_kernel
 from tilewright.runtime.cache import Cache

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from tilewright.backend.cpu.lower import chains
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Map
@@ -14,14 +15,13 @@ from tilewright.ir.expr import Axis, op, var, walk
 from tilewright.ir.expr import load as load_value
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Buffer, Memory
-from tilewright.lower import chains
 from tilewright.ops import lower
 from tilewright.ops.builder import MOST_OPERANDS
 from tilewright.options import Options
 from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.fuse import fuse_registers
-from tilewright.schedule.nest import Nest
 from tilewright.target import machine
+from tilewright.tile_graph.nest import Nest
 
 N1 = machine("neoverse_n1")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import CPU, model_of
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.compiler import Artifact, build
 from tilewright.errors import ToolError
 from tilewright.frontend.onnx import load
@@ -26,7 +26,7 @@ MODEL = model_of([("Softmax", ["x"], "s", {}), ("MatMul", ["s", "w"], "y", {})],
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names given to the compiler before the machine stage, in order."""
     names: list[str] = []
-    start, finish = ObjectCompiler.start, backend_cpu.load
+    start, finish = ObjectCompiler.start, machine_code.load
 
     def starting(own: ObjectCompiler, name: str, text: str) -> None:
         names.append(name)
@@ -37,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return finish(*given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ObjectCompiler, "start", starting)
-    monkeypatch.setattr(backend_cpu, "load", loading)
+    monkeypatch.setattr(machine_code, "load", loading)
     return names
 
 
@@ -76,7 +76,7 @@ def test_a_failure_on_the_way_leaves_nothing_running(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ObjectCompiler, "__exit__", leaving)
-    monkeypatch.setattr(backend_cpu, "render", interrupted)
+    monkeypatch.setattr(machine_code, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiled(tmp_path)
     assert len(left) == 1
@@ -89,7 +89,7 @@ def test_errors_of_the_compiler_appear_in_the_machine_stage(tmp_path: Path, monk
     with pytest.raises(ToolError, match="not a working C compiler"):
         compiled(tmp_path, compiler="no-such-compiler", progress=seen.append)
     assert seen[-1] == "machine"
-    monkeypatch.setattr(backend_cpu, "render_kernel", lambda *_: "not C\n")
+    monkeypatch.setattr(machine_code, "render_kernel", lambda *_: "not C\n")
     with pytest.raises(ToolError, match="k0: .* failed"):
         compiled(tmp_path, progress=seen.append)
     assert seen[-1] == "machine"

@@ -20,9 +20,9 @@ from tilewright.frontend.onnx import load
 from tilewright.options import Options
 from tilewright.report.explain import explain_json, explain_text, size_text, time_text
 from tilewright.report.explain_html import explain_html
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import MemoryLevel, Target
+from tilewright.tile_graph.plan import Plan
 
 LEVELS = (
     MemoryLevel("registers", 512, 16, 4e11),

@@ -14,9 +14,9 @@ from tilewright.errors import OptionError, ToolError
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
 from tilewright.runtime.cuda_device import CudaDevice
-from tilewright.schedule.plan import Plan
 from tilewright.target import Target, from_json, machine, stored_machines
 from tilewright.target.gpu import described, with_figures
+from tilewright.tile_graph.plan import Plan
 
 FIGURES = {
     "clock": 2.0e9, "fma_float32": 8e13, "mma_float16": 8e14, "read_shared": 1e14, "latency_shared": 2e-8,

@@ -17,7 +17,7 @@ import pytest
 
 from bench.instructions import peak_loops
 from tests.cpu_stages import CPU, Lowered, run_native
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import CPU as TABLE
 from tilewright.intrinsics.cpu import DOTS, Dot
@@ -33,10 +33,10 @@ from tilewright.ir.verify import verify_loops, verify_program
 from tilewright.lower.program import lower_program
 from tilewright.ops.builder import Builder
 from tilewright.options import Options
-from tilewright.schedule.check import check_plan
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.plan import Plan
 
 CASES = [(dot, row[0]) for dot in DOTS.values() for row in (*dot.instructions, *dot.moved)]
 IDS = [f"{dot.name}-{pair[0]}" for dot, pair in CASES]
@@ -132,7 +132,7 @@ def lowered(program: Program, target: Target) -> Lowered:
     plan = make_plan(program, target)
     check_plan(plan, program)
     assert Plan.from_json(plan.to_json()) == plan
-    loops = lower_program(program, plan, target)
+    loops = lower_program(program, plan, target, machine_code.lower_kernel)
     verify_loops(loops)
     return Lowered(program, plan, loops)
 
@@ -149,9 +149,9 @@ def check(made: Lowered, dot: Dot, pair: Pair, cache: Path, interpreted: bool = 
     target = target_of(dot)
     dialects = ("portable", "c") if set(dot.features) <= set(CPU.features) else ("portable",)
     for dialect in dialects:
-        sources = backend_cpu.render(made.loops, target, dialect)
+        sources = machine_code.render(made.loops, target, dialect)
         options = Options(cache_dir=cache, threads=2)
-        with backend_cpu.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
+        with machine_code.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
             results.append(run_native(model, made.program, given)[name])
     exact = made.program.outputs[0].dtype.is_int
     for found in results:
@@ -217,7 +217,7 @@ def test_many_tiles(dot: Dot, pair: Pair, cache: Path) -> None:
     register = dict(kernel.nests[0].register)
     sizes = (("o0", 2 * register["o0"]), ("o1", register["o1"]))
     cut = dataclasses.replace(plan, kernels=(dataclasses.replace(kernel, tile=sizes, tiles=0),))
-    loops = lower_program(program, cut, target)
+    loops = lower_program(program, cut, target, machine_code.lower_kernel)
     verify_loops(loops)
     check(Lowered(program, cut, loops), dot, pair, cache, interpreted=False)
 
@@ -305,7 +305,7 @@ def test_inner_loops_for_sapphire_rapids(name: str, tmp_path: Path) -> None:
     dot, mnemonic = DOTS[name], MNEMONICS[name]
     pair = dot.instructions[-1][0]
     made = lowered(matmul(dot, pair, (256, 192, 512)), target_of(dot))
-    source = backend_cpu.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(made.loops, target_of(dot))["k0"]
     loop = innermost(assembly(source, "sapphirerapids", tmp_path), mnemonic)
     dots = sum(x.startswith(mnemonic) for x in loop)
     reads = sum("(%r" in x and not x.startswith(("lea", "prefetch")) for x in loop)
@@ -324,7 +324,7 @@ def test_inner_loops_for_sapphire_rapids(name: str, tmp_path: Path) -> None:
 def test_rows_of_the_other_type_cost_one_row_more(name: str, tmp_path: Path) -> None:
     dot = DOTS[name]
     made = lowered(matmul(dot, ("int8", "int8"), (256, 192, 512)), target_of(dot))
-    source = backend_cpu.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(made.loops, target_of(dot))["k0"]
     loop = innermost(assembly(source, "sapphirerapids", tmp_path), MNEMONICS[name])
     rows, columns = (n for _, n in made.plan.kernels[0].nests[0].register)
     assert sum(x.startswith(MNEMONICS[name]) for x in loop) == (rows + 1) * columns // dot.lanes
@@ -335,7 +335,7 @@ def test_dot_products_of_short_vectors_for_alder_lake(tmp_path: Path) -> None:
     dot = DOTS["vnni_int8_256"]
     target = dataclasses.replace(target_of(dot), vector_registers=16)
     made = lowered(matmul(dot, ("uint8", "int8"), (64, 64, 64)), target)
-    text = assembly(backend_cpu.render(made.loops, target)["k0"], "alderlake", tmp_path)
+    text = assembly(machine_code.render(made.loops, target)["k0"], "alderlake", tmp_path)
     assert not any("(%rsp)" in x for x in innermost(text, "{vex}"))
 
 
@@ -346,7 +346,7 @@ SERVER = [(d, p) for d, p in CASES if d.architecture == "x86_64" and d.lanes == 
 def test_peak_loops_hold_nothing_else(dot: Dot, pair: Pair, tmp_path: Path) -> None:
     loops = peak_loops(dot, pair, 2)
     verify_loops(loops)
-    text = assembly(backend_cpu.render(loops, target_of(dot))["peak"], "sapphirerapids", tmp_path)
+    text = assembly(machine_code.render(loops, target_of(dot))["peak"], "sapphirerapids", tmp_path)
     row = TABLE[dot.instruction(*pair) or ""]
     mnemonic = re.findall(r'asm__ volatile\("(\w+)|asm__\("(\w+)', row.text["c"] + row.prelude["c"])[-1]
     loop = innermost(text, "".join(mnemonic))
@@ -359,7 +359,7 @@ def test_rounding_to_bfloat16_is_one_instruction_where_there_is_one(tmp_path: Pa
     y = builder.map("y", x.shape, lambda *i: cast(load(x, i), dtypes.bfloat16))
     target = target_of(DOTS["amx_bf16"])
     made = lowered(Program((x,), (y,), tuple(builder.computes), {}), target)
-    text = assembly(backend_cpu.render(made.loops, target)["k0"], "sapphirerapids", tmp_path)
+    text = assembly(machine_code.render(made.loops, target)["k0"], "sapphirerapids", tmp_path)
     loop = innermost(text, "vcvtneps2bf16")
     words = [x.split()[0] for x in loop if not x.endswith(":")]
     usual = words[: words.index("kortestw")]  # what follows is for denormal numbers alone

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.backend.cpu.plan.vectorise import candidate_plans
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Map
 from tilewright.ir.expr import Axis, Expr, load, lt, maximum, minimum, select, var
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.context import NestContext, stride
-from tilewright.schedule.nest import build_nest
-from tilewright.schedule.vectorise import candidate_plans
+from tilewright.tile_graph.context import NestContext, stride
+from tilewright.tile_graph.nest import build_nest
 
 CONTEXT = NestContext(CPU, lambda t: Layout.natural(t.rank), frozenset())
 ALONG, OTHER = Axis("i", 640), Axis("j", 10)

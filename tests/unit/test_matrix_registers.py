@@ -12,7 +12,7 @@ import pytest
 from bench.tile_loads import counted
 from tests.cpu_stages import CPU, Lowered, run_native
 from tests.unit.test_instructions import assembly, conv, matmul, numbers
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Program, Reduce
@@ -40,7 +40,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(program: Program) -> Lowered:
     plan = make_plan(program, TARGET)
-    loops = lower_program(program, plan, TARGET)
+    loops = lower_program(program, plan, TARGET, machine_code.lower_kernel)
     verify_loops(loops)
     return Lowered(program, plan, loops)
 
@@ -61,9 +61,9 @@ def check(made: Lowered, cache: Path, interpreted: bool = True) -> None:
     name = made.program.outputs[0].name
     wanted = evaluate(made.program, given)[name].astype(np.float64)
     found = [made.on_loops(given)[name]] if interpreted else []
-    sources = backend_cpu.render(made.loops, TARGET, "portable")
+    sources = machine_code.render(made.loops, TARGET, "portable")
     options = Options(cache_dir=cache, threads=2)
-    with backend_cpu.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
+    with machine_code.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
         found.append(run_native(model, made.program, given)[name])
     for result in found:
         assert np.abs(result - wanted).max() <= 1e-5 * np.abs(wanted).max()
@@ -166,7 +166,7 @@ def test_one_configuration_serves_columns_that_are_left_over() -> None:
 def test_kernels_compile_for_sapphire_rapids(tmp_path: Path) -> None:
     for program in (matmul(NARROW, PAIR, (70, 50, 1000)), conv(NARROW, PAIR, (1, 14, 14, 40), 40, 3, 1, 1)):
         made = planned(program)
-        text = assembly(backend_cpu.render(made.loops, TARGET)["k0"], "sapphirerapids", tmp_path)
+        text = assembly(machine_code.render(made.loops, TARGET)["k0"], "sapphirerapids", tmp_path)
         assert "tdpbf16ps" in text and "tileloadd" in text
 
 

@@ -25,7 +25,8 @@ from tests.cpu_stages import (
     run_native,
 )
 from tests.native_models import SIGNATURE, Builder, builder, kernel
-from tilewright import Options, backend_cpu
+from tilewright import Options
+from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build as compile_graph
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
@@ -145,8 +146,8 @@ def made(name: str) -> tuple[Program, ModelImage]:
     graph = load(CASES[name.removesuffix(" narrow")], {})
     found = compile_graph(graph, CPU, Options(stop_after="loops", precision=precision))
     assert found.loops is not None and found.program is not None and found.plan is not None
-    sources = backend_cpu.render(found.loops, CPU, DIALECT)
-    return found.program, backend_cpu.model_image(sources, found.loops, found.program, found.plan)
+    sources = machine_code.render(found.loops, CPU, DIALECT)
+    return found.program, machine_code.model_image(sources, found.loops, found.program, found.plan)
 
 
 def outputs_of(program: Program, image: ModelImage, built: Builder, threads: int = 1) -> dict[str, bytes]:
@@ -243,7 +244,7 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
 
 
 def image_of(made: Lowered) -> ModelImage:
-    return backend_cpu.model_image(backend_cpu.render(made.loops, CPU, DIALECT), made.loops, made.program, made.plan)
+    return machine_code.model_image(machine_code.render(made.loops, CPU, DIALECT), made.loops, made.program, made.plan)
 
 
 @pytest.mark.parametrize("name", TILED)

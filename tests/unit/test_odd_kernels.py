@@ -12,8 +12,8 @@ from tests.cpu_stages import Step, model_of
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
-from tilewright.schedule.plan import Plan
 from tilewright.target import MemoryLevel, Target, machine
+from tilewright.tile_graph.plan import Plan
 
 X86 = machine("emerald_rapids")
 AVX2 = machine("avx2_desktop")

@@ -23,9 +23,9 @@ from tilewright.errors import InternalError, OptionError
 from tilewright.frontend.onnx import load
 from tilewright.ir.graph import Graph, Node
 from tilewright.ops import control, registry
-from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
+from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
 
 RNG = np.random.default_rng(0)
 PACKAGE = Path(tilewright.__file__).parent
@@ -356,8 +356,8 @@ def test_what_is_not_lowered_yet_is_refused(field: dict[str, int]) -> None:
     from tilewright.ir.compute import Map
     from tilewright.ir.expr import const
     from tilewright.ir.tensor import Tensor
-    from tilewright.schedule.check import _check_nest
-    from tilewright.schedule.plan import NestPlan
+    from tilewright.tile_graph.check import _check_nest
+    from tilewright.tile_graph.plan import NestPlan
 
     plan = NestPlan("y", "y", order=())
     output = Tensor("y", (), dtypes.float32)

@@ -19,13 +19,14 @@ from tilewright.ir.compute import Map
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.options import Options
-from tilewright.schedule import connect, nest, planner
-from tilewright.schedule.context import NestContext
-from tilewright.schedule.nest import Nest, build_nest
-from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.signature import signature
-from tilewright.schedule.written_out import positions
-from tilewright.transform.winograd import Winograd, find_sliding
+from tilewright.schedule import connect, planner
+from tilewright.tile_graph import nest
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest, build_nest
+from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.written_out import positions
+from tilewright.transform.algorithm.winograd import Winograd, find_sliding
 
 CHANNELS = 128
 

@@ -23,7 +23,7 @@ from tilewright.target import machine, stored_machines
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import contracted, set_precision
-from tilewright.transform.quantise import IntegerForm, use_integers
+from tilewright.transform.quantise.quantise import IntegerForm, use_integers
 from tilewright.transform.storage import all_computes
 
 CPU = machine("cpu")

@@ -15,8 +15,8 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
 from tilewright.lower.blocks import pieces
-from tilewright.schedule.nest import Nest, build_nest
-from tilewright.schedule.propagate import Box, Range, index_range, merge, propagate, reads_box, whole
+from tilewright.tile_graph.nest import Nest, build_nest
+from tilewright.tile_graph.propagate import Box, Range, index_range, merge, propagate, reads_box, whole
 
 F = dtypes.float32
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import model_of, programs
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
+from tilewright.backend.cpu.plan.candidates import feasible_plans
+from tilewright.backend.cpu.plan.variants import variants_of
 from tilewright.ir.compute import all_computes
 from tilewright.ir.expr import walk
 from tilewright.ir.loops import For, ForKind, Kernel, Stmt, Store
 from tilewright.lower.kernel import plan_nests
 from tilewright.lower.program import lower_program
-from tilewright.schedule.candidates import feasible_plans
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.variants import variants_of
 from tilewright.target import Target, machine
 
 AVX512 = machine("emerald_rapids")
@@ -40,7 +40,7 @@ def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int
     made = replace(chosen, nests=(nest,), tile=(("o0", rows), ("o1", vectors * lanes)))
     layouts = {**dict(plan.layouts), **{t.name: layout for t, layout in variants.layouts(made).items()}}
     changed = replace(plan, kernels=(made,), layouts=tuple(sorted(layouts.items())))
-    return lower_program(program, changed, target, backend_cpu.lower_kernel).kernels[0]
+    return lower_program(program, changed, target, machine_code.lower_kernel).kernels[0]
 
 
 def unrolled_around_sums(body: tuple[Stmt, ...], around: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from tilewright.ir.verify import verify_program
 from tilewright.ops.builder import Builder
 from tilewright.transform.extremes import extremes_of_bytes
 from tilewright.transform.fold import fold_constants
-from tilewright.transform.requantise import merge_steps
+from tilewright.transform.quantise.requantise import merge_steps
 
 SHAPE = (7, 33)
 

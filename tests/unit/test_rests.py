@@ -16,8 +16,8 @@ from tilewright.ir.expr import Axis, const, loads, substitute, var
 from tilewright.ir.loops import For, ForKind, Memory, Store, statements
 from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Rest, pieces
-from tilewright.schedule.plan import Plan
-from tilewright.schedule.propagate import Range, whole
+from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.propagate import Range, whole
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
 

@@ -10,14 +10,14 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, Lowered, error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.backend.cpu.plan.vectorise import candidate_plans, facts_of
 from tilewright.ir.loops import Alloc, For, ForKind, statements
 from tilewright.ir.tensor import Layout
-from tilewright.schedule.context import NestContext
-from tilewright.schedule.nest import build_nest
-from tilewright.schedule.plan import NestPlan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.vectorise import candidate_plans, facts_of
 from tilewright.target import machine
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import build_nest
+from tilewright.tile_graph.plan import NestPlan
 
 
 def weights(*shape: int) -> np.ndarray:

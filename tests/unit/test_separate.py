@@ -9,7 +9,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Axis, Expr, Load, cast, const, load, loads, op, select, var, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
-from tilewright.schedule.separate import change, split_product, split_sum
+from tilewright.tile_graph.separate import change, split_product, split_sum
 
 F = dtypes.float32
 ROW, COLUMN = Axis("i", 3), Axis("j", 5)

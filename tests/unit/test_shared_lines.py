@@ -13,13 +13,13 @@ from tests.cpu_stages import Step, model_of, programs
 from tilewright.ir import dtypes
 from tilewright.ir.expr import const
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.context import NestContext
-from tilewright.schedule.moving import looked_up, shared_seconds
-from tilewright.schedule.nest import build_nest
-from tilewright.schedule.plan import Plan
 from tilewright.schedule.planner import make_plan
-from tilewright.schedule.propagate import Range
 from tilewright.target import machine
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.moving import looked_up, shared_seconds
+from tilewright.tile_graph.nest import build_nest
+from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.propagate import Range
 
 N1 = machine("neoverse_n1")  # two cores, lines of 64 bytes
 CONTEXT = NestContext(N1, lambda t: Layout.natural(t.rank), frozenset())

@@ -17,12 +17,21 @@ from tilewright.ir.compute import Map, Program, Reduce
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
-from tilewright.schedule.written_out import writes_streams
 from tilewright.target import machine
-from tilewright.transform import strassen
+from tilewright.tile_graph.written_out import writes_streams
+from tilewright.transform.algorithm import strassen
+from tilewright.transform.algorithm.strassen import (
+    DATA,
+    PRODUCTS,
+    RESULT,
+    WEIGHTS,
+    Seconds,
+    choose_products,
+    find_product,
+    worth,
+)
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
-from tilewright.transform.strassen import DATA, PRODUCTS, RESULT, WEIGHTS, Seconds, choose_products, find_product, worth
 
 Shape = tuple[int, ...]
 N1 = machine("neoverse_n1")

@@ -12,9 +12,9 @@ from onnx import ModelProto
 
 import tilewright
 from tests.cpu_stages import CPU, model_of, programs
+from tilewright.backend.cpu.plan.candidates import feasible_plans, predict
 from tilewright.errors import OptionError
 from tilewright.options import Options
-from tilewright.schedule.candidates import feasible_plans, predict
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tune import tuner

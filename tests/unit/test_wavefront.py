@@ -17,9 +17,9 @@ from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import MemoryLevel, Target
+from tilewright.transform.algorithm.stacks import find_stacks
+from tilewright.transform.algorithm.wavefront import as_wavefront, choose_orders, fastest_order
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.stacks import find_stacks
-from tilewright.transform.wavefront import as_wavefront, choose_orders, fastest_order
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cpu_stages import CPU, run_native
 from tests.unit.test_instructions import assembly, innermost, lowered, numbers, target_of
-from tilewright import backend_cpu
+from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Program
@@ -86,8 +86,8 @@ def test_windows_are_exact(name: str, dot: Dot, cache: Path) -> None:
     assert np.array_equal(made.on_loops(given)["y"], wanted)
     dialects = ("portable", "c") if set(dot.features) <= set(CPU.features) else ("portable",)
     for dialect in dialects:
-        sources = backend_cpu.render(made.loops, target_of(dot), dialect)
-        with backend_cpu.load(
+        sources = machine_code.render(made.loops, target_of(dot), dialect)
+        with machine_code.load(
             sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache, threads=2)
         ) as model:
             assert np.array_equal(run_native(model, made.program, given)["y"], wanted)
@@ -99,8 +99,8 @@ def test_few_channels_run_as_any_sum(channels: int, cache: Path) -> None:
     made = lowered(window(dot, (1, 6, 7, channels), (3, 3), 1, (1, 1, 1, 1)), target_of(dot))
     assert all(n.instruction is None for k in made.plan.kernels for n in k.nests)
     given = {"x": numbers(dtypes.int8, (1, 6, 7, channels), 3)}
-    sources = backend_cpu.render(made.loops, target_of(dot), "portable")
-    with backend_cpu.load(sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache)) as model:
+    sources = machine_code.render(made.loops, target_of(dot), "portable")
+    with machine_code.load(sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache)) as model:
         assert np.array_equal(run_native(model, made.program, given)["y"], evaluate(made.program, given)["y"])
 
 
@@ -108,7 +108,7 @@ def test_bytes_are_rounded_by_adding() -> None:
     """No conversion and no lane by itself between the sums and the store."""
     dot = WINDOW_DOTS["sdot_int8_lanes"]
     made = lowered(window(dot, (1, 9, 16, 32), (3, 3), 1, (1, 1, 1, 1)), target_of(dot))
-    source = backend_cpu.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(made.loops, target_of(dot))["k0"]
     assert "tw_int8_of_rounded_4v4f32" in source and "nearbyint" not in source and "lanes[" not in source
 
 
@@ -118,6 +118,6 @@ def test_bytes_are_rounded_by_adding() -> None:
 def test_loops_for_x86_spill_nothing(name: str, processor: str, tmp_path: Path) -> None:
     dot = WINDOW_DOTS[name]
     made = lowered(window(dot, (1, 12, 32, 64), (3, 3), 1, (1, 1, 1, 1), is_bytes=False), target_of(dot))
-    source = backend_cpu.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(made.loops, target_of(dot))["k0"]
     loop = innermost(assembly(source, processor, tmp_path), "vpdpbusd" if "256" not in name else "{vex}")
     assert not any("(%rsp)" in x for x in loop)

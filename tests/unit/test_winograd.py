@@ -20,10 +20,10 @@ from tilewright.lower.unroll import unroll
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
-from tilewright.transform import winograd
+from tilewright.transform.algorithm import winograd
+from tilewright.transform.algorithm.toom_cook import MATRICES, SIZES, TAPS
+from tilewright.transform.algorithm.winograd import choose_convolutions, fastest, find_sliding
 from tilewright.transform.layout import choose_layouts
-from tilewright.transform.toom_cook import MATRICES, SIZES, TAPS
-from tilewright.transform.winograd import choose_convolutions, fastest, find_sliding
 
 # (image, weights, pads, attributes): odd sizes, one-sided pads, batches, channels that fill no vector
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int]]] = {

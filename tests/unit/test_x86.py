@@ -14,8 +14,8 @@ from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, default_flags
-from tilewright.schedule.plan import NestPlan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan import NestPlan
 
 WIDE = machine("emerald_rapids")
 TEXT = """\

@@ -8,7 +8,7 @@ from enum import Enum
 from tilewright.ir.bounds import static
 from tilewright.ir.expr import Expr, const
 from tilewright.ir.simplify import linear, simplify
-from tilewright.schedule.propagate import Range
+from tilewright.tile_graph.propagate import Range
 
 
 class Rest(Enum):

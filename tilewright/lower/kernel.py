@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.intrinsics.cpu import WINDOW_DOTS
 from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, Expr, const, var
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt
+from tilewright.ir.loops import Buffer, Kernel, Memory
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
-from tilewright.lower.cpu_instruction import CpuInstruction
-from tilewright.lower.cpu_nest import CpuNest
-from tilewright.lower.cpu_window import CpuWindow
-from tilewright.lower.padding import filled_up
-from tilewright.lower.prefetch import with_prefetches
-from tilewright.lower.register_block import Names
-from tilewright.schedule.nest import Nest, build_nest
-from tilewright.schedule.plan import KernelPlan
-from tilewright.schedule.propagate import Box, Range, extent_of
-from tilewright.schedule.streams import Phases, stream_phases
+from tilewright.tile_graph.nest import Nest, build_nest
+from tilewright.tile_graph.plan import KernelPlan
+from tilewright.tile_graph.propagate import Box, Range, extent_of
+from tilewright.tile_graph.streams import Phases
 
 
 @dataclass(frozen=True)
@@ -83,44 +76,6 @@ def _cuts(root: Nest, plan: KernelPlan) -> list[tuple[int, int]]:
         size = min(sizes.get(f"o{number}", extent), extent)
         cuts.append((size, -(-extent // size)))
     return cuts
-
-
-def lower_cpu_kernel(
-    plan: KernelPlan, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None = None
-) -> Binding:
-    """One CPU kernel: a parallel loop over tiles around the nests of a tile."""
-    tile = Axis("tile", tile_count(nests[-1], plan))
-    box = grid(nests[-1], plan, tile)
-    phases = stream_phases(plan, nests, box)
-    access = Access()
-    params: list[Buffer] = []
-    arguments: list[str] = []
-    scratch: list[Buffer] = []
-    bind_reads(phases, access, params, arguments, layout)
-    bind_writes(phases, access, params, arguments, scratch, layout, scan)
-    names = Names()
-    step = scan.step if scan else None
-    body: list[Stmt] = []
-    for part in phases.before:
-        body.extend(_nest(part, phases, access, names, step))
-    if phases.loop is not None:
-        inner = [s for part in phases.inside for s in _nest(part, phases, access, names, step)]
-        body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
-    for part in phases.after:
-        body.extend(_nest(part, phases, access, names, step))
-    wrapped = with_prefetches(body, plan.prefetch, phases, access)
-    for buffer in reversed(scratch):
-        wrapped = (Alloc(buffer, wrapped),)
-    wrapped = (For(tile, ForKind.PARALLEL, wrapped),)
-    return Binding(Kernel(plan.name, tuple(params), wrapped, (), step), tuple(arguments))
-
-
-def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
-    instruction = phases.plans[nest].instruction
-    kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
-    plan, box = phases.plans[nest], phases.boxes[nest]
-    made = kind(nest, plan, box, phases.reduce_boxes.get(nest, {}), access, names, step).statements()
-    return (*made, *filled_up(nest, box, access, plan.lanes))
 
 
 def bind_reads(

@@ -8,7 +8,7 @@ from tilewright.ir.bounds import static
 from tilewright.ir.expr import Axis, Expr, var
 from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Stmt
 from tilewright.ir.simplify import simplify
-from tilewright.schedule.propagate import Range
+from tilewright.tile_graph.propagate import Range
 
 
 def trip_count(count: Expr) -> int | Expr:

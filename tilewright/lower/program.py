@@ -11,14 +11,14 @@ from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.expr import Axis, substitute, var
 from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
 from tilewright.ir.tensor import Layout, Tensor, elements
-from tilewright.lower.kernel import Binding, ScanView, lower_cpu_kernel, plan_nests
+from tilewright.lower.kernel import Binding, ScanView, plan_nests
 from tilewright.lower.warming import warming
-from tilewright.schedule.idle import idle_step
-from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import KernelPlan, Plan
-from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.signature import signature
 from tilewright.target import Target
+from tilewright.tile_graph.idle import idle_step
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.signature import signature
 
 LowerKernel = Callable[[KernelPlan, list[Nest], Callable[[Tensor], Layout], ScanView | None, Target], Binding]
 
@@ -38,12 +38,12 @@ class _State:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)
 
 
-def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: LowerKernel | None = None) -> LoopProgram:
+def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: LowerKernel) -> LoopProgram:
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
     tensors = {t.name: t for t in _all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
     state = _State(program, plan, target, layouts, computes, {}, [])
-    lower = lower_kernel or _lower_cpu
+    lower = lower_kernel
     position = 0
     temporaries: dict[str, Tensor] = {}
     while position < len(plan.kernels):
@@ -57,12 +57,6 @@ def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: Lo
         position += len(same)
     storage = _storage(state, temporaries)
     return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
-
-
-def _lower_cpu(
-    plan: KernelPlan, nests: list[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target
-) -> Binding:
-    return lower_cpu_kernel(plan, nests, layout, scan)
 
 
 def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:

@@ -8,7 +8,7 @@ from tilewright.ir.expr import Axis, Expr, substitute, var
 from tilewright.ir.loops import For, ForKind, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.lower.nesting import unrolled
-from tilewright.schedule.propagate import extent_of
+from tilewright.tile_graph.propagate import extent_of
 
 
 @dataclass

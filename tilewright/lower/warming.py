@@ -13,7 +13,7 @@ from tilewright.ir.expr import Axis, Expr, const, var
 from tilewright.ir.loops import PREFETCH_BESIDE, Buffer, For, ForKind, Instruction, Kernel, Operand, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.lower.memory import ALIGNMENT
-from tilewright.schedule.propagate import extent_of
+from tilewright.tile_graph.propagate import extent_of
 
 
 def warming(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:

@@ -8,8 +8,8 @@ from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Layout
 from tilewright.lower.memory import ALIGNMENT
-from tilewright.schedule.plan import Plan
-from tilewright.schedule.propagate import extent_of
+from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.propagate import extent_of
 
 
 def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict[str, int], bytes]:

@@ -18,8 +18,8 @@ from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Tensor, elements
 from tilewright.lower.kernel import plan_nests
 from tilewright.lower.memory import arena
-from tilewright.schedule.nest import is_view
-from tilewright.schedule.plan import KernelPlan, Plan
+from tilewright.tile_graph.nest import is_view
+from tilewright.tile_graph.plan import KernelPlan, Plan
 
 WIDTH = 100
 _LABEL = 10

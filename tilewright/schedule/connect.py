@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tilewright.backend.cpu.plan.tile import Choice, choose_tile
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.context import NestContext, is_contraction
-from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import Box, Range, extent_of, propagate
-from tilewright.schedule.signature import signature
-from tilewright.schedule.streams import find_stream
-from tilewright.schedule.tile import Choice, choose_tile
+from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.streams import find_stream
 
 _MOST_NESTS = 16
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis

@@ -9,9 +9,9 @@ from math import prod
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
 from tilewright.ir.expr import is_op, loads, walk
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.nest import data_cost, is_identity_read, is_view
-from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.written_out import composes, is_choice
+from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.written_out import composes, is_choice
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels

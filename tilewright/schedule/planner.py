@@ -6,23 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tilewright.backend.cpu.plan.ahead import asked_ahead
+from tilewright.backend.cpu.plan.apart import views_apart
+from tilewright.backend.cpu.plan.panels import constant_layouts
+from tilewright.backend.cpu.plan.select import select_plan
+from tilewright.backend.cpu.plan.tile import Choice
+from tilewright.backend.gpu.plan import finish_gpu
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.ahead import asked_ahead
-from tilewright.schedule.apart import views_apart
 from tilewright.schedule.connect import Connector, Group, microseconds
-from tilewright.schedule.context import NestContext
 from tilewright.schedule.fuse import Fused, fuse_registers
-from tilewright.schedule.gpu import finish_gpu
-from tilewright.schedule.idle import idle_step
-from tilewright.schedule.memo import Memo
-from tilewright.schedule.nest import Nest, build_nest
-from tilewright.schedule.panels import constant_layouts
-from tilewright.schedule.plan import EdgePlan, KernelPlan, NestPlan, Plan
-from tilewright.schedule.propagate import extent_of
-from tilewright.schedule.select import select_plan
-from tilewright.schedule.signature import signature
 from tilewright.schedule.steps import (
     StepKernel,
     asked_early,
@@ -31,8 +25,14 @@ from tilewright.schedule.steps import (
     read_by_steps,
     step_seconds,
 )
-from tilewright.schedule.tile import Choice
 from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.idle import idle_step
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.nest import Nest, build_nest
+from tilewright.tile_graph.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.signature import signature
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
 _UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed

@@ -10,16 +10,16 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.plan.tile import Choice, predict
 from tilewright.ir.compute import Map, Program, Reduce, Scan, expressions
 from tilewright.ir.expr import Axis, axes_of, loads, var
 from tilewright.ir.tensor import Tensor
-from tilewright.schedule.context import NestContext, is_contraction
-from tilewright.schedule.nest import Nest
-from tilewright.schedule.plan import NestPlan, Sizes
-from tilewright.schedule.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
-from tilewright.schedule.served import Served
-from tilewright.schedule.signature import signature
-from tilewright.schedule.tile import Choice, predict
+from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import NestPlan, Sizes
+from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
+from tilewright.tile_graph.served import Served
+from tilewright.tile_graph.signature import signature
 
 _SHARE_OF_L1 = 8  # what is asked for early may push out at most this part of the nearest cache
 _OVERFULL = 1.8  # times its capacity: of so much, walked one way, a cache finds nothing again

@@ -15,8 +15,8 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, plain_monoid, r
 from tilewright.ir.expr import Const, Expr, Load, cast, const, is_op, load, select, substitute, var
 from tilewright.ir.products import is_zero
 from tilewright.ir.tensor import Tensor
-from tilewright.transform.quantised import BYTES, SHIFT
-from tilewright.transform.requantise import rounding
+from tilewright.transform.quantise.quantised import BYTES, SHIFT
+from tilewright.transform.quantise.requantise import rounding
 from tilewright.transform.storage import all_computes, names_of, unique_name
 
 

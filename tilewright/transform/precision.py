@@ -18,8 +18,8 @@ from tilewright.ir.simplify import linear
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.extremes import extremes_of_bytes
-from tilewright.transform.quantise import form_of, use_integers
-from tilewright.transform.requantise import merge_steps
+from tilewright.transform.quantise.quantise import form_of, use_integers
+from tilewright.transform.quantise.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
 
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from tilewright.backend.cpu.plan.variants import Variants, shared_constants, variants_of
 from tilewright.ir.compute import Program, Scan, all_computes
 from tilewright.ir.loops import LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import plan_nests
-from tilewright.schedule.plan import KernelPlan, NestPlan, Plan
-from tilewright.schedule.signature import signature
-from tilewright.schedule.variants import Variants, shared_constants, variants_of
 from tilewright.target import Target
+from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.signature import signature
 
 _OF_THE_PLACE = ("tensor", "core", "epilogue", "level", "phase")  # what a nest plan says of its nest, not how it runs
 

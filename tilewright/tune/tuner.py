@@ -31,9 +31,9 @@ from tilewright.runtime import (
     find_compiler,
     this_machine,
 )
-from tilewright.schedule.plan import KernelPlan, Plan
-from tilewright.schedule.propagate import extent_of
 from tilewright.target import Target
+from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.propagate import extent_of
 from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
 
 _FORMAT = "1"  # of what is kept in the cache

@@ -1,0 +1,1 @@
+"""CPUs: vector registers, caches, a team of cores."""

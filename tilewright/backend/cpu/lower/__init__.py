@@ -1,0 +1,1 @@
+"""A leaf as loops over register tiles, vectors and matrix registers."""

@@ -1,0 +1,179 @@
+"""The CPU half of the pipeline: Loops to C, C to a shared object, and the object loaded with its weights."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tilewright.backend.cpu.lower.chains import join_calls
+from tilewright.backend.cpu.lower.kernel import lower_cpu_kernel
+from tilewright.errors import ToolError
+from tilewright.intrinsics.cpu import CPU
+from tilewright.ir.compute import Program
+from tilewright.ir.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
+from tilewright.ir.tensor import elements
+from tilewright.lower.memory import arena, scratch
+from tilewright.lower.unroll import unroll
+from tilewright.lower.weights import pack_weights
+from tilewright.options import Options
+from tilewright.render.c import render_kernel
+from tilewright.runtime import (
+    BufferRef,
+    Cache,
+    CacheError,
+    CompileError,
+    CpuModel,
+    KeptWeights,
+    ModelImage,
+    ObjectCompiler,
+    Stage,
+    ToolchainError,
+    build_with,
+    default_flags,
+    find_compiler,
+    runtime_sources,
+    this_machine,
+)
+from tilewright.runtime.permissions import PermissionRefused, request
+from tilewright.target import Target, why_not_here
+from tilewright.tile_graph.plan import Plan
+
+lower_kernel = lower_cpu_kernel
+_CACHE_BYTES = 4 << 30
+
+
+def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
+    """The C compiler, at work while the pipeline is still busy: the runtime's own sources need no plan, and a kernel
+    needs no other kernel. None where no machine code is wanted, or none can be had: `load` then says why."""
+    if options.stop_after not in (None, "machine") or why_not_here(target) is not None:
+        return nullcontext()
+    try:
+        objects = _objects(options)
+    except (ToolchainError, CacheError):
+        return nullcontext()
+    for name, text in runtime_sources().items():
+        objects.start(name, text)
+    return objects
+
+
+def _objects(options: Options) -> ObjectCompiler:
+    machine, compiler = this_machine(), find_compiler(options.compiler)
+    cache = Cache(options.cache_dir, _CACHE_BYTES)
+    return ObjectCompiler(compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1)
+
+
+def render(
+    loops: LoopProgram, target: Target, dialect: str = "c", early: ObjectCompiler | None = None
+) -> dict[str, str]:
+    """C source of every distinct kernel; `early` begins with each as soon as it is written."""
+    most = target.calls_together
+    sources = {}
+    for k in loops.kernels:
+        sources[k.name] = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+        if early is not None:
+            early.start(k.name, sources[k.name])
+    return sources
+
+
+def load(
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
+    weights_dir: Path | None = None, early: ObjectCompiler | None = None,
+) -> CpuModel:  # fmt: skip
+    """Compile what the cache does not hold, link, map the weights and start the workers."""
+    if (reason := why_not_here(target)) is not None:
+        way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
+        raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
+    try:
+        for what in _permissions(loops, sources):
+            request(what)
+        with early or _objects(options) as objects:
+            image = model_image(sources, loops, program, plan, options.denormals)
+            built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
+    except (ToolchainError, CompileError, CacheError, PermissionRefused) as error:
+        raise ToolError(str(error)) from error
+    return CpuModel(built, options.threads or os.cpu_count() or 1)
+
+
+def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:
+    """What the instructions of these kernels need; in the portable dialect they are plain C."""
+    found: dict[str, None] = {}
+    for kernel in loops.kernels:
+        for stmt in statements(kernel.body):
+            row = CPU.get(stmt.name) if isinstance(stmt, Instruction) else None
+            if row is not None and row.permission and not row.is_portable(sources.get(kernel.name, "")):
+                found[row.permission] = None
+    return list(found)
+
+
+def model_image(
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, denormals: str = "flush"
+) -> ModelImage:
+    offsets, arena_bytes = arena(loops)
+    weight_offsets, weights = pack_weights(loops, program, plan)
+    rows = {t.name: t for t in loops.tensors}
+    kernels = {k.name: k for k in loops.kernels}
+    tiles = {name: _tiles(k) for name, k in kernels.items()}
+    scratch_bytes = {name: scratch(k)[1] for name, k in kernels.items()}
+    written = {name: _written(k) for name, k in kernels.items()}
+    stages = []
+    hazards = Hazards()
+    steps = max((c.step for c in loops.calls), default=0) + 1
+    for call in loops.calls:
+        refs = []
+        touches: list[tuple[str, int, int, bool]] = []
+        for position, name in enumerate(call.arguments):
+            row = rows[name]
+            ref = _reference(row.role, row.position, offsets.get(name, 0), weight_offsets.get(name, 0))
+            refs.append(ref)
+            if row.role != "constant":
+                start = ref.value if ref.space == "arena" else row.position << 48
+                touches.append(
+                    (ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel])
+                )
+        # In every step of a Scan a worker takes the same tiles: its caches still hold their weights.
+        repeated = kernels[call.kernel].step is not None
+        stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
+                            barrier_before=hazards.step(touches), first_extent=call.step,
+                            balance="static" if repeated else "auto"))  # fmt: skip
+    inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
+    outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
+    starts = [*sorted(weight_offsets.values()), len(weights)]
+    ends = dict(pairwise(starts))
+    kept = [KeptWeights(start, ends[start] - start, k.tiles)
+            for k in plan.kernels for start in (weight_offsets[name] for name in k.keeps)]  # fmt: skip
+    return ModelImage(
+        sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
+        tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
+        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush",
+    )  # fmt: skip
+
+
+class Hazards:
+    """Tells which stages must wait: those that touch what one since the last barrier wrote, or write what it read."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int, bool]] = []
+
+    def step(self, touches: list[tuple[str, int, int, bool]]) -> bool:
+        clash = any(s[0] == t[0] and s[1] < t[2] and t[1] < s[2] and (s[3] or t[3]) for t in touches for s in self.seen)
+        self.seen = list(touches) if clash else [*self.seen, *touches]
+        return clash
+
+
+def _reference(role: str, position: int, arena_offset: int, weight_offset: int) -> BufferRef:
+    if role in ("input", "output"):
+        return BufferRef(role, position)  # type: ignore[arg-type]
+    return BufferRef("weight", weight_offset) if role == "constant" else BufferRef("arena", arena_offset)
+
+
+def _tiles(kernel: Kernel) -> int:
+    grid: Any = kernel.body[0]
+    return int(grid.axis.extent)
+
+
+def _written(kernel: Kernel) -> set[int]:
+    stored = {s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.GLOBAL}
+    return {i for i, p in enumerate(kernel.params) if p in stored}

@@ -1,0 +1,1 @@
+"""How a leaf runs on a core, and what it costs there."""

@@ -1,0 +1,81 @@
+"""Weights that come from beyond the tile level: how much of the next panel every step of a sum asks for.
+
+Few rows make little of a panel: reading it takes a good part of the time they compute, all of it while the first rows
+wait and none while the others do. Asked for a little at a time, while the panel before is multiplied, it hides behind
+the arithmetic. Hardware foresees a run within a page of memory; a panel is many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.cpu.plan.micro import blocks_along
+from tilewright.backend.cpu.plan.vectorise import facts_of
+from tilewright.ir.expr import Axis, Load, loads
+from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
+from tilewright.tile_graph.nest import Nest, period
+from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.propagate import Size, extent_of
+
+_WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at least
+
+
+def panel_read(nest: Nest, plan: NestPlan, context: NestContext) -> Load | None:
+    """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
+    if context.target.kind != "cpu" or context.served is not None or plan.instruction is not None:
+        return None
+    if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
+        return None
+    vector = nest.named(plan.vector)
+    outputs = [a for a in plan.order if a[0] == "o"]
+    if outputs[-1] == plan.vector or outputs[-1] not in dict(plan.register) or period(nest, vector) is not None:
+        return None
+    if plan.unroll and plan.order[-1] in plan.unroll:
+        return None  # what is written out has no steps
+    read = [n for n in loads(*nest.elements) if n.source in context.constants and packed_axis(n, vector) is not None]
+    if len(read) != 1 or read[0].source.rank < 2 or context.weights <= context.target.tile_level.capacity:
+        return None
+    return read[0]
+
+
+def asked_ahead(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+    """Elements of the next panel to ask for in every step of the sum, so that all blocks of rows together ask for all
+    of it; 0 where it does not pay."""
+    read = panel_read(nest, plan, context)
+    if read is None:
+        return 0
+    facts = facts_of(nest, plan, context)
+    if facts.row is None or facts.vector is None:
+        return 0
+    register = dict(plan.register)
+    names = nest.axis_names()
+    width, rows = register[names[facts.vector]], register[names[facts.row]]
+    height, times = blocks_along(facts, facts.row, tile)
+    columns, groups = blocks_along(facts, facts.vector, tile)
+    # the same panels come again in the turns of other loops, and are near by then
+    again: Size = prod((tile[a] for a in facts.plain if a not in read.axes), start=times * groups)
+    for axis in nest.axes:  # and so in the tiles of the same columns that follow the first
+        again = again * (1 if axis in read.axes else -(-extent_of(axis.extent) // (tile[axis] * context.target.units)))
+    blocks = height // rows
+    target = context.target
+    far = (target.outer or target.main).bandwidth
+    share = facts.nest.tensor.dtype.bytes * target.fma_rate / (far * np.maximum(height, 1))
+    pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= _WORTH)
+    return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
+
+
+def asked_seconds(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+    """What reading the weights that a tile asks for early takes, of those that the tile level does not keep."""
+    read = panel_read(nest, plan, context)
+    if read is None:
+        return 0.0
+    source = read.source
+    size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
+    if size <= context.target.tile_level.capacity // 2:
+        return 0.0
+    part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
+    far = (context.target.outer or context.target.main).bandwidth
+    return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)

@@ -1,0 +1,60 @@
+"""Where the bytes of a tensor come from when a kernel reads them, and how long they take from there."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.tensor import Tensor
+from tilewright.target import MemoryLevel
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.propagate import Size, extent_of
+
+
+def resting_share(tiles: Size, context: NestContext) -> Size:
+    """Of the time that bytes take from the outer cache with all units busy what they take while the others rest."""
+    outer = context.target.outer or context.target.main
+    return np.where(tiles > 1, 1.0, outer.bandwidth / max(outer.alone, outer.bandwidth))
+
+
+def stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
+    """Whether what one unit reads of a tensor fits half the tile level: tiles after the first find it there."""
+    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    room = context.target.tile_level.capacity // 2
+    return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
+
+
+def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext) -> Size:
+    """What the first reads of a tensor add to each tile, where later ones find it at the tile level: other weights of
+    the model have thrown a constant out since it was last read, and part of an activation is in another unit's
+    cache."""
+    target, size = context.target, prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    if tensor in context.constants:
+        if context.weights <= target.tile_level.capacity // 2:
+            return 0.0
+        byte = 1 / home(tensor, context).bandwidth
+    else:
+        byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
+    return np.minimum(moved * waves, size) / waves * byte
+
+
+def byte_seconds(tensor: Tensor, context: NestContext) -> float:
+    """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
+    if context.served is None or tensor not in context.served:
+        return 1 / home(tensor, context).bandwidth
+    served, target = context.served[tensor], context.target
+    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
+    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
+
+
+def home(tensor: Tensor, context: NestContext) -> MemoryLevel:
+    """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
+    constant does so with all others, since they are read between two uses of it."""
+    target = context.target
+    is_weight = tensor in context.constants
+    size = context.weights if is_weight else prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    if size <= target.tile_level.capacity // 2:
+        return target.tile_level
+    outer = target.outer
+    return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main

@@ -1,0 +1,483 @@
+"""Sub-graph tiling: output tiles of a connected group compared by predicted time, all candidates in one NumPy batch.
+
+Time of a tile is its arithmetic or its traffic, whichever is slower; tiles run in waves over the units. A tile whose
+intermediates do not fit the tile level is not a candidate (Welder's footprint, with liveness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import log2, prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.backend.cpu.plan.ahead import asked_seconds
+from tilewright.backend.cpu.plan.crowding import crowded_slots
+from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, resting_share, stays
+from tilewright.backend.cpu.plan.instructions import crowding, instruction_seconds
+from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
+from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of, scatter_cycles
+from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, loads, var
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
+from tilewright.tile_graph.cuts import is_cut
+from tilewright.tile_graph.moving import accessed, footprint, looked_up, shared_seconds, transactions
+from tilewright.tile_graph.nest import Nest, block_cost, data_cost, period
+from tilewright.tile_graph.plan import NestPlan, Sizes, StreamPlan
+from tilewright.tile_graph.propagate import (
+    Box,
+    Range,
+    Size,
+    box_elements,
+    extent_of,
+    index_size,
+    propagate,
+    reads_box,
+    whole_blocks,
+)
+from tilewright.tile_graph.runs import stretch
+from tilewright.tile_graph.streams import Stream
+
+_MOST_CANDIDATES = 2000
+_WIDE = 8  # lanes of a vector that is put together through one port of the processor
+_FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
+_ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
+_NEAR_EXPOSED = 0.2  # the same for the caches
+_STREAM_STEP = 12.0  # operations to bring one carried value from block to block
+_SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
+_SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
+_STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
+_FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
+_ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
+_CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
+_ENOUGH_TILES = 8  # along other axes
+_OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
+_NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
+_EVENED = 0.8  # of what they are less than whole that is gained
+_TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best tile of a group, and what it is predicted to cost."""
+
+    tile: Sizes
+    seconds: float
+    tiles: int
+    footprint: int
+    traffic: int  # bytes from and to main memory
+    stream: StreamPlan | None = None
+
+
+def choose_tile(
+    nests: Sequence[Nest],
+    plans: Sequence[NestPlan],
+    context: NestContext,
+    stored: frozenset[Tensor],
+    fixed: Mapping[str, int] | None = None,
+    stream: Stream | None = None,
+    block: int = 0,
+) -> Choice | None:
+    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+    if context.target.kind == "gpu":
+        from tilewright.backend.gpu.tile import choose_gpu_tile
+
+        return choose_gpu_tile(nests, plans, context, stored, fixed or {}, stream, block)
+    root = nests[-1]
+    candidates = np.meshgrid(*_axis_sizes(root, plans[-1], fixed or {}), indexing="ij")
+    sizes = {axis: along.ravel() for axis, along in zip(root.axes, candidates, strict=True)}
+    times = predict(nests, plans, context, stored, sizes, stream, block)
+    # among equals the larger tile: fewer starts
+    best = int(np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[0])
+    if not np.isfinite(times.seconds[best]):
+        return None
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
+    return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
+                  int(times.traffic[best] * times.tiles[best]),
+                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Times:
+    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds and moves."""
+
+    seconds: Numbers
+    tiles: Numbers
+    held: Numbers
+    traffic: Numbers
+
+
+def predict(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0,
+) -> Times:  # fmt: skip
+    """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
+    root = nests[-1]
+    origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
+    units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
+    box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    boxes = propagate(nests, box, limits)
+    repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
+    tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
+    for axis in root.axes:
+        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    waves = -(-tiles // context.target.units)
+    compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
+    traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    far = far * resting_share(tiles, context)
+    held = footprint(nests, boxes, stored, stream)
+    near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
+    target = context.target
+    # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
+    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    if context.served is None and stream is None:
+        hidden = asked_seconds(root, plans[-1], sizes, context)
+        exposed = exposed - (_FAR_EXPOSED - _ASKED_EXPOSED) * np.minimum(compute, hidden)
+    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    per_tile = np.maximum(compute, far + near) + exposed + starting
+    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
+    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
+    seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    if context.served is None and context.weights > target.tile_level.capacity // 2:
+        seconds = seconds + target.cold_start
+    seconds = seconds * crowding(nests, plans, boxes, target)
+    seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
+    seconds = seconds + _fetched_by_steps(root, context, sizes)
+    fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
+    seconds = np.where(fits, seconds, np.inf)
+    whole = tiles.shape
+    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
+
+
+def _evened(root: Nest, plan: NestPlan, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
+    """Of a unit's time with whole tiles alone what it takes with the last ones of an axis, which are less than whole:
+    where they come often enough, every unit has as many of them as the others."""
+    register, names = dict(plan.register), root.axis_names()
+    share: Size = 1.0
+    period: Size = 1  # tiles from one last tile along an axis to the next, outer axes counting slower
+    for axis in reversed(root.axes):
+        extent, size = max(1, extent_of(axis.extent)), sizes[axis]
+        count = -(-extent // size)
+        period = period * count
+        block = register.get(names[axis], 1)
+        last = np.minimum(size, -(-(extent - (count - 1) * size) // block) * block)
+        spread = (tiles >= _OFTEN * units * period) & (last >= _NEARLY_WHOLE * size)
+        missing = (size - last) / (count * size)
+        share = share * np.where(spread, 1.0 - _EVENED * missing, 1.0)
+    return share
+
+
+def _least_seconds(
+    nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext, tiles: Numbers
+) -> Numbers:
+    """Moving every distinct byte once, from where it is, by as many units as there are tiles for."""
+    inside = {t for n in nests for t in n.stores}
+    touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
+    alone = 0.0
+    for tensor in touched:
+        readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
+        stepped = frozenset.intersection(*readers) if readers else frozenset()
+        size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
+        tables = [n for n in nests if tensor in n.tables]
+        if tables and tables == [n for n in nests if tensor in n.reads()]:
+            places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
+            size = min(size, sum(places))
+        alone += size * byte_seconds(tensor, context)
+    # an empty result has no tiles
+    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
+
+
+def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
+    """A step's tile reads its own part of what was computed before the Scan: where tiles are cut otherwise, most of
+    that was written by another unit, and is fetched from its cache. A map has its own reasons for a cut: what it reads
+    was written by some unit too."""
+    target = context.target
+    if not is_contraction(root):
+        return 0.0
+    apart: Size = False
+    for dimension in context.stepped.get(root.tensor, frozenset()):
+        axis = root.axes[dimension]
+        apart = np.logical_or(apart, sizes[axis] < extent_of(axis.extent))
+    moved = prod(extent_of(e) for e in root.tensor.shape) * root.tensor.dtype.bytes
+    others = (target.units - 1) / target.units
+    fetched = _FOREIGN * moved * others / target.units / (target.outer or target.main).bandwidth
+    return np.where(apart, fetched, 0.0)
+
+
+def candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Output tiles worth a look, as sizes of the root's axes."""
+    return list(product(*(along.tolist() for along in _axis_sizes(root, plan, fixed))))
+
+
+def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Numbers]:
+    """Sizes worth a look along each axis of the root."""
+    register = dict(plan.register)
+    names = root.axis_names()
+    choices: list[list[int]] = []
+    whole = _cut_axes(root, plan)
+    for axis in root.axes:
+        extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
+        if axis in whole and names[axis] not in fixed:
+            choices.append([extent])
+            continue
+        if names[axis] in fixed:
+            choices.append([min(extent, fixed[names[axis]])])
+            continue
+        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
+        sizes = {extent}
+        size = unit
+        while size < extent:
+            sizes.add(size)
+            size *= 2
+        for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
+            even = -(-extent // pieces)
+            sizes.add(min(extent, -(-even // unit) * unit))
+        group = period(root, axis)
+        if group is not None:  # a tile is whole groups, or an even part of one
+            sizes = {extent} | {n for n in (*sizes, *(group * k for k in (1, 2, 4, 8, 16))) if n <= extent
+                                and extent % n == 0 and (n % group == 0 or group % n == 0)}  # fmt: skip
+        choices.append(sorted(sizes))
+    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+        longest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        thinned = choices[longest][::2]
+        if choices[longest][-1] not in thinned:
+            thinned.append(choices[longest][-1])
+        choices[longest] = thinned
+    return [np.array(along, dtype=np.int64) for along in choices]
+
+
+def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
+    """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
+    if root.written_out:
+        return []
+    names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
+    axes = [a for a in map(root.named, names) if a in root.axes]
+    found = [a for a in axes if is_cut(a, root.elements or root.values, plan.lanes)]
+    others = prod(extent_of(a.extent) for a in root.axes if a not in found)
+    return found if others >= _ENOUGH_TILES else []
+
+
+def _compute_seconds(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], context: NestContext,
+    repeats: Mapping[Nest, int], stream: Stream | None, block: int,
+) -> Size:  # fmt: skip
+    """Arithmetic of one tile on one unit."""
+    total: Size = 0.0
+    rate = context.target.fma_rate
+    wide = context.target.lanes(4)
+    for nest, plan in zip(nests, plans, strict=True):
+        times = repeats.get(nest, 1)
+        points = box_elements(boxes[nest]) * times
+        per_point = _epilogue_cost(nest, plan, context)
+        if stream is not None and nest in stream.reducers:
+            per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
+        if is_contraction(nest):
+            total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
+            if plan.instruction is None:
+                vector = nest.named(plan.vector) if plan.vector else None
+                register = {nest.named(a): n for a, n in plan.register}
+                total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
+        else:
+            per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+            slots = _ROW_SLOTS
+            if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
+                slots += 2 * fold_cycles(plan.lanes, _chains_of(plan))
+            total = total + _row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
+        vectors = wide / max(plan.lanes, 1) if plan.vector else wide
+        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
+    return total
+
+
+def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
+    """How often the loop along the vector begins anew on a tile."""
+    starts: Size = 1
+    for axis, part in zip(nest.axes, box, strict=True):
+        if plan.vector is None or axis is not nest.named(plan.vector):
+            starts = starts * part.size
+    return starts
+
+
+def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
+    """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
+    if plan.instruction is not None:
+        return np.maximum(instruction_seconds(nest, plan, box, context.target), _weight_seconds(nest, box, context))
+    facts = facts_of(nest, plan, context)
+    tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
+    if facts.vector is None or facts.vector in nest.reduce_axes:
+        return dot_seconds(facts, dict(plan.register), tile)
+    form = form_of(plan, facts)
+    core = core_seconds(facts, form, tile)
+    moving = moving_seconds(facts, form, tile, core)
+    if context.served is None:
+        return moving
+    return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
+
+
+def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
+    """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
+    served = context.served or {}
+    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
+    sizes.update({a: r.size for a, r in zip(nest.axes, box, strict=True)})
+    total: Size = 0.0
+    for node in loads(*nest.elements):
+        if node.source not in served:
+            continue
+        moved: Size = node.source.dtype.bytes * served[node.source].level
+        for index, extent in zip(node.indices, node.source.shape, strict=True):
+            moved = moved * index_size(simplify(index), sizes, extent_of(extent))
+        total = total + moved / context.target.tile_level.bandwidth
+    return total
+
+
+def _found_near(nest: Nest, context: NestContext) -> float:
+    """The part of a contraction's weights that the step before left in the nearest cache."""
+    served = context.served or {}
+    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in served}
+    return sum(served[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
+
+
+def _scratch_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, int], stream: Stream | None, block: int, held: Size,
+) -> Size:  # fmt: skip
+    """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
+    nearest, level = context.target.levels[1], context.target.tile_level
+    fits = held <= nearest.capacity // 2
+    read: Size = 0
+    written: Size = 0
+    for nest in nests:
+        size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
+        if stream is not None and nest in stream.reducers:
+            read = read + 2 * size * -(-stream.extent // block)
+            written = written + size * -(-stream.extent // block)
+        elif nest.tensor not in stored:
+            read = read + size * repeats.get(nest, 1)
+            written = written + size * repeats.get(nest, 1)
+    return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
+                    read / level.bandwidth + written / level.writing)  # fmt: skip
+
+
+def _point_cost(nest: Nest, plan: NestPlan) -> float:
+    """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
+    if nest.monoid is None:
+        return 0.0
+    chains = _chains_of(plan)
+    operations = data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements))
+    return max(2.0, _CHAINED / chains, operations)
+
+
+def _chains_of(plan: NestPlan) -> int:
+    """Vectors side by side along the vector axis."""
+    return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
+
+
+def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+    if nest.written_out:
+        known = context.memo.blocks
+        if nest.outline.key not in known:
+            known[nest.outline.key] = nest.block_counts()
+        counts = known[nest.outline.key]
+        return block_cost(nest, counts, context.target.vector_registers) + crowded_slots(nest, counts[1], context)
+    moving = 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
+    return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
+
+
+def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
+    registers. Of other maps, what they store."""
+    if plan.vector is None or nest.monoid is not None:
+        return 0.0
+    # lanes of wide vectors, put together one by one, cost more than all else that a copy does, padding included
+    moved = [_unpadded(v) if plan.lanes >= _WIDE else v for v in nest.values]
+    only_moves = all(isinstance(v, Load) for v in moved)
+    if len(plan.register) > 1:
+        return log2(plan.lanes) if only_moves else 0.0
+    vector = nest.named(plan.vector)
+    strides = [stride(node, vector, context) for node in loads(*nest.values)] if only_moves else []
+    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    strides.append(place.terms.get(var(vector), 0))
+    apart = sum(step not in (0, 1) for step in strides)
+    return apart * plan.lanes * context.target.gathered_reads
+
+
+def _unpadded(value: Expr) -> Expr:
+    """What a copy reads where it does not pad."""
+    return value.args[1] if is_op(value, "select") and isinstance(value.args[2], Const) else value
+
+
+def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
+    """How full register tiles are on a tile of this size."""
+    full: Size = 1.0
+    names = nest.axis_names()
+    register = dict(plan.register)
+    by_tiles = is_contraction(nest) and plan.instruction is None
+    runs = runs_of(nest, plan, context) if by_tiles else {}
+    tile = {a: part.size for a, part in zip(nest.axes, box, strict=True)}
+    for axis in nest.axes:
+        size, _ = stretch(axis, runs.get(axis, ()), tile)
+        block = register.get(names[axis], 1)
+        if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
+            block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
+        if block > 1:
+            full = full * (size / (-(-size // block) * block))
+    return full
+
+
+def _traffic(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, int], waves: Numbers,
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
+    total: Size = 0
+    far: Size = 0.0
+    near: Size = 0.0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    written: dict[Tensor, Size] = {}
+    counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
+    for nest in nests:
+        if is_contraction(nest):
+            counted.update(n.source for n in loads(*nest.elements))
+        outside = {t for t in nest.reads() if t not in inside}
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
+            moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            moved = moved * repeats.get(nest, 1)
+            if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
+                fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
+                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                written[tensor] = transactions(tensor, boxes[nest], context)
+                near = near + shared_seconds(tensor, boxes[nest], context)
+    for tensor, moved in seen.items():
+        total = total + moved
+        if context.served is not None and tensor in context.served:
+            served = context.served[tensor]
+            far = far + moved * served.far * served.far_byte
+            if tensor not in counted:
+                near = near + moved * served.level / context.target.tile_level.bandwidth
+            continue
+        kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
+        beyond = moved / home(tensor, context).bandwidth
+        far = far + np.where(kept, first_seconds(tensor, moved, waves, context), beyond)
+        if tensor not in counted or tensor in inside:
+            near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
+    for tensor, moved in written.items():
+        total = total + 2 * moved  # a line is read before it is written
+        kept = stays(tensor, moved * waves, context)
+        near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
+        far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
+    return total, far, near

@@ -1,0 +1,168 @@
+"""Other ways to run a planned kernel: its nest plans and tiles, ranked by predicted time or drawn at random.
+
+A variant changes how a kernel runs, never what it computes or which nests share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tilewright.backend.cpu.plan.candidates import candidate_tiles, feasible_plans, predict
+from tilewright.backend.cpu.plan.panels import constant_layouts
+from tilewright.ir.compute import Program, all_computes, reads
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan, Sizes
+from tilewright.tile_graph.propagate import extent_of
+
+_MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
+_ROUGH_TILES = 40  # that nest plans are compared over, before all tiles of the best
+_WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """What a kernel's variants depend on: its nests, what it must store, and the layouts around it."""
+
+    kernel: KernelPlan
+    nests: tuple[Nest, ...]
+    stored: frozenset[Tensor]
+    context: NestContext
+    fixed: frozenset[Tensor] = frozenset()  # constants that other kernels read, too: their layout stays
+
+    def choices(self) -> list[tuple[NestPlan, ...]]:
+        """Plans of the nests, one nest changed at a time; the kernel's own first."""
+        own = self.kernel.nests
+        found: dict[tuple[NestPlan, ...], None] = {own: None}
+        for position, nest in enumerate(self.nests):
+            for plan in feasible_plans(nest, self.context):
+                kept = replace(plan, phase=own[position].phase, level=own[position].level)
+                found[(*own[:position], kept, *own[position + 1 :])] = None
+        return list(found)
+
+    def tiled(self, plans: tuple[NestPlan, ...], most: int | None = None) -> list[KernelPlan]:
+        """The kernel under these nest plans with the tiles that fit, fastest prediction first."""
+        if self.kernel.stream is not None:
+            return [self._made(plans, self.kernel.tile, self.kernel.predicted_seconds)]
+        tiles, seconds = self._predicted(plans)
+        order = [i for i in np.argsort(seconds, kind="stable") if np.isfinite(seconds[i])]
+        return [self._made(plans, tiles[i], float(seconds[i])) for i in order[:most]]
+
+    def drawn(self, plans: tuple[NestPlan, ...], rng: np.random.Generator) -> KernelPlan | None:
+        """The kernel under these nest plans with a random one of the tiles that fit."""
+        if self.kernel.stream is not None:
+            return self._made(plans, self.kernel.tile, self.kernel.predicted_seconds)
+        tiles, seconds = self._predicted(plans)
+        fitting = np.flatnonzero(np.isfinite(seconds))
+        if not len(fitting):
+            return None
+        chosen = int(rng.choice(fitting))
+        return self._made(plans, tiles[chosen], float(seconds[chosen]))
+
+    def _predicted(self, plans: tuple[NestPlan, ...]) -> tuple[list[Sizes], Any]:
+        tiles = candidate_tiles(self.nests, plans[-1], self._uncut())
+        return tiles, predict(self.nests, plans, self.context, self.stored, tiles)
+
+    def _uncut(self) -> frozenset[str]:
+        """Where an intermediate is stored beside the root, only the axes the planner cut write each piece once."""
+        if all(t not in self.stored for n in self.nests[:-1] for t in n.stores):
+            return frozenset()
+        cut = {name for name, _ in self.kernel.tile}
+        return frozenset(name for name in self.nests[-1].axis_names().values() if name not in cut)
+
+    def _made(self, plans: tuple[NestPlan, ...], tile: Sizes, seconds: float) -> KernelPlan:
+        sizes = dict(tile)
+        extents = [max(1, extent_of(a.extent)) for a in self.nests[-1].axes]
+        count = prod(-(-extent // sizes.get(f"o{i}", extent)) for i, extent in enumerate(extents))
+        return replace(self.kernel, nests=plans, tile=tile, tiles=count, predicted_seconds=round(seconds, 9))
+
+    def best(self, count: int) -> list[KernelPlan]:
+        """Up to `count` kernels that differ from this one, by predicted time, few of them for the same nest plans."""
+        if self.kernel.stream is not None:
+            return []  # predictions do not tell plans of a stream apart
+        own = (self.kernel.nests, self.kernel.tile)
+        rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES)}
+        pool: list[KernelPlan] = []
+        for plans in sorted(rough, key=lambda p: rough[p])[: 4 * count]:
+            pool.extend(k for k in self.tiled(plans, 3) if (k.nests, k.tile) != own)
+        pool.sort(key=lambda k: k.predicted_seconds)
+        limit = _WORTH_A_LOOK * pool[0].predicted_seconds if pool else 0.0
+        return _spread([k for k in pool if k.predicted_seconds <= limit], count)
+
+    def _least(self, plans: tuple[NestPlan, ...]) -> float:
+        """The fastest prediction over some of the tiles: enough to compare nest plans."""
+        tiles = _thinned(candidate_tiles(self.nests, plans[-1], self._uncut()), _ROUGH_TILES)
+        return float(np.min(predict(self.nests, plans, self.context, self.stored, tiles)))
+
+    def random(self, count: int, rng: np.random.Generator) -> list[KernelPlan]:
+        """Up to `count` different kernels, nest plans drawn first and then a tile: every choice as likely."""
+        choices = self.choices()
+        found: dict[tuple[object, ...], KernelPlan] = {}
+        for _ in range(20 * count):
+            if len(found) == count:
+                break
+            drawn = self.drawn(choices[int(rng.integers(len(choices)))], rng)
+            if drawn is not None:
+                found.setdefault((drawn.nests, drawn.tile), drawn)
+        return list(found.values())
+
+    def layouts(self, kernel: KernelPlan) -> dict[Tensor, Layout]:
+        """How constants are packed for this variant."""
+        found: dict[Tensor, Layout] = {}
+        for nest, plan in zip(self.nests, kernel.nests, strict=True):
+            found.update(constant_layouts(nest, plan, self.context))
+        return {t: layout for t, layout in found.items() if t not in self.fixed}
+
+
+def _thinned(items: Sequence[_T], most: int) -> list[_T]:
+    """At most so many of the items, evenly over all of them, the first and the last kept."""
+    count = min(most, len(items))
+    return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def _spread(ranked: Sequence[KernelPlan], count: int) -> list[KernelPlan]:
+    """The first of each nest plan before the second of any: tiles of one plan are much alike."""
+    seen: dict[tuple[NestPlan, ...], int] = {}
+    numbered: list[tuple[int, int]] = []
+    for position, kernel in enumerate(ranked):
+        turn = seen.get(kernel.nests, 0)
+        seen[kernel.nests] = turn + 1
+        numbered.append((turn, position))
+    chosen = sorted(position for _, position in sorted(numbered)[:count])
+    return [ranked[i] for i in chosen]
+
+
+def variants_of(kernel: KernelPlan, nests: Sequence[Nest], program: Program, plan: Plan, target: Target) -> Variants:
+    """The variants of one kernel of a plan; constants that other kernels read, too, keep the plan's layout."""
+    layouts = dict(program.layouts)
+    shared = shared_constants(program, plan)
+    by_name = {t.name: t for t in program.constants}
+    layouts.update({by_name[n]: layout for n, layout in plan.layouts if n in by_name and by_name[n] in shared})
+    context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
+    levels = zip(nests, kernel.nests, strict=True)
+    stored = frozenset(t for nest, part in levels if part.level == target.main.name for t in nest.stores)
+    return Variants(kernel, tuple(nests), stored, context, shared)
+
+
+def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:
+    """Constants that more than one kernel reads."""
+    computes = all_computes(program)
+    readers: dict[Tensor, set[str]] = {}
+    for kernel in plan.kernels:
+        inside = [name for nest in kernel.nests for name in (nest.core, *nest.epilogue)]
+        inside += [edge.tensor for edge in kernel.edges if edge.mode == "recompute"]
+        for name in inside:
+            for tensor in reads(computes[name]):
+                if tensor in program.constants:
+                    readers.setdefault(tensor, set()).add(kernel.name)
+    return frozenset(t for t, kernels in readers.items() if len(kernels) > 1)

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: blocks of threads, shared memory."""

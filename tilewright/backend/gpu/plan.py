@@ -1,0 +1,241 @@
+"""Plans nests for a GPU: which threads compute which outputs, how reductions are shared, what shared memory holds.
+
+The threads of a block take up each nest's box anew: positions (outputs, or register tiles of them) are numbered with
+the axis that neighbouring threads walk fastest, and thread t takes positions t, t + threads, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.products import Factor, factors
+from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import KernelPlan, NestPlan
+from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
+from tilewright.tile_graph.streams import stream_phases
+
+MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
+_WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink to make more of them
+_FILLED_THREADS = 128  # of a block, below which its register tile shrinks
+_STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
+_MOST_STEP = 32
+
+
+def nest_factors(nest: Nest) -> tuple[Factor, ...]:
+    return factors(nest.elements[0], nest.axes, nest.reduce_axes)
+
+
+def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
+    """Whether the outputs of a box share every operand of the product: then staging in shared memory pays."""
+    if not is_contraction(nest) or not nest.reduce_axes:
+        return False
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
+    if len(parts) < 2:
+        return False
+    return all(any(sizes[a] > 1 and a not in f.outputs for a in nest.axes) for f in parts)
+
+
+def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> NestPlan:
+    """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
+    context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
+    names = nest.axis_names()
+    register = _register_tile(nest, context.target.units)
+    order = thread_order(nest, context)
+    reduction = _reduction_order(nest, context)
+    if _staged(nest):
+        split = _contraction_split(nest, register, context.target.units)
+        along: Axis | None = order[-1]
+    else:
+        split, along = _split(nest, order, reduction, context)
+    return NestPlan(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+        vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
+        order=tuple(names[a] for a in (*order, *reduction)), split=split,
+    )  # fmt: skip
+
+
+def _staged(nest: Nest) -> bool:
+    return reused(nest, {a: extent_of(a.extent) for a in nest.axes})
+
+
+def _register_tile(nest: Nest, units: int) -> dict[Axis, int]:
+    """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
+    if not _staged(nest):
+        return {}
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    room = points * _most_shares(nest) // (units * _WISHED_THREADS)
+    chosen: dict[Axis, int] = {}
+    for part in parts[:2]:
+        own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
+        axis = max(own, key=lambda a: (extent_of(a.extent), nest.axes.index(a)), default=None)
+        if axis is not None and axis not in chosen:
+            chosen[axis] = 1
+    while chosen:
+        product = prod(chosen.values())
+        grown = [
+            a for a in chosen if chosen[a] < 8 and chosen[a] * 4 <= extent_of(a.extent) and product * 2 <= max(4, room)
+        ]
+        if not grown:
+            break
+        smallest = min(grown, key=lambda a: chosen[a])
+        chosen[smallest] *= 2
+    return {a: n for a, n in chosen.items() if n > 1}
+
+
+def _most_shares(nest: Nest) -> int:
+    """Threads that may share a contraction without having too little to do each."""
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    shares = 1
+    while shares < 4 and length >= shares * 2 * 32:
+        shares *= 2
+    return shares
+
+
+def _contraction_split(nest: Nest, register: Mapping[Axis, int], units: int) -> int:
+    places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
+    split = 1
+    while split < _most_shares(nest) and places * split < units * _WISHED_THREADS:
+        split *= 2
+    return split
+
+
+def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
+    """Output axes, the one neighbouring threads walk last: along it most accesses are contiguous."""
+    layout = context.layout(nest.tensor)
+    place = {part.axis: i for i, part in enumerate(layout.order)}
+    order = sorted(nest.axes, key=lambda a: place.get(nest.axes.index(a), 0))
+    if not order:
+        return []
+    store = offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes))
+    staged = _staged(nest)
+
+    def merit(axis: Axis) -> float:
+        if extent_of(axis.extent) == 1:
+            return -1.0
+        steps = prod(extent_of(r.extent) for r in nest.reduce_axes)
+        total = 1.5 / steps if store.terms.get(var(axis)) == 1 else 0.0
+        if staged:
+            return total
+        for node in loads(*(nest.elements or nest.values)):
+            total += 1.0 if stride(node, axis, context) == 1 else 0.0
+        return total
+
+    fastest = max(order, key=lambda a: (merit(a), order.index(a)))
+    return [*(a for a in order if a is not fastest), fastest]
+
+
+def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
+    """The axis whose neighbours lie closest in storage innermost."""
+
+    def distance(axis: Axis) -> float:
+        steps = [stride(n, axis, context) for n in loads(*nest.elements)]
+        moving = [abs(s) for s in steps if s]
+        return min(moving, default=1 << 30) if None not in steps else 1 << 20
+
+    return sorted(nest.reduce_axes, key=lambda a: -distance(a))
+
+
+def _split(
+    nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context: NestContext
+) -> tuple[int, Axis | None]:
+    """How many threads share a reduction, by shape alone, and the axis that neighbouring threads walk."""
+    fastest = order[-1] if order else None
+    if nest.monoid is None or not reduction:
+        return 1, fastest
+    length = prod(extent_of(a.extent) for a in reduction)
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    inner = reduction[-1]
+    along_reduction = any(
+        stride(n, inner, context) == 1 and (fastest is None or stride(n, fastest, context) not in (0, 1))
+        for n in loads(*nest.elements)
+    )
+    split = 1
+    if along_reduction or fastest is None or points == 1:
+        while split < 32 and split * 2 <= length:
+            split *= 2
+        return split, inner if split > 1 else fastest
+    while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
+        split *= 2
+    return split, fastest
+
+
+def fit_register(plan: NestPlan, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
+    """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
+    tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
+    for _ in range(6):
+        work: Size = plan.split
+        for axis in nest.axes:
+            work = work * -(-sizes[axis] // tile.get(axis, 1))
+        largest: Size = 1
+        for n in tile.values():
+            largest = np.maximum(largest, n)
+        shrink = (work < _FILLED_THREADS) & (largest > 1)
+        for axis, n in tile.items():
+            hit = shrink & (n == largest)
+            tile[axis] = np.where(hit, n // 2, n)
+            shrink = shrink & ~hit
+    return tile
+
+
+def positions(plan: NestPlan, nest: Nest, box: Box) -> dict[Axis, int]:
+    """Register tiles along each output axis of a box."""
+    register = dict(plan.register)
+    names = nest.axis_names()
+    return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
+
+
+def finish_gpu(plan: KernelPlan, nests: Sequence[Nest]) -> KernelPlan:
+    """The plan with what depends on the tile: threads of the block, positions, staging."""
+    sizes = dict(plan.tile)
+    root = nests[-1]
+    ranges = []
+    for i, axis in enumerate(root.axes):
+        extent = extent_of(axis.extent)
+        size = min(sizes.get(f"o{i}", extent), extent)
+        ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
+    phases = stream_phases(plan, nests, tuple(ranges))
+    finished = []
+    for nest, part in zip(nests, plan.nests, strict=True):
+        limits = next((r for n, r in phases.reduce_boxes.items() if n.core == nest.core), {})
+        finished.append(_finish_nest(part, nest, phases.boxes[nest], limits))
+    most = max((prod(n for _, n in p.threads) * p.split for p in finished), default=1)
+    threads = min(MOST_THREADS, -(-most // 32) * 32)
+    return replace(plan, nests=tuple(finished), block_threads=threads)
+
+
+def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> NestPlan:
+    names = nest.axis_names()
+    sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
+    fitted = fit_register(plan, nest, sizes)
+    plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
+    step = 0
+    if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
+        step = _step(plan, nest, box, reduce_box)
+    if not step:
+        plan = replace(plan, register=())
+    places = positions(plan, nest, box)
+    return replace(plan, step=step, threads=tuple((names[a], n) for a, n in places.items()))
+
+
+def _step(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> int:
+    """Elements of the reduction that are staged at a time; 0 when not even a few fit."""
+    register = dict(plan.register)
+    names = nest.axis_names()
+    places = positions(plan, nest, box)
+    row = 0
+    for factor in nest_factors(nest):
+        if factor.reductions:
+            row += prod(places[a] * register.get(names[a], 1) for a in factor.outputs) * factor.value.dtype.bytes
+    length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
+    most = min(_MOST_STEP, length, _STAGED_BYTES // max(row, 1))
+    if most < min(4, length):
+        return 0
+    whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
+    return whole[0] if whole else most

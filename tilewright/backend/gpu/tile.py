@@ -1,0 +1,217 @@
+"""Compares output tiles of a kernel for a GPU by predicted time: all candidates in one NumPy batch.
+
+A multiprocessor runs several blocks at once, so latency overlaps between blocks while issue slots and bytes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.cpu.plan.tile import Choice
+from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
+from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.tensor import Tensor
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.moving import compulsory, footprint, looked_up, transactions
+from tilewright.tile_graph.nest import Nest, data_cost
+from tilewright.tile_graph.plan import NestPlan, StreamPlan
+from tilewright.tile_graph.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.tile_graph.streams import Stream
+
+_MOST_CANDIDATES = 2000
+_LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
+_STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
+_SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the next steps overlapping
+_GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
+_FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
+_BARRIER = 40  # cycles, of a block
+_BUSY_THREADS = 128  # a warp for each of the four schedulers
+_RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
+_REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
+_FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
+_BLOCKS = 4  # that share a multiprocessor, as registers allow
+_BLOCK_START = 300  # cycles
+
+
+def choose_gpu_tile(
+    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+) -> Choice | None:  # fmt: skip
+    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit in shared memory."""
+    root = nests[-1]
+    target = context.target
+    candidates = _candidates(root, plans[-1], fixed)
+    sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    box: Box = tuple(
+        Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent))
+        for i, a in enumerate(root.axes)
+    )
+    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    boxes = propagate(nests, box, limits)
+    trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // block)) if stream else {}
+    tiles = np.ones(len(candidates), dtype=np.int64)
+    for axis in root.axes:
+        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+    tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
+    work = [_work(n, p, boxes[n], tiles_of[n]) for n, p in zip(nests, plans, strict=True)]
+    threads = np.clip(
+        -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
+    )
+    lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
+    near = target.level("L2").bandwidth / target.clock
+    issue: Size = np.zeros(len(candidates))
+    latency: Size = np.zeros(len(candidates)) + _BLOCK_START
+    for nest, plan, positions in zip(nests, plans, work, strict=True):
+        rounds = -(-positions // threads)
+        slots, wait = _step_cost(nest, plan, tiles_of[nest], target)
+        busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
+        repeats = trips[nest] if stream and nest in stream.wide else 1
+        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
+        latency = latency + rounds * wait * repeats + _FIRST_TOUCH * target.main.latency * target.clock / 2
+        # a streamed reduction carries its state on by a few small maps
+        carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
+        latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
+    traffic = _traffic(nests, boxes, context, stored, limits, trips)
+    held = footprint(nests, boxes, stored, stream)
+    alive = -(-tiles // target.units)
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + (8 << 10), 1)))
+    # a few warps cannot keep the multiprocessor busy
+    issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
+    moving = alive * traffic / near
+    # loads overlap with arithmetic, but never wholly
+    cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
+    cycles = np.maximum(cycles, -(-alive // at_once) * latency)
+    seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
+    far = compulsory(nests, stored, context) / (target.main.bandwidth * target.units)
+    seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
+    seconds = seconds + target.kernel_cost + _RAMP_SECONDS
+    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
+    best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
+    if not np.isfinite(seconds[best]):
+        return None
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
+                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
+                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+
+
+def _repeated(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], tiles: Size, stream: Stream | None, trips: Mapping[Nest, int]
+) -> Size:
+    """Arithmetic of all tiles over the arithmetic that is needed: tiles that overlap compute the same again."""
+    done: Size = 0.0
+    needed = 0.0
+    for nest in nests:
+        steps = 1 + prod(extent_of(a.extent) for a in nest.reduce_axes)
+        again = trips[nest] if stream and nest in stream.wide else 1
+        done = done + tiles * box_elements(boxes[nest]) * float(steps * again)
+        needed += prod(extent_of(a.extent) for a in nest.axes) * steps
+    return np.maximum(1.0, done / needed)
+
+
+def _candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    register = dict(plan.register)
+    names = root.axis_names()
+    choices: list[list[int]] = []
+    for axis in root.axes:
+        extent = extent_of(axis.extent)
+        if names[axis] in fixed:
+            choices.append([min(extent, fixed[names[axis]])])
+            continue
+        unit = min(register.get(names[axis], 1), extent)
+        found = {extent}
+        size = unit
+        while size < extent:
+            found.add(size)
+            size *= 2
+        choices.append(sorted(found))
+    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+        longest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        choices[longest] = sorted({*choices[longest][::2], choices[longest][-1]})
+    return list(product(*choices))
+
+
+def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
+    return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
+
+
+def _work(nest: Nest, plan: NestPlan, box: Box, register: Mapping[Axis, Size]) -> Size:
+    """Threads that a box could use."""
+    total: Size = plan.split
+    for axis, extent in zip(nest.axes, box, strict=True):
+        total = total * -(-extent.size // register.get(axis, 1))
+    return total
+
+
+def _staging(nest: Nest, box: Box) -> Size:
+    """Issue slots that bring the operands of a contraction into shared memory, all threads together."""
+    if not reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        return 0
+    ranges = dict(zip(nest.axes, box, strict=True))
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    total: Size = 0
+    for factor in nest_factors(nest):
+        if factor.reductions:
+            total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * _STAGE_SLOTS
+    return total
+
+
+def _global_step(target: Target) -> float:
+    """Cycles of a step that reads global memory."""
+    return _GLOBAL_STEP * target.tile_level.latency * target.clock
+
+
+def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size], target: Target) -> tuple[Size, Size]:
+    """(issue slots, cycles of latency) of one thread for one position."""
+    far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
+    outputs: Size = 1
+    for n in register.values():
+        outputs = outputs * n
+    epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
+    if nest.monoid is None:
+        return epilogue, far / 4 + data_cost(*nest.values)  # rounds do not wait for each other
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
+    if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        fragments: Size = 0
+        for factor in nest_factors(nest):
+            part: Size = 1
+            for axis in factor.outputs:
+                part = part * register.get(axis, 1)
+            fragments = fragments + part
+        slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
+        epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
+        # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
+        return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
+    slots = outputs * (
+        _LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine)
+    )
+    alone = slots / 2
+    return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _traffic(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    limits: Mapping[Nest, Mapping[Axis, Range]], trips: Mapping[Nest, int],
+) -> Size:  # fmt: skip
+    """Bytes one block moves from and to device memory, in whole transactions."""
+    total: Size = 0.0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    for nest in nests:
+        outside = {t for t in nest.reads() if t not in inside}
+        for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
+            moved = transactions(tensor, box, context) * trips.get(nest, 1)
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                total = total + transactions(tensor, boxes[nest], context)
+    return sum(seen.values(), total)

@@ -1,0 +1,25 @@
+"""What planning has found out about nests, kept while one model is compiled: stages that meet the same nest, and
+layers that are alike, share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir.expr import Axis
+from tilewright.tile_graph.plan import NestPlan
+
+
+@dataclass
+class Memo:
+    """Decisions for one target, by signature: nests that differ in names alone have the same."""
+
+    plans: dict[Hashable, NestPlan] = field(default_factory=dict)
+    choices: dict[Hashable, Any] = field(default_factory=dict)
+    blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
+    free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
+    runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
+    facts: dict[Hashable, Any] = field(default_factory=dict)
+    steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels

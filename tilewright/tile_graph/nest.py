@@ -1,0 +1,313 @@
+"""Nests, the nodes of the tile graph: a reduction or map with the maps composed into it before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tilewright.ir.compute import Compute, Map, Monoid, Reduce
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    axes_of,
+    is_op,
+    load,
+    loads,
+    replace_nodes,
+    rewrite,
+    substitute,
+    var,
+    walk,
+)
+from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.outline import Outline, outline
+from tilewright.tile_graph.written_out import positions, written_out
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """stores[i][axes] = values[i], where values may read `accumulated` tensors at `axes`: the reduction's results."""
+
+    stores: tuple[Tensor, ...]
+    axes: tuple[Axis, ...]
+    reduce_axes: tuple[Axis, ...]
+    elements: tuple[Expr, ...]
+    monoid: Monoid | None
+    accumulated: tuple[Tensor, ...]
+    values: tuple[Expr, ...]
+    core: str
+    epilogue: tuple[str, ...] = ()
+    initial: tuple[Expr, ...] = ()  # what the accumulators start from; empty: the monoid's identity
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.stores[0]
+
+    @cached_property
+    def written_out(self) -> dict[Axis, int]:
+        """Axes whose choices a register block decides, with the positions it has along them; reductions have none."""
+        return written_out(self.axes, *self.values) if self.monoid is None else {}
+
+    @cached_property
+    def outline(self) -> Outline:
+        expressions = (self.elements, self.values, self.initial)
+        return outline(self.axes, self.reduce_axes, self.monoid, expressions, (self.accumulated, self.stores))
+
+    def block_counts(self) -> tuple[int, int, int]:
+        """Operations, reads and checks of one block of the axes written out, what is common counted once. Where an
+        axis is cut between two formulas, every block has one of them."""
+        values = positions(self.written_out, *self.values)
+        found = [n for n in walk(*values) if isinstance(n, Op) and n.op.name == "select" and _cuts(n.args[0])]
+        ends = [n for n in found if n.args[0] is found[0].args[0]]
+        sides = [[replace_nodes(v, {n: n.args[side] for n in ends}) for v in values] for side in (1, 2)]
+        first, second = (_counts(side) for side in sides)
+        return (first[0] + second[0]) // 2, (first[1] + second[1]) // 2, (first[2] + second[2]) // 2
+
+    def axis_names(self) -> dict[Axis, str]:
+        names = {a: f"o{i}" for i, a in enumerate(self.axes)}
+        names.update({a: f"r{i}" for i, a in enumerate(self.reduce_axes)})
+        return names
+
+    def named(self, name: str) -> Axis:
+        return (self.axes if name[0] == "o" else self.reduce_axes)[int(name[1:])]
+
+    def loads(self) -> list[Load]:
+        """Reads from outside the nest."""
+        return self._loads
+
+    @cached_property
+    def _loads(self) -> list[Load]:
+        own = set(self.accumulated)
+        return [n for n in loads(*self.elements, *self.values, *self.initial) if n.source not in own]
+
+    @cached_property
+    def sample(self) -> list[Load]:
+        """Reads that stand for all: of a block written out one a tensor, since the others lie beside it."""
+        found = loads(*(self.elements or self.values))
+        return list({n.source: n for n in found}.values()) if self.written_out else found
+
+    def reads(self) -> list[Tensor]:
+        return list(dict.fromkeys(n.source for n in self.loads()))
+
+    @cached_property
+    def tables(self) -> Mapping[Tensor, Sequence[Load]]:
+        """Tensors read at places that are data, and the reads."""
+        found = {n.source: [m for m in self._loads if m.source is n.source] for n in self._loads if _is_looked_up(n)}
+        return {t: nodes for t, nodes in found.items() if all(_is_looked_up(n) for n in nodes)}
+
+    @cached_property
+    def alternatives(self) -> frozenset[Tensor]:
+        """Tensors of which one read or another is made, as a condition says, and never several."""
+        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")]
+        found = {n.source: len([m for m in self._loads if m.source is n.source]) for n in self._loads}
+        several = [t for t, count in found.items() if count > 1]
+        return frozenset(
+            t for t in several
+            if all(any(m.source is t for m in loads(n.args[1])) and any(m.source is t for m in loads(n.args[2]))
+                   for n in chosen) and len(chosen) == found[t] - 1
+        )  # fmt: skip
+
+    @cached_property
+    def paths(self) -> Mapping[Tensor, Sequence[tuple[tuple[Axis, ...], tuple[Axis | None, ...]]]]:
+        """Of each read of a tensor the axes that move it, and by dimension the axis along which neighbours are one
+        apart."""
+        found: dict[Tensor, list[tuple[tuple[Axis, ...], tuple[Axis | None, ...]]]] = {}
+        for node in self._loads:
+            terms = [linear(simplify(index)).terms for index in node.indices]
+            runs = tuple(
+                next((t.axis for t, step in each.items() if isinstance(t, Var) and step == 1), None) for each in terms
+            )
+            found.setdefault(node.source, []).append((tuple(axes_of(*node.indices)), runs))
+        return found
+
+    @cached_property
+    def stepped(self) -> Mapping[Tensor, frozenset[int]]:
+        """Dimensions of what is read along which only a Scan's step moves: one place at a time."""
+        own = {*self.axes, *self.reduce_axes}
+        found: dict[Tensor, frozenset[int]] = {}
+        for tensor in self.reads():
+            nodes = [n for n in self._loads if n.source is tensor]
+            met = [set(axes_of(*(n.indices[d] for n in nodes))) for d in range(tensor.rank)]
+            found[tensor] = frozenset(d for d, axes in enumerate(met) if axes and not axes & own)
+        return found
+
+
+def _cuts(condition: Expr) -> bool:
+    """Whether a condition holds up to some place along an axis: loops are cut there."""
+    return is_op(condition, "lt") and isinstance(condition.args[0], Var) and isinstance(condition.args[1], Const)
+
+
+def _counts(values: Sequence[Expr]) -> tuple[int, int, int]:
+    checks = sum(1 for n in walk(*values) if isinstance(n, Op) and n.op.name == "select")
+    return data_cost(*values), len(loads(*values)), checks
+
+
+def _is_looked_up(node: Load) -> bool:
+    return any(i.reads for i in node.indices)
+
+
+def period(nest: Nest, axis: Axis) -> int | None:
+    """n where operands are read at axis // n, as in grouped convolutions: blocks that stay between multiples of n
+    see one group alone. None where there is no such n, or several."""
+    whole = var(axis)
+    found = {
+        int(part.args[1].value)
+        for node in loads(*nest.elements)
+        for index in node.indices
+        for part in walk(index)
+        if isinstance(part, Op) and part.op.name == "floordiv" and part.args[0] is whole
+        and isinstance(part.args[1], Const)
+    }  # fmt: skip
+    if len(found) != 1 or not isinstance(axis.extent, int):
+        return None
+    size = found.pop()
+    return size if 1 < size < axis.extent and axis.extent % size == 0 else None
+
+
+def moves(node: Load, axis: Axis) -> bool:
+    """Whether neighbours along an axis read different elements; axis // n is the same for all within a block."""
+    return any(_moves(index, axis) for index in node.indices)
+
+
+def shares_a_read(nest: Nest, axis: Axis) -> bool:
+    """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
+    return any(not moves(n, axis) for n in loads(*nest.elements))
+
+
+def _moves(index: Expr, axis: Axis) -> bool:
+    if axis not in axes_of(index):
+        return False
+    if isinstance(index, Op) and index.op.name == "floordiv" and index.args[0] is var(axis):
+        return False
+    return isinstance(index, Var) or not isinstance(index, Op) or any(_moves(a, axis) for a in index.args)
+
+
+def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
+    """Replace reads of the given maps by what they compute, all the way down."""
+    composed: dict[Tensor, Expr] = {}  # a map is composed once, however often it is read
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.source not in composed:
+            return None
+        return substitute(composed[node.source], dict(zip(maps[node.source].axes, node.indices, strict=True)))
+
+    def read(value: Expr) -> list[Tensor]:
+        return [n.source for n in loads(value) if n.source in maps and n.source not in composed]
+
+    stack = read(root)
+    while stack:  # each after what it reads itself
+        tensor = stack[-1]
+        waiting = [] if tensor in composed else read(maps[tensor].value)
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if tensor not in composed:
+            composed[tensor] = rewrite(maps[tensor].value, rule)
+    return rewrite(root, rule) if composed else root
+
+
+def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:
+    """The nest of a Map or Reduce with `epilogue` maps applied to its result and `maps` composed into its reads."""
+    if isinstance(core, Map):
+        value = simplify(inline(core.value, maps))
+        return Nest((core.output,), core.axes, (), (), None, (), (value,), core.output.name)
+    if not isinstance(core, Reduce):
+        raise TypeError(f"{type(core).__name__} has no nest")
+    elements = tuple(simplify(inline(e, maps)) for e in core.elements)
+    accumulated = core.outputs
+    if not epilogue:
+        values: tuple[Expr, ...] = tuple(load(t, [var(a) for a in core.axes]) for t in accumulated)
+        return Nest(core.outputs, core.axes, core.reduce_axes, elements, core.monoid, accumulated, values,
+                    accumulated[0].name)  # fmt: skip
+    chain = {m.output: m for m in epilogue[:-1]}
+    last = epilogue[-1]
+    value = inline(last.value, {**maps, **chain})
+    value = simplify(substitute(value, {a: var(b) for a, b in zip(last.axes, core.axes, strict=True)}))
+    value = rewrite(value, lambda n: _here(n, accumulated, core.axes))
+    return Nest((last.output,), core.axes, core.reduce_axes, elements, core.monoid, accumulated, (value,),
+                accumulated[0].name, tuple(m.output.name for m in epilogue))  # fmt: skip
+
+
+def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -> Expr | None:
+    """Reads of the reduction's result are all spelled the same way: at the axes themselves."""
+    return load(node.source, [var(a) for a in axes]) if isinstance(node, Load) and node.source in accumulated else None
+
+
+# in slots of a multiply-add; measured on vectors of four, chains of dependent operations in fours
+_HEAVY = {
+    "exp": 25,
+    "log": 41,
+    "tanh": 27,
+    "erf": 31,
+    "sigmoid": 25,
+    "sin": 68,
+    "cos": 68,
+    "pow": 200,
+    "div": 12,
+    "sqrt": 15,
+    "rsqrt": 27,
+    "fmod": 40,
+}
+
+
+def data_cost(*roots: Expr, along: Axis | None = None) -> int:
+    """Weighted count of operations on data; index arithmetic and selects between loaded values are free. With `along`,
+    of those alone that differ along an axis: the others are done before its loop."""
+    found = [n for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n)]
+    return sum(_HEAVY.get(n.op.name, 1) for n in found if along is None or along in n.axes)
+
+
+def heavy(*roots: Expr) -> list[Op]:
+    """Operations on floats that take many instructions."""
+    return [n for n in walk(*roots) if isinstance(n, Op) and n.op.name in _HEAVY and n.dtype.name == "float32"]
+
+
+def _is_free_cast(node: Op) -> bool:
+    """Conversions cost nothing beside what they move, but for rounding: its result is worth keeping."""
+    rounds = node.dtype.bits < node.args[0].dtype.bits and node.args[0].dtype.is_float
+    return node.op.name == "cast" and not rounds
+
+
+def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> float:
+    """Multiply-add slots of an element when a block of the axes written out, of these counts, is computed at once."""
+    operations, reads, checks = counts
+    # what waits for the second half of a transform and finds no register is written and read again
+    spilled = max(0, reads - registers // 2)
+    slots = operations + 0.5 * reads + 0.5 * checks + 2.0 * spilled
+    return slots / prod(nest.written_out.values()) + 1.0 * len(nest.stores)
+
+
+def _data_ops(*roots: Expr) -> list[Op]:
+    index_nodes: set[int] = set()
+    for node in walk(*roots):
+        inner = (
+            node.args
+            if isinstance(node, Load)
+            else node.args[:1]
+            if isinstance(node, Op) and node.op.name == "select"
+            else ()
+        )
+        for part in inner:
+            index_nodes.update(id(n) for n in walk(part))
+    return [n for n in walk(*roots) if isinstance(n, Op) and id(n) not in index_nodes]
+
+
+def is_view(compute: Compute) -> bool:
+    """A map that only moves data."""
+    return isinstance(compute, Map) and data_cost(compute.value) == 0
+
+
+def is_identity_read(node: Load, axes: Sequence[Axis]) -> bool:
+    """Whether a read takes the element at the axes themselves (index 0 along an axis of one element included)."""
+    return len(node.indices) == len(axes) and all(
+        (isinstance(i, Var) and i.axis is a) or (a.extent == 1 and isinstance(i, Const) and i.value == 0)
+        for i, a in zip(node.indices, axes, strict=True)
+    )

@@ -1,0 +1,252 @@
+"""Propagation (Welder, section 4): one output tile determines every other tile, by intervals on the index maps.
+
+Sizes may be NumPy arrays: a whole batch of candidate tiles is propagated at once, origins staying symbolic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import bounds
+from tilewright.ir.expr import Axis, Const, Expr, Op, Symbol, Var, const, is_op, maximum, minimum
+from tilewright.ir.simplify import Linear, difference, linear, simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.nest import Nest
+
+Size = Any  # int, or an integer array with an entry a candidate
+
+
+@dataclass(frozen=True)
+class Range:
+    """`size` consecutive indices from `low`, inside an axis of `extent`."""
+
+    low: Expr
+    size: Size
+    extent: int
+
+    @property
+    def count(self) -> Expr:
+        """How many of them lie inside the axis."""
+        if self.size >= self.extent:
+            return const(self.extent)
+        return simplify(minimum(int(self.size), const(self.extent) - self.low))
+
+
+Box = tuple[Range, ...]
+
+
+def whole(extent: int) -> Range:
+    return Range(const(0), extent, extent)
+
+
+def extent_of(value: int | Expr) -> int:
+    """The extent, or the most it can be."""
+    return value if isinstance(value, int) else int(bounds.upper(value))
+
+
+def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
+    """The range an index expression covers while each axis runs over its own range, clipped to [0, extent)."""
+    low, size = _range(index, box)
+    if low is None:
+        return whole(extent)
+    return _clipped(low, size, extent)
+
+
+def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
+    """The size of `index_range` where every axis begins at 0, which needs no origins."""
+    size: Size = 1
+    for term, coefficient in linear(index).terms.items():
+        if coefficient < 0 or not isinstance(term, Var) or term.axis not in sizes:
+            box = {a: Range(const(0), along, extent_of(a.extent)) for a, along in sizes.items()}
+            return index_range(index, box, extent).size
+        size = size + coefficient * (sizes[term.axis] - 1)
+    return np.minimum(size, extent) if isinstance(size, np.ndarray) else min(size, extent)
+
+
+def _clipped(low: Expr, size: Size, extent: int) -> Range:
+    known = bounds.bounds(low)
+    if isinstance(size, np.ndarray):
+        return Range(low if known[0] >= 0 else simplify(maximum(low, 0)), np.minimum(size, extent), extent)
+    if size >= extent:
+        return whole(extent)
+    if known[1] >= extent:  # a read that is guarded elsewhere may start beyond the end
+        low = simplify(minimum(low, extent - size))
+    if known[0] < 0:
+        low = simplify(maximum(low, 0))
+    return Range(low, size, extent)
+
+
+def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
+    """(lowest value, number of values up to the highest), or (None, 0) when it depends on data."""
+    value = linear(index)
+    low = Linear({}, value.constant)
+    size: Size = 1
+    for term, coefficient in value.terms.items():
+        term_low, term_size = _term_range(term, box)
+        if term_low is None:
+            return None, 0
+        size = size + abs(coefficient) * (term_size - 1)
+        end = linear(term_low)
+        if coefficient < 0:
+            if isinstance(term_size, np.ndarray):
+                return None, 0  # the origin would differ from candidate to candidate
+            end = end.plus(Linear({}, term_size - 1))
+        low = low.plus(end.scaled(coefficient))
+    return simplify(low.expr()), size
+
+
+def _term_range(term: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
+    if isinstance(term, Var):
+        known = box.get(term.axis)
+        return (known.low, known.size) if known is not None else (term, 1)
+    if isinstance(term, Const | Symbol):
+        return term, 1
+    if not isinstance(term, Op):
+        return None, 0
+    if term.op.name in ("floordiv", "mod") and isinstance(term.args[1], Const):
+        return _division_range(term, box)
+    if term.op.name in ("min", "max"):
+        parts = [_range(a, box) for a in term.args]
+        if any(low is None for low, _ in parts):
+            return None, 0
+        fixed = [p for p in parts if isinstance(p[1], int) and p[1] == 1 and isinstance(p[0], Const)]
+        if len(fixed) == 1:  # clamping against a constant: never more values than the other side has
+            other = parts[1] if parts[0] is fixed[0] else parts[0]
+            return simplify(term.rebuild((other[0], fixed[0][0]))), other[1]  # type: ignore[arg-type]
+    low, high = bounds.bounds(term)
+    if not term.wraps and np.isfinite(low) and np.isfinite(high):
+        return const(int(low)), int(high - low) + 1
+    return None, 0
+
+
+def _division_range(term: Op, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
+    low, size = _range(term.args[0], box)
+    divisor = int(term.args[1].value)  # type: ignore[attr-defined]
+    if low is None:
+        return None, 0
+    start = linear(low)
+    aligned = start.constant % divisor == 0 and all(c % divisor == 0 for c in start.terms.values())
+    if term.op.name == "floordiv":
+        spill = 0 if aligned else divisor - 1
+        return simplify(low // divisor), (size - 1 + spill) // divisor + 1
+    if aligned:
+        return const(0), np.minimum(size, divisor) if isinstance(size, np.ndarray) else min(size, divisor)
+    if not isinstance(size, np.ndarray) and size == 1:
+        return simplify(low % divisor), 1
+    return const(0), divisor
+
+
+def merge(a: Box, b: Box) -> Box:
+    """The bounding box of two boxes."""
+    result = []
+    for x, y in zip(a, b, strict=True):
+        gap = difference(y.low, x.low)
+        if gap is None:
+            result.append(_merged_unclipped(x, y))
+            continue
+        low = x.low if gap >= 0 else y.low
+        end_x, end_y = x.size + max(0, -gap), y.size + max(0, gap)
+        both = np.maximum(end_x, end_y)
+        size = both if isinstance(both, np.ndarray) and both.ndim else int(both)
+        size = np.minimum(size, x.extent) if isinstance(size, np.ndarray) else min(size, x.extent)
+        result.append(Range(low, size, x.extent))
+    return tuple(result)
+
+
+def _merged_unclipped(x: Range, y: Range) -> Range:
+    """The union of ranges that differ by a constant but for the clipping of one of them, as neighbours' reads do."""
+    first, second = _unclipped(x), _unclipped(y)
+    gap = difference(second, first)
+    if gap is None:
+        return whole(x.extent)
+    both = np.maximum(x.size + max(0, -gap), y.size + max(0, gap))
+    size = both if isinstance(both, np.ndarray) and both.ndim else int(both)
+    return _clipped(first if gap >= 0 else second, size, x.extent)
+
+
+def _unclipped(part: Range) -> Expr:
+    low = part.low
+    if is_op(low, "max") and isinstance(low.args[1], Const) and low.args[1].value == 0:
+        low = low.args[0]
+    if is_op(low, "min") and isinstance(low.args[1], Const) and not isinstance(part.size, np.ndarray):
+        low = low.args[0] if low.args[1].value == part.extent - part.size else low
+    return low
+
+
+def reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor]) -> dict[Tensor, Box]:
+    """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
+    env = dict(zip(nest.axes, own, strict=True))
+    env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
+    # neighbours' reads share most of their indices: each distinct one is looked at once
+    indices: dict[Tensor, tuple[dict[Expr, None], ...]] = {}
+    for node in nest.loads():
+        if node.source in wanted:
+            seen = indices.setdefault(node.source, tuple({} for _ in node.indices))
+            for known, index in zip(seen, node.indices, strict=True):
+                known[index] = None
+    found: dict[Tensor, Box] = {}
+    for tensor, dims in indices.items():
+        box = []
+        for known, extent in zip(dims, tensor.shape, strict=True):
+            size = extent_of(extent)
+            parts = [(index_range(i, env, size),) for i in _outermost(known)]
+            for other in parts[1:]:
+                parts[0] = (merge(parts[0], other)[0],)
+            box.append(parts[0][0])
+        found[tensor] = tuple(box)
+    return found
+
+
+def _outermost(indices: Iterable[Expr]) -> list[Expr]:
+    """Of indices that differ by a constant the lowest and the highest: what the others cover lies between."""
+    groups: dict[Hashable, dict[int, Expr]] = {}
+    for index in map(simplify, indices):
+        value = linear(index)
+        groups.setdefault(frozenset(value.terms.items()), {})[value.constant] = index
+    return [group[place] for group in groups.values() for place in dict.fromkeys((min(group), max(group)))]
+
+
+def propagate(
+    nests: Sequence[Nest], root_box: Box, reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None
+) -> dict[Nest, Box]:
+    """The box of every nest of a connected group, the last nest being the root."""
+    boxes: dict[Nest, Box] = {nests[-1]: root_box}
+    inside = {t for n in nests for t in n.stores}
+    needed: dict[Tensor, Box] = {}
+    for nest in reversed(nests):
+        if nest not in boxes:
+            demands = [needed[t] for t in nest.stores if t in needed]
+            if not demands:
+                raise ValueError(f"{nest.tensor.name} is not used by the group that holds it")
+            box = demands[0]
+            for other in demands[1:]:
+                box = merge(box, other)
+            boxes[nest] = box
+        for tensor, box in reads_box(nest, boxes[nest], (reduce_boxes or {}).get(nest, {}), inside).items():
+            needed[tensor] = merge(needed[tensor], box) if tensor in needed else box
+    return boxes
+
+
+def box_elements(box: Box) -> Size:
+    total: Size = 1
+    for part in box:
+        total = total * part.size
+    return total
+
+
+def whole_blocks(nests: Sequence[Nest], boxes: Mapping[Nest, Box]) -> Any:
+    """Whether inner nests begin and end at whole blocks of the axes they write out; in parts nothing is decided."""
+    fits: Any = True
+    for nest in nests[:-1]:
+        for axis, part in zip(nest.axes, boxes[nest], strict=True):
+            block = nest.written_out.get(axis, 1)
+            if block == 1:
+                continue
+            low = linear(part.low)
+            aligned = low.constant % block == 0 and all(c % block == 0 for c in low.terms.values())
+            fits = fits & ((part.size >= part.extent) | (aligned & (part.size % block == 0)))
+    return fits

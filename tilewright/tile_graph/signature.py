@@ -1,0 +1,26 @@
+"""A canonical description of nests: equal for equal subgraphs, whatever their tensors and axes are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from tilewright.ir.expr import Axis
+from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.nest import Nest
+
+
+def signature(nests: Sequence[Nest], about: Callable[[Tensor], Hashable]) -> Hashable:
+    """`about` adds what else matters of a tensor: its layout, whether it is stored, whether it is constant."""
+    tensors: dict[Tensor, int] = {}
+    axes: dict[Axis, int] = {}
+    parts: list[Hashable] = []
+    for nest in nests:
+        outline = nest.outline
+        for tensor in outline.tensors:
+            if tensor not in tensors:
+                tensors[tensor] = len(tensors)
+                parts.append((tensor.shape, tensor.dtype.name, about(tensor)))
+        read = tuple([tensors[t] for t in outline.tensors])
+        outside = tuple([axes.setdefault(a, len(axes)) for a in outline.outside])
+        parts.append((outline.key, read, outside))
+    return tuple(parts)

@@ -1,0 +1,379 @@
+"""Streams a reduction axis through a connected group: blocks of it are computed, used and forgotten.
+
+Nests with the axis among their outputs are *wide*: only a block of them exists at a time. Nests that reduce over it
+are *reducers*: their state is carried from block to block. A reducer whose elements depend on another reducer's
+result is corrected whenever that result changes (see separate.py). While a result carries no scale at all (a maximum
+that is still -inf, a divisor that is just 0), a fixed number stands in its place: what was reduced under that follows
+like anything else as soon as there is a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.ir.compute import Map
+from tilewright.ir.expr import (
+    Axis,
+    Expr,
+    Load,
+    Var,
+    axes_of,
+    const,
+    load,
+    loads,
+    maximum,
+    minimum,
+    op,
+    replace_nodes,
+    select,
+    substitute,
+    var,
+)
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor import Tensor
+from tilewright.ir.values import evaluate_exprs
+from tilewright.tile_graph.nest import Nest, inline
+from tilewright.tile_graph.plan import KernelPlan, NestPlan
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.separate import change, split_product, split_sum
+
+_STAND_INS = (1.0, 2.0, 0.5, 0.0)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Nests in the order they run: once a tile, in every block of `loop`, after it."""
+
+    before: tuple[Nest, ...]
+    loop: Axis | None
+    inside: tuple[Nest, ...]
+    after: tuple[Nest, ...]
+    plans: Mapping[Nest, NestPlan]
+    boxes: Mapping[Nest, Box]
+    reduce_boxes: Mapping[Nest, dict[Axis, Range]] = field(default_factory=dict)
+
+    @property
+    def nests(self) -> tuple[Nest, ...]:
+        return (*self.before, *self.inside, *self.after)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A streamable axis of a group: which nests carry it, and how each reducer follows the ones it depends on."""
+
+    tensor: Tensor  # the first wide tensor, and its axis: how a plan names the stream
+    axis: int
+    extent: int
+    wide: dict[Nest, Axis]
+    reducers: dict[Nest, Axis]
+    factors: dict[Nest, tuple[Expr, frozenset[Load]]]  # reducer -> (b, the results it reads)
+    stand_in: float  # for results that carry no scale: a number at which every b has one
+
+    def reduce_boxes(self, low: Expr, size: object) -> dict[Nest, dict[Axis, Range]]:
+        return {n: {a: Range(low, size, self.extent)} for n, a in self.reducers.items()}
+
+
+def find_stream(nests: Sequence[Nest]) -> Stream | None:
+    """An axis along which the whole group can be streamed, tried from the root backwards."""
+    inside = {t: n for n in nests for t in n.stores}
+    for nest in reversed(nests):
+        for axis in nest.reduce_axes:
+            if any(n.source in inside and axis in _axes(n) for n in loads(*nest.elements)):
+                found = _closure(nests, nest, axis, inside)
+                if found is not None:
+                    return found
+    return None
+
+
+def _axes(node: Load) -> set[Axis]:
+    return set(axes_of(*node.indices))
+
+
+def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mapping[Tensor, Nest]) -> Stream | None:
+    """Follow the axis through every read until all wide nests and reducers are known; None when a read breaks it."""
+    wide: dict[Nest, Axis] = {}
+    dimension: dict[Tensor, int] = {}
+    reducers: dict[Nest, Axis] = {start: start_axis}
+    work = [(start, start_axis)]
+    while work:
+        nest, axis = work.pop()
+        for node in nest.loads():
+            if axis not in _axes(node) or node.source not in inside:
+                continue
+            places = [d for d, i in enumerate(node.indices) if isinstance(i, Var) and i.axis is axis]
+            if len(places) != 1 or sum(axis in axes_of(i) for i in node.indices) != 1:
+                return None
+            producer = inside[node.source]
+            producer_axis = producer.axes[places[0]]
+            if wide.setdefault(producer, producer_axis) is not producer_axis:
+                return None
+            if node.source not in dimension:
+                dimension[node.source] = places[0]
+                work.append((producer, producer_axis))
+    for nest in nests:  # every other reader of a wide tensor must walk it along the same axis, too
+        for node in nest.loads():
+            if node.source not in dimension:
+                continue
+            index = node.indices[dimension[node.source]]
+            if not isinstance(index, Var):
+                return None
+            if index.axis in nest.reduce_axes:
+                if reducers.setdefault(nest, index.axis) is not index.axis:
+                    return None
+            elif wide.get(nest) is not index.axis:
+                return None
+    if not wide or nests[-1] in wide:
+        return None
+    if any(extent_of(a.extent) != extent_of(start_axis.extent) for a in (*wide.values(), *reducers.values())):
+        return None
+    factors = _factors(nests, wide, reducers)
+    stand_in = None if factors is None else _stand_in(factors)
+    if factors is None or stand_in is None:
+        return None
+    first = next(n for n in nests if n in wide)
+    position = first.axes.index(wide[first])
+    return Stream(first.tensor, position, extent_of(start_axis.extent), wide, reducers, factors, stand_in)
+
+
+def _factors(
+    nests: Sequence[Nest], wide: Mapping[Nest, Axis], reducers: Mapping[Nest, Axis]
+) -> dict[Nest, tuple[Expr, frozenset[Load]]] | None:
+    """For every reducer that depends on others: b of its split element; None when some element does not split."""
+    maps: dict[Tensor, Map] = {}
+    for nest in nests:
+        if nest in wide and nest.monoid is None:
+            maps[nest.tensor] = Map(nest.tensor, nest.axes, nest.values[0])
+    results = {t for n in reducers for t in n.stores}
+    for nest in nests:
+        if nest in wide and nest.monoid is not None and any(n.source in results for n in nest.loads()):
+            return None  # a wide reduction under a moving result: its own partial sums would have to follow, too
+    factors: dict[Nest, tuple[Expr, frozenset[Load]]] = {}
+    for nest in reducers:
+        if nest.monoid is None or nest.monoid.operator not in ("add", "max", "min", "mul", "and", "or"):
+            return None
+        if not any(n.source in results for n in loads(nest.elements[0], *(m.value for m in maps.values()))):
+            continue
+        element = inline(nest.elements[0], maps)
+        moving = frozenset(n for n in loads(element) if n.source in results)
+        if not moving:
+            continue
+        if nest.monoid.operator not in ("add", "max", "min") or any(n.source is nest.tensor for n in moving):
+            return None
+        if any(set(_axes(n)) - set(nest.axes) for n in moving):
+            return None
+        split = (split_product if nest.monoid.operator == "add" else split_sum)(element, moving)
+        if split is None or split[1] is None or not split[1].dtype.is_float:
+            return None
+        factors[nest] = (split[1], moving)
+    return factors
+
+
+def _stand_in(factors: Mapping[Nest, tuple[Expr, frozenset[Load]]]) -> float | None:
+    for value in _STAND_INS:
+        scales = []
+        for nest, (factor, moving) in factors.items():
+            fixed: dict[Expr, Expr] = {x: const(value, x.dtype) for x in moving}
+            assert nest.monoid is not None and nest.monoid.operator is not None
+            scales.append(change(nest.monoid.operator, factor, fixed, fixed))
+        if all(np.isfinite(found) for found in evaluate_exprs(scales, _no_leaf, _no_leaf)):
+            return value
+    return None
+
+
+def _no_leaf(*_: object) -> np.ndarray:
+    raise InternalError("a factor of a streamed reduction reads more than the results it follows")
+
+
+def stream_phases(plan: KernelPlan, nests: Sequence[Nest], root_box: Box) -> Phases:
+    """The phases of a kernel: all nests once a tile, or the streamed form its plan asks for."""
+    plans = dict(zip(nests, plan.nests, strict=True))
+    if plan.stream is None:
+        return Phases(tuple(nests), None, (), (), plans, propagate(nests, root_box))
+    stream = find_stream(nests)
+    if stream is None or stream.tensor.name != plan.stream.tensor:
+        raise ValueError(f"{plan.stream.tensor} cannot be streamed in kernel {plan.name}")
+    return _Streamer(stream, nests, plans, plan.stream.block, root_box).phases()
+
+
+class _Streamer:
+    """Writes the nests of a streamed kernel."""
+
+    def __init__(
+        self, stream: Stream, nests: Sequence[Nest], plans: Mapping[Nest, NestPlan], block: int, root_box: Box
+    ) -> None:
+        self.stream = stream
+        self.nests = nests
+        self.given = plans
+        self.loop = Axis("block", -(-stream.extent // block))
+        limits = stream.reduce_boxes(simplify(var(self.loop) * block), block)
+        if block >= stream.extent:
+            limits = {}
+        self.limits = limits
+        self.boxes: dict[Nest, Box] = dict(propagate(nests, root_box, limits))
+        self.plans: dict[Nest, NestPlan] = {}
+        self.reduce_boxes: dict[Nest, dict[Axis, Range]] = {}
+        self.level = next(p.level for n, p in plans.items() if n in stream.wide)
+        # a reducer read by wide nests or other reducers in the block needs its current value there
+        read_inside = {x.source for n in (*stream.wide, *stream.reducers) for x in n.loads()}
+        self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
+                        for n in stream.reducers if n.tensor in read_inside}  # fmt: skip
+        self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
+        self.states = {
+            n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers
+        }
+
+    def phases(self) -> Phases:
+        before: list[Nest] = []
+        inside: list[Nest] = []
+        after: list[Nest] = []
+        done: set[Tensor] = set()
+        for nest in self.nests:
+            if nest in self.stream.reducers:
+                before.extend(self._start(nest))
+                inside.extend(self._step(nest))
+                after.append(self._finish(nest))
+                done.update(nest.stores)
+            elif nest in self.stream.wide:
+                inside.append(self._wide(nest))
+            elif any(t in done for t in nest.reads()):
+                after.append(self._same(nest))
+                done.update(nest.stores)
+            else:
+                before.append(self._same(nest))
+        return Phases(tuple(before), self.loop, tuple(inside), tuple(after), self.plans, self.boxes, self.reduce_boxes)
+
+    def _same(self, nest: Nest) -> Nest:
+        self.plans[nest] = self.given[nest]
+        return nest
+
+    def _now(self, node: Expr) -> Expr:
+        """Results of reducers are read at their value of this block."""
+        names = {n.tensor: t for n, t in self.current.items()}
+        return replace_nodes(node, {x: load(names[x.source], x.indices) for x in loads(node) if x.source in names})
+
+    def _wide(self, nest: Nest) -> Nest:
+        made = replace(
+            nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values)
+        )
+        self.boxes[made] = self.boxes[nest]
+        self.plans[made] = self.given[nest]
+        return made
+
+    def _start(self, nest: Nest) -> list[Nest]:
+        assert nest.monoid is not None
+        made = [self._point(nest, self.states[nest], nest.monoid.identity[0])]
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
+        return made
+
+    def _value(self, nest: Nest) -> Expr:
+        """The nest's stored value, from its state."""
+        here = [var(a) for a in nest.axes]
+        return replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)})
+
+    def _guarded(self, nest: Nest) -> Expr:
+        """The nest's value as others follow it in the block: the stand-in where it carries no scale."""
+        value = self._now(self._value(nest))
+        fixed = const(self.stream.stand_in, value.dtype)
+        for reducer, (factor, moving) in self.stream.factors.items():
+            own = [x for x in moving if x.source is nest.tensor]
+            if not own:
+                continue
+            alone: dict[Expr, Expr] = {x: value if x in own else const(self.stream.stand_in, x.dtype) for x in moving}
+            value = select(self._unscaled(reducer, factor, alone), fixed, value)
+        return value
+
+    def _unscaled(self, reducer: Nest, factor: Expr, values: Mapping[Expr, Expr]) -> Expr:
+        assert reducer.monoid is not None and reducer.monoid.operator is not None
+        return op("isnan", change(reducer.monoid.operator, factor, values, values))
+
+    def _step(self, nest: Nest) -> list[Nest]:
+        monoid = nest.monoid
+        assert monoid is not None and monoid.operator is not None
+        here = [var(a) for a in nest.axes]
+        state = self.states[nest]
+        initial: Expr = load(state, here)
+        element = self._now(nest.elements[0])
+        made: list[Nest] = []
+        if nest in self.current:
+            made.append(self._point(nest, self.previous[nest], load(self.current[nest], here)))
+        if nest in self.stream.factors:
+            shift, shift_here = self._row(nest, "shift", self._correction(nest))
+            made.append(shift)
+            initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
+        update = replace(
+            nest,
+            stores=(state,),
+            elements=(element,),
+            initial=(initial,),
+            values=(load(nest.accumulated[0], here),),
+            epilogue=(),
+        )
+        self.boxes[update] = self.boxes[nest]
+        self.plans[update] = replace(self.given[nest], level=self.level, tensor=state.name)
+        self.reduce_boxes[update] = dict(self.limits.get(nest, {}))
+        made.append(update)
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
+        return made
+
+    def _correction(self, nest: Nest) -> Expr:
+        """What the old state is multiplied by (or added to)."""
+        factor, moving = self.stream.factors[nest]
+        assert nest.monoid is not None and nest.monoid.operator is not None
+        owner = {n.tensor: n for n in self.current}
+        old: dict[Expr, Expr] = {x: load(self.previous[owner[x.source]], x.indices) for x in moving}
+        new: dict[Expr, Expr] = {x: load(self.current[owner[x.source]], x.indices) for x in moving}
+        correction = change(nest.monoid.operator, factor, old, new)
+        if nest.monoid.operator != "add":
+            return correction
+        # finite, so that an empty sum stays 0 however far the first scale is from the stand-in
+        largest = float(ml_dtypes.finfo(correction.dtype.numpy).max)
+        return minimum(maximum(correction, -largest), largest)
+
+    def _finish(self, nest: Nest) -> Nest:
+        value = self._value(nest)
+        if nest in self.stream.factors:
+            # a scale that never came (every element masked): the plain reduction has no number either
+            factor, moving = self.stream.factors[nest]
+            lost = self._unscaled(nest, factor, {x: x for x in moving})
+            value = select(lost, const(float("nan"), value.dtype), value)
+        made = self._point(nest, nest.tensor, value)
+        self.plans[made] = replace(self.plans[made], level=self.given[nest].level)
+        return made
+
+    def _row(self, nest: Nest, label: str, value: Expr) -> tuple[Nest, Expr]:
+        """A value kept along those of the reducer's axes it depends on, and how the reducer reads it."""
+        used = [a for a in nest.axes if a in axes_of(value)]
+        tensor = Tensor(f"{nest.tensor.name}@{label}", tuple(a.extent for a in used), value.dtype)
+        axes = tuple(Axis(a.name, a.extent) for a in used)
+        moved = substitute(value, {a: var(b) for a, b in zip(used, axes, strict=True)})
+        made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
+        self.boxes[made] = tuple(self.boxes[nest][nest.axes.index(a)] for a in used)
+        given = self.given[nest]
+        renamed = {f"o{nest.axes.index(a)}": f"o{i}" for i, a in enumerate(used)}
+        threads = tuple((renamed[a], n) for a, n in given.threads if a in renamed)
+        self.plans[made] = NestPlan(
+            tensor.name, tensor.name, level=self.level, order=tuple(f"o{i}" for i in range(len(axes))), threads=threads
+        )
+        return made, load(tensor, [var(a) for a in used])
+
+    def _point(self, nest: Nest, tensor: Tensor, value: Expr) -> Nest:
+        """A map over the reducer's own axes."""
+        axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
+        moved = substitute(value, {a: var(b) for a, b in zip(nest.axes, axes, strict=True)})
+        made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
+        self.boxes[made] = self.boxes[nest]
+        given = self.given[nest]
+        vector = given.vector if given.vector and given.vector[0] == "o" else None
+        register = tuple((a, n) for a, n in given.register if a == vector)
+        self.plans[made] = NestPlan(
+            tensor.name, tensor.name, level=self.level, vector=vector, lanes=given.lanes if vector else 1,
+            register=register, order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
+        )  # fmt: skip
+        return made

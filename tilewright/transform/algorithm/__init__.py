@@ -1,0 +1,1 @@
+"""Other ways to compute the same: Winograd, Strassen, wavefronts over recurrences."""
