@@ -27,7 +27,7 @@ from tilewright.lower.memory import scratch
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.transform.fold import fold_constants
 
 SHAPES = ("196x1024x1024", "196x1040x1024", "384x768x3072", "512x512x512")
@@ -58,7 +58,7 @@ class Lines:
     near: tuple[int, ...]
     far: tuple[int, ...]
     steps: float  # of register tiles
-    plan: NestPlan
+    plan: Leaf
     tile: dict[str, int]
 
 

@@ -25,7 +25,7 @@ from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime.toolchain import find_compiler
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
 
 Tell = Callable[[str], None]
 # What a plan says of a kernel beside the names of its tensors.
@@ -195,19 +195,19 @@ def prepare_all(cases: Sequence[Case], settings: Settings, target: Target, tell:
 def values_of(kernel: KernelPlan) -> dict[str, Any]:
     """What distinguishes this plan of a kernel from its others, as JSON keeps it."""
     nests = [
-        {f.name: getattr(n, f.name) for f in fields(NestPlan) if f.name in _SHOWN or _is_set(n, f)}
+        {f.name: getattr(n, f.name) for f in fields(Leaf) if f.name in _SHOWN or _is_set(n, f)}
         for n in kernel.nests
     ]
     return {"tile": kernel.tile, "tiles": kernel.tiles, "nests": nests}
 
 
-def _is_set(nest: NestPlan, each: Field[Any]) -> bool:
+def _is_set(nest: Leaf, each: Field[Any]) -> bool:
     return each.name not in _NAMES and getattr(nest, each.name) != each.default
 
 
 def from_values(kernel: KernelPlan, values: Mapping[str, Any]) -> KernelPlan:
     """What is not said is as it is by default."""
-    plain = {f.name: f.default for f in fields(NestPlan) if f.name not in _NAMES}
+    plain = {f.name: f.default for f in fields(Leaf) if f.name not in _NAMES}
     nests = tuple(
         replace(own, **{k: _frozen(part.get(k, v)) for k, v in plain.items()})
         for own, part in zip(kernel.nests, values["nests"], strict=True)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tilewright.backend import backend_for
 from tilewright.errors import InternalError, OptionError
 from tilewright.ir import parse, text, verify
 from tilewright.ir.compute import Program
@@ -54,7 +55,7 @@ class Stages:
         result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs)
         self.seconds[name] = time.perf_counter() - start
         self.results[name] = result
-        _verify(result, inputs)
+        _verify(result, inputs, self.target)
         if self.options.dump is not None:
             _dump(self.options.dump, len(self.seconds), name, result, self.target)
         if self.verifier is not None:
@@ -116,7 +117,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
             raise OptionError(f"no stage '{name}' to override: choose one of {', '.join(stage_names)}")
     stages = Stages(options, target)
     run = stages.run
-    backend = _backend(target)
+    backend = backend_for(target)
     memo = Memo()
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), backend.early(target, options) as early:
@@ -130,7 +131,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
         if tuner is not None:
             plan = run("tune", tuner, program, plan, target, options)
-        loops = run("loops", lower_program, program, plan, target, backend.lower_kernel)
+        loops = run("loops", lower_program, program, plan, backend.lower_kernel)
         sources = run("source", partial(backend.render, early=early), loops, target)
         run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results
@@ -148,12 +149,11 @@ def machine_code(
     program: Program, plan: Plan, target: Target, options: Options, weights_dir: Path | None = None
 ) -> tuple[LoopProgram, Any]:
     """The lower half alone, for plans that are tried: a Plan to something that runs."""
-    backend = _backend(target)
-    check_plan(plan, program)
-    loops = lower_program(program, plan, target, backend.lower_kernel)
+    backend = backend_for(target)
+    check_plan(plan, program, target)
+    loops = lower_program(program, plan, backend.lower_kernel)
     sources = backend.render(loops, target)
-    place = () if weights_dir is None else (weights_dir,)
-    return loops, backend.load(sources, loops, program, plan, target, options, *place)
+    return loops, backend.load(sources, loops, program, plan, target, options, weights_dir=weights_dir)
 
 
 def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None, Predict | None]:
@@ -194,16 +194,6 @@ def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict 
     return lambda program: predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
 
-def _backend(target: Target) -> Any:
-    if target.kind == "cpu":
-        from tilewright.backend.cpu import machine_code
-
-        return machine_code
-    from tilewright.backend.gpu import machine_code as machine_code_gpu
-
-    return machine_code_gpu
-
-
 def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:
     ports = []
     for tensor, name in zip(tensors, names or [""] * len(tensors), strict=True):
@@ -211,14 +201,14 @@ def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:
     return tuple(ports)
 
 
-def _verify(result: Any, inputs: tuple[Any, ...]) -> None:
+def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
     """The grammar of the form a stage gave."""
     if isinstance(result, Graph):
         verify.verify_graph(result)
     elif isinstance(result, Program):
         verify.verify_program(result)
     elif isinstance(result, Plan):
-        check_plan(result, inputs[0])
+        check_plan(result, inputs[0], target)
     elif isinstance(result, LoopProgram):
         verify.verify_loops(result)
 

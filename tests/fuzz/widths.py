@@ -16,7 +16,7 @@ from tilewright.ir.verify import verify_loops
 from tilewright.lower.program import lower_program
 from tilewright.runtime import find_compiler
 from tilewright.target import Target
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
 
 # processors by their names in the compiler; the others are x86 with AVX-512 and AMX
 _PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}
@@ -41,7 +41,7 @@ def _cut(kernel: KernelPlan, program: Program, rng: np.random.Generator) -> Kern
     return replace(kernel, nests=tuple(_cut_nest(n, program, rng) for n in kernel.nests))
 
 
-def _cut_nest(nest: NestPlan, program: Program, rng: np.random.Generator) -> NestPlan:
+def _cut_nest(nest: Leaf, program: Program, rng: np.random.Generator) -> Leaf:
     """Plain sums alone, of the type their results are stored in, with the vector along an output axis."""
     core = next((c for c in program.computes if c.outputs[0].name == nest.core), None)
     stored = next((t for t in program.tensors() if t.name == nest.tensor), None)

@@ -25,7 +25,7 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.ops import control, registry
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
 
 RNG = np.random.default_rng(0)
 PACKAGE = Path(tilewright.__file__).parent
@@ -90,7 +90,7 @@ def random_kernel(kernel: KernelPlan, rng: np.random.Generator) -> KernelPlan:
     return replace(kernel, tile=tile, nests=tuple(random_nest(n, rng) for n in kernel.nests))
 
 
-def random_nest(nest: NestPlan, rng: np.random.Generator) -> NestPlan:
+def random_nest(nest: Leaf, rng: np.random.Generator) -> Leaf:
     register = []
     for axis, size in nest.register:
         unit = nest.lanes if axis == nest.vector else 1
@@ -357,9 +357,9 @@ def test_what_is_not_lowered_yet_is_refused(field: dict[str, int]) -> None:
     from tilewright.ir.expr import const
     from tilewright.ir.tensor import Tensor
     from tilewright.tile_graph.check import _check_nest
-    from tilewright.tile_graph.plan import NestPlan
+    from tilewright.tile_graph.plan import Leaf
 
-    plan = NestPlan("y", "y", order=())
+    plan = Leaf("y", "y", order=())
     output = Tensor("y", (), dtypes.float32)
     computes = {"y": Map(output, (), const(0.0, dtypes.float32))}
     _check_nest(plan, computes)

@@ -23,7 +23,7 @@ from tilewright.schedule import connect, planner
 from tilewright.tile_graph import nest
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, build_nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.written_out import positions
 from tilewright.transform.algorithm.winograd import Winograd, find_sliding
@@ -40,7 +40,7 @@ class Work:
         self.blocks = 0
         plan_nest, choose_tile, block_counts = planner.select_plan, connect.choose_tile, Nest.block_counts
 
-        def planning(own: Nest, context: NestContext) -> NestPlan:
+        def planning(own: Nest, context: NestContext) -> Leaf:
             def about(tensor: Tensor) -> Hashable:
                 return (tensor in context.constants, tensor in context.staged, context.layout(tensor))
 

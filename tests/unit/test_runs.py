@@ -17,7 +17,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import build_nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 
 
 def weights(*shape: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def _longest(found: Lowered) -> int:
     return most
 
 
-def planned_for_x86(size: int, channels: tuple[int, int]) -> NestPlan:
+def planned_for_x86(size: int, channels: tuple[int, int]) -> Leaf:
     target = machine("emerald_rapids")
     program = programs(convolution((1, channels[0], size, size), (channels[1], channels[0], 1, 1)), target)["fold"]
     nest = build_nest(program.computes[-1], [], {})

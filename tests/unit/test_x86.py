@@ -15,7 +15,7 @@ from tilewright.frontend.onnx import load
 from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, default_flags
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 
 WIDE = machine("emerald_rapids")
 TEXT = """\
@@ -62,7 +62,7 @@ def planned(model: object, target: Target) -> Artifact:
     return build(load(model, {}), target, Options(stop_after="plan"))  # type: ignore[arg-type]
 
 
-def nests(artifact: Artifact) -> dict[str, NestPlan]:
+def nests(artifact: Artifact) -> dict[str, Leaf]:
     assert artifact.plan is not None
     return {n.core: n for kernel in artifact.plan.kernels for n in kernel.nests}
 

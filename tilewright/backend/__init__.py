@@ -1,1 +1,21 @@
 """One folder a kind of machine: how a leaf is planned, priced and lowered; how tiles are handed out and run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewright.target import Target
+
+if TYPE_CHECKING:
+    from tilewright.backend.protocol import Backend
+
+
+def backend_for(target: Target) -> Backend:
+    """The backend of a target's kind; the other one's modules are not even imported."""
+    if target.kind == "cpu":
+        from tilewright.backend.cpu.backend import CpuBackend
+
+        return CpuBackend()
+    from tilewright.backend.gpu.backend import GpuBackend
+
+    return GpuBackend()

@@ -1,21 +1,26 @@
-"""Lowers one kernel of a Plan: the grid of tiles, a place for every tensor, then its nests in order."""
+"""Lowers one kernel of a Plan: one recursion over its Tiles, a place for every tensor, then leaf after leaf.
+
+What a leaf becomes, and how tiles are handed out, the backends say: they derive from `KernelLowering`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
+from tilewright.errors import InternalError
 from tilewright.ir.compute import Compute, Map
-from tilewright.ir.expr import Axis, Expr, const, var
-from tilewright.ir.loops import Buffer, Kernel, Memory
+from tilewright.ir.expr import Axis, Expr, var
+from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
+from tilewright.lower.nesting import trip_count
+from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, build_nest
-from tilewright.tile_graph.plan import KernelPlan
-from tilewright.tile_graph.propagate import Box, Range, extent_of
-from tilewright.tile_graph.streams import Phases
+from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.streams import Carrier, Work, stream_of
 
 
 @dataclass(frozen=True)
@@ -34,88 +39,207 @@ class ScanView:
     stacked: Mapping[Tensor, Tensor]  # body tensor -> output with the step as first axis
 
 
-def plan_nests(plan: KernelPlan, computes: Mapping[str, Compute]) -> list[Nest]:
-    """The nests a kernel plan names."""
-    maps = {}
-    for edge in plan.edges:
-        if edge.mode == "recompute":
-            compute = computes[edge.tensor]
+@dataclass(frozen=True)
+class Loop:
+    """A Tile walked in order: its parts one after the other."""
+
+    axis: Axis
+    body: tuple[Work | Loop, ...]
+
+    def works(self) -> Iterator[Work]:
+        return works(self.body)
+
+
+def works(items: Sequence[Work | Loop]) -> Iterator[Work]:
+    """What runs, in order, whatever the loops around it."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield from item.works()
+        else:
+            yield item
+
+
+def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
+    """The nests of a kernel's leaves."""
+    nests = []
+    for leaf in tile.leaves:
+        maps: dict[Tensor, Map] = {}
+        for name in leaf.composed:
+            compute = computes[name]
             assert isinstance(compute, Map)
             maps[compute.output] = compute
-    nests = []
-    for part in plan.nests:
-        epilogue = [computes[name] for name in part.epilogue]
-        nests.append(build_nest(computes[part.core], epilogue, maps))  # type: ignore[arg-type]
+        epilogue = [computes[name] for name in leaf.epilogue]
+        nests.append(build_nest(computes[leaf.core], epilogue, maps))  # type: ignore[arg-type]
     return nests
 
 
-def grid(root: Nest, plan: KernelPlan, tile: Axis) -> Box:
-    """The box of the root that the flat tile index stands for; the last axis moves fastest."""
-    position: Expr = var(tile)
-    ranges: list[Range] = []
-    for axis, (size, count) in reversed(list(zip(root.axes, _cuts(root, plan), strict=True))):
-        extent = extent_of(axis.extent)
-        if count == 1:
-            ranges.append(Range(const(0), extent, extent))
-            continue
-        ranges.append(Range(simplify((position % count) * size), size, extent))
-        position = simplify(position // count)
-    return tuple(reversed(ranges))
+def roots_of(nests: Sequence[Nest]) -> list[Nest]:
+    """Nests that no other of the kernel reads: their tiles determine those of the others."""
+    read = {t for n in nests for t in n.reads()}
+    return [n for n in nests if not any(t in read for t in n.stores)] or [nests[-1]]
 
 
-def tile_count(root: Nest, plan: KernelPlan) -> int:
-    return prod(count for _, count in _cuts(root, plan))
+class KernelLowering:
+    """A kernel's Tile as loops: who runs which part, where every tensor is, and what each leaf does there."""
 
+    memory = Memory.SCRATCH  # of what a kernel holds
 
-def _cuts(root: Nest, plan: KernelPlan) -> list[tuple[int, int]]:
-    """Tile size and number of tiles along each axis of the root; an empty axis is one tile of nothing."""
-    sizes = dict(plan.tile)
-    cuts = []
-    for number, axis in enumerate(root.axes):
-        extent = max(1, extent_of(axis.extent))
-        size = min(sizes.get(f"o{number}", extent), extent)
-        cuts.append((size, -(-extent // size)))
-    return cuts
+    def __init__(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> None:
+        self.plan = tile
+        self.nests = nests
+        self.layout = layout
+        self.scan = scan
+        self.names = Names()
+        self.access = Access()
+        self.params: list[Buffer] = []
+        self.arguments: list[str] = []
+        self.kept: list[Buffer] = []  # buffers of what the kernel holds
+        self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
+        self.by_name = {n.tensor.name: n for n in nests}
+        self.leaves = dict(zip(nests, tile.leaves, strict=True))
+        self.roots = roots_of(nests)
+        self.tile_axes: dict[str, TileAxis] = {}
+        stream = stream_of(tile, nests)
+        self.carrier = None if stream is None else Carrier(stream, self.leaves)
 
+    @property
+    def step(self) -> Axis | None:
+        return self.scan.step if self.scan else None
 
-def bind_reads(
-    phases: Phases, access: Access, params: list[Buffer], arguments: list[str], layout: Callable[[Tensor], Layout]
-) -> None:
-    inside = {t for n in phases.nests for t in n.stores}
-    for nest in phases.nests:
-        for tensor in nest.reads():
-            if tensor in inside or tensor in access.read:
+    def binding(self) -> Binding:
+        index, ranges = self._handed_out()
+        items = self._body(self.plan, ranges)
+        for work in works(items):
+            self._bind_reads(work, {t for w in works(items) for t in w.nest.stores})
+        for work in works(items):
+            self._bind_writes(work)
+        body = self.grid(index, items)
+        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+
+    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+        """The loop over a kernel's tiles, and all that one of them does."""
+        raise NotImplementedError
+
+    # --- the tree
+
+    def _handed_out(self) -> tuple[Axis, dict[str, Range]]:
+        """The flat index of a kernel's tiles, and the part of each axis that it stands for; the last moves fastest."""
+        self.tile_axes.update({a.name: a for a in self.plan.axes})
+        index = Axis("tile", self.plan.tiles)
+        position: Expr = var(index)
+        ranges: dict[str, Range] = {}
+        for name, size in reversed(self.plan.sizes):
+            extent = max(1, self.tile_axes[name].extent)
+            count = -(-extent // size)
+            if count == 1:
                 continue
-            place = global_place(tensor, layout(tensor), f"p{len(params)}")
-            access.read[tensor] = place
-            params.append(place.buffer)
-            arguments.append(tensor.name)
+            ranges[name] = Range(simplify((position % count) * size), size, extent)
+            position = simplify(position // count)
+        return index, ranges
 
+    def _body(self, tile: Tile, ranges: Mapping[str, Range]) -> tuple[Work | Loop, ...]:
+        """What one part of a Tile runs, in order."""
+        boxes, limits = self._boxes(ranges)
+        for hold in tile.holds:
+            nest = self.by_name.get(hold.tensor)
+            if nest is not None and hold.mode == "store" and hold.fill is None:
+                self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
+        items: list[Work | Loop] = []
+        for node in tile.body:
+            if isinstance(node, Leaf):
+                nest = self.by_name[node.tensor]
+                items.extend(self._leaf(node, nest, boxes[nest], limits.get(nest, {})))
+            elif node.over == "lanes":
+                items.extend(self._body(node, ranges))
+            else:
+                items.append(self._in_order(node, dict(ranges), list(node.sizes)))
+        return tuple(items)
 
-def bind_writes(
-    phases: Phases, access: Access, params: list[Buffer], arguments: list[str],
-    scratch: list[Buffer], layout: Callable[[Tensor], Layout], scan: ScanView | None,
-    memory: Memory = Memory.SCRATCH,
-) -> None:  # fmt: skip
-    for nest in phases.nests:
-        for tensor in nest.stores:
-            if tensor in access.read:
+    def _in_order(self, tile: Tile, ranges: dict[str, Range], left: list[tuple[str, int]]) -> Loop:
+        """Loops over the parts of a Tile, outermost first."""
+        self.tile_axes.update({a.name: a for a in tile.axes})
+        (name, size), rest = left[0], left[1:]
+        axis = self.tile_axes[name]
+        around = ranges.get(name, whole(axis.extent))
+        is_carried = any(b.axis[0] == "r" for b in axis.binds)
+        trips = -(-axis.extent // size) if is_carried else trip_count(_parts(around, size))
+        loop = Axis("block" if is_carried else name, trips)
+        if size < axis.extent:
+            ranges[name] = Range(simplify(around.low + var(loop) * size), size, axis.extent)
+        inner = (self._in_order(tile, ranges, rest),) if rest else self._body(tile, ranges)
+        return Loop(loop, inner)
+
+    def _boxes(self, ranges: Mapping[str, Range]) -> tuple[dict[Nest, Box], dict[Nest, dict[Axis, Range]]]:
+        """The box of every nest where axes of the tree run over these parts, and parts of reductions."""
+        bound: dict[tuple[str, str], Range] = {}
+        for name, part in ranges.items():
+            for bind in self.tile_axes[name].binds:
+                low = part.low if bind.scale == 1 and not bind.offset else part.low * bind.scale + bind.offset
+                extent = self._extent(bind.tensor, bind.axis)
+                bound[bind.tensor, bind.axis] = Range(simplify(low), part.size * bind.scale, extent)
+        roots = {
+            root: tuple(
+                bound.get((root.tensor.name, f"o{i}"), whole(extent_of(a.extent))) for i, a in enumerate(root.axes)
+            )
+            for root in self.roots
+        }
+        limits: dict[Nest, dict[Axis, Range]] = {}
+        for (tensor, axis), part in bound.items():
+            if axis[0] == "r":
+                nest = self.by_name[tensor]
+                limits.setdefault(nest, {})[nest.named(axis)] = part
+        return propagate(self.nests, roots, limits), limits
+
+    def _extent(self, tensor: str, axis: str) -> int:
+        return extent_of(self.by_name[tensor].named(axis).extent)
+
+    def _leaf(self, leaf: Leaf, nest: Nest, box: Box, limits: Mapping[Axis, Range]) -> list[Work]:
+        carrier = self.carrier
+        if leaf.part == "whole":
+            if carrier is not None and nest in carrier.stream.wide:
+                return carrier.wide(nest, box)
+            return [Work(nest, leaf, box, limits)]
+        if carrier is None or nest not in carrier.stream.reducers:
+            raise InternalError(f"kernel '{self.plan.name}': nothing carries '{leaf.tensor}'")
+        if leaf.part == "start":
+            return carrier.start(nest, box)
+        return carrier.finish(nest, box) if leaf.part == "finish" else carrier.step(nest, box, limits)
+
+    # --- places
+
+    def _parameter(self, tensor: Tensor) -> Place:
+        place = global_place(tensor, self.layout(tensor), f"p{len(self.params)}")
+        self.params.append(place.buffer)
+        self.arguments.append(tensor.name)
+        return place
+
+    def _bind_reads(self, work: Work, inside: set[Tensor]) -> None:
+        for tensor in work.nest.reads():
+            if tensor not in inside and tensor not in self.access.read:
+                self.access.read[tensor] = self._parameter(tensor)
+
+    def _bind_writes(self, work: Work) -> None:
+        for tensor in work.nest.stores:
+            if tensor in self.access.read:
                 continue
-            if phases.plans[nest].level != "DRAM":
-                box = phases.boxes[nest]
-                order = layout(tensor)
+            if work.owner is not None or tensor in self.held:
+                box = self.held.get(tensor, work.box)
+                order = self.layout(tensor)
                 shape = order.storage_shape(tuple(min(int(r.size), r.extent) for r in box))
-                buffer = Buffer(f"s{len(scratch)}", shape, tensor.dtype, memory)
-                scratch.append(buffer)
-                access.put(tensor, Place(buffer, order, tuple(r.low for r in box)))
+                buffer = Buffer(f"s{len(self.kept)}", shape, tensor.dtype, self.memory)
+                self.kept.append(buffer)
+                self.access.put(tensor, Place(buffer, order, tuple(r.low for r in box)))
                 continue
-            place = global_place(tensor, layout(tensor), f"p{len(params)}")
-            stacked = scan.stacked.get(tensor) if scan else None
-            access.put(tensor, place)
-            params.append(place.buffer)
-            arguments.append(tensor.name)
-            if stacked is not None and scan is not None:
-                out = global_place(stacked, layout(stacked), f"p{len(params)}")
-                access.write[tensor].append(Place(out.buffer, Layout.natural(tensor.rank), (), (var(scan.step),)))
-                params.append(out.buffer)
-                arguments.append(stacked.name)
+            self.access.put(tensor, self._parameter(tensor))
+            stacked = self.scan.stacked.get(tensor) if self.scan else None
+            if stacked is not None and self.scan is not None:
+                out = self._parameter(stacked)
+                place = Place(out.buffer, Layout.natural(tensor.rank), (), (var(self.scan.step),))
+                self.access.write[tensor].append(place)
+
+
+def _parts(around: Range, size: int) -> Expr:
+    """How many parts of a size a range has."""
+    return simplify((around.count + (size - 1)) // size)

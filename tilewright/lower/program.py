@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import prod
 
 from tilewright.errors import InternalError
@@ -13,21 +14,19 @@ from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Stora
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView, plan_nests
 from tilewright.lower.warming import warming
-from tilewright.target import Target
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 
-LowerKernel = Callable[[KernelPlan, list[Nest], Callable[[Tensor], Layout], ScanView | None, Target], Binding]
+LowerKernel = Callable[[Tile, list[Nest], Callable[[Tensor], Layout], ScanView | None], Binding]
 
 
 @dataclass
 class _State:
     program: Program
     plan: Plan
-    target: Target
     layouts: dict[Tensor, Layout]
     computes: dict[str, Compute]
     kernels: dict[Hashable, Kernel]
@@ -38,44 +37,39 @@ class _State:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)
 
 
-def lower_program(program: Program, plan: Plan, target: Target, lower_kernel: LowerKernel) -> LoopProgram:
+def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> LoopProgram:
+    """The kernels and calls of a plan; `lower_kernel` is the backend's."""
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
     tensors = {t.name: t for t in _all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
-    state = _State(program, plan, target, layouts, computes, {}, [])
-    lower = lower_kernel
-    position = 0
+    state = _State(program, plan, layouts, computes, {}, [])
     temporaries: dict[str, Tensor] = {}
-    while position < len(plan.kernels):
-        first = plan.kernels[position]
-        if first.scan is None:
-            _call(state, first, None, lower)
-            position += 1
-            continue
-        same = [k for k in plan.kernels[position:] if k.scan == first.scan]
-        temporaries.update(_lower_scan(state, first.scan, same, lower))
-        position += len(same)
+    for steps, kernels in groupby(plan.launches(), key=lambda launch: launch[1]):
+        if steps is None:
+            for kernel, _ in kernels:
+                _call(state, kernel, lower_kernel)
+        else:
+            temporaries.update(_lower_scan(state, steps, [kernel for kernel, _ in kernels], lower_kernel))
     storage = _storage(state, temporaries)
     return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
 
 
-def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
+def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
     """The kernel for these nests, lowered once for equal nests and equal plans."""
-    levels = {t: p.level for n, p in zip(nests, plan.nests, strict=True) for t in n.stores}
+    held, prefetched, issued = plan.held, plan.prefetched, state.plan.issued_in(plan.name)
     key = (
-        signature(nests, lambda t: (state.layout(t), levels.get(t), scan is not None and t in scan.stacked,
-                                    t.name in plan.prefetch)),
-        tuple(replace(p, tensor="", core="", epilogue=()) for p in plan.nests),
-        plan.tile, plan.block_threads, _stream_key(plan), tuple(b.shape for b in _warmed(state, plan)),
-        None if scan is None else scan.step.extent,
+        signature(nests, lambda t: (state.layout(t), t.name in held, scan is not None and t in scan.stacked,
+                                    t.name in prefetched)),
+        _shape(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
+        tuple(b.shape for b in _warmed(state, issued)), None if scan is None else scan.step.extent,
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
-    met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *plan.warms)))
+    met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *issued)))
     if scan is None and key in state.places:
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
-    binding = lower(replace(plan, name="kernel"), nests, state.layout, scan, state.target)
-    kernel = warming(binding.kernel, _warmed(state, plan))
-    binding = Binding(kernel, (*binding.arguments, *plan.warms))
+    binding = lower(replace(plan, name="kernel"), nests, state.layout, scan)
+    kernel = warming(binding.kernel, _warmed(state, issued))
+    binding = Binding(kernel, (*binding.arguments, *issued))
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
     if scan is None:
@@ -83,38 +77,44 @@ def _bind(state: _State, plan: KernelPlan, nests: list[Nest], scan: ScanView | N
     return Binding(state.kernels[key], binding.arguments)
 
 
-def _warmed(state: _State, plan: KernelPlan) -> list[Buffer]:
+def _shape(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
+    """A Tile without names and estimates: its nests by number."""
+    if isinstance(node, Leaf):
+        return numbers[node.tensor], replace(node, tensor="", core="", epilogue=(), composed=())
+    axes = tuple(
+        (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
+    )
+    holds = frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds)
+    body = tuple(_shape(inner, numbers) for inner in node.body)
+    return node.level, node.sizes, node.over, node.count, axes, holds, body
+
+
+def _warmed(state: _State, names: Sequence[str]) -> list[Buffer]:
     """Weights the kernel brings near, as they lie in memory."""
     constants = {t.name: t for t in state.program.constants}
     found = []
-    for number, name in enumerate(plan.warms):
+    for number, name in enumerate(names):
         tensor = constants[name]
         size = prod(extent_of(e) for e in state.layout(tensor).storage_shape(tensor.shape))
         found.append(Buffer(f"w{number}", (size,), tensor.dtype, Memory.GLOBAL))
     return found
 
 
-def _stream_key(plan: KernelPlan) -> Hashable:
-    if plan.stream is None:
-        return None
-    position = [n.tensor for n in plan.nests].index(plan.stream.tensor)
-    return (position, plan.stream.axis, plan.stream.block)
-
-
 def replace_name(kernel: Kernel, name: str) -> Kernel:
     return Kernel(name, kernel.params, kernel.body, kernel.symbols, kernel.step)
 
 
-def _call(state: _State, plan: KernelPlan, scan: ScanView | None, lower: LowerKernel) -> None:
-    binding = _bind(state, plan, plan_nests(plan, state.computes), scan, lower)
+def _call(state: _State, plan: Tile, lower: LowerKernel) -> None:
+    binding = _bind(state, plan, plan_nests(plan, state.computes), None, lower)
     state.calls.append(Call(binding.kernel.name, binding.arguments))
 
 
-def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerKernel) -> dict[str, Tensor]:
+def _lower_scan(state: _State, walked: Tile, plans: list[Tile], lower: LowerKernel) -> dict[str, Tensor]:
     """Steps of a Scan: each reads the carried state from one buffer and writes it to another, in turn."""
-    scan = state.computes[name]
+    name = walked.scan or ""
+    scan = state.computes.get(name)
     if not isinstance(scan, Scan):
-        raise InternalError(f"{name} is not a Scan")
+        raise InternalError(f"'{name}' is not a Scan")
     steps = scan.axis.extent
     if not isinstance(steps, int):
         raise InternalError(f"scan {name} has a symbolic number of steps")
@@ -146,9 +146,9 @@ def _lower_scan(state: _State, name: str, plans: list[KernelPlan], lower: LowerK
     return temporaries
 
 
-def _check_idle(plan: KernelPlan, nests: list[Nest], scan: Scan, program: Program) -> None:
+def _check_idle(plan: Tile, nests: list[Nest], scan: Scan, program: Program) -> None:
     """A plan made for other values of the same shapes may count on zeros that are none here."""
-    for part, nest in zip(plan.nests, nests, strict=True):
+    for part, nest in zip(plan.leaves, nests, strict=True):
         if part.idle is not None and part.idle != idle_step(nest, scan, program.constants):
             raise InternalError(f"plan of kernel '{plan.name}': nest '{part.tensor}' has something to sum up at step "
                                 f"{part.idle}; plan the model anew")  # fmt: skip

@@ -19,7 +19,7 @@ from tilewright.ir.tensor import Tensor, elements
 from tilewright.lower.kernel import plan_nests
 from tilewright.lower.memory import arena
 from tilewright.tile_graph.nest import is_view
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 
 WIDTH = 100
 _LABEL = 10
@@ -47,7 +47,7 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
     }  # fmt: skip
     if artifact.program is None or artifact.plan is None:
         return facts
-    model = _Model(artifact.program, artifact.plan, target.main.name)
+    model = _Model(artifact.program, artifact.plan)
     rows = _rows(model, artifact.loops)
     facts["computes"] = sum(1 for _ in _computes(artifact.program))
     facts["kernels_planned"] = len(artifact.plan.kernels)
@@ -62,28 +62,28 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
 class _Model:
     """A Program and its Plan with the lookups that the facts need."""
 
-    def __init__(self, program: Program, plan: Plan, main: str) -> None:
+    def __init__(self, program: Program, plan: Plan) -> None:
         self.program = program
         self.plan = plan
         self.by_name = {t.name: c for c in _computes(program) for t in c.outputs}
         self.tensors = {t.name: t for c in _computes(program) for t in c.outputs}
         self.steps = {t.name: _steps(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
+        self.scans = {k.name: around.scan for k, around in plan.launches() if around is not None and around.scan}
         self.kept = frozenset(t.name for t in program.outputs)
         self.stored = frozenset(
             t.name
             for kernel in plan.kernels
-            for nest, made in zip(kernel.nests, plan_nests(kernel, self.by_name), strict=True)
-            if nest.level == main
+            for made in plan_nests(kernel, self.by_name)
+            if made.tensor.name not in kernel.held
             for t in made.stores
         )
 
-    def repeats(self, kernel: KernelPlan) -> int:
-        return self.steps.get(kernel.scan, 1) if kernel.scan else 1
+    def repeats(self, kernel: Tile) -> int:
+        return self.steps.get(self.scans.get(kernel.name, ""), 1)
 
-    def parts(self, kernel: KernelPlan) -> list[Compute]:
+    def parts(self, kernel: Tile) -> list[Compute]:
         """The computes inside a kernel, in the program's order."""
-        names = {n for nest in kernel.nests for n in (nest.core, *nest.epilogue)}
-        names.update(e.tensor for e in kernel.edges)
+        names = {n for leaf in kernel.leaves for n in (leaf.core, *leaf.epilogue, *leaf.composed)}
         inside = [c for c in _computes(self.program) if any(t.name in names for t in c.outputs)]
         return list(dict.fromkeys(inside))
 
@@ -100,13 +100,13 @@ class _Row:
     """A distinct kernel: its name, the plans that share it, and how often it is called."""
 
     name: str
-    plans: tuple[KernelPlan, ...]
+    plans: tuple[Tile, ...]
     calls: int
 
 
 def _rows(model: _Model, loops: LoopProgram | None) -> list[_Row]:
     names = _code_names(model, loops)
-    grouped: dict[str, list[KernelPlan]] = {}
+    grouped: dict[str, list[Tile]] = {}
     for kernel, name in zip(model.plan.kernels, names, strict=True):
         grouped.setdefault(name, []).append(kernel)
     return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans)) for n, plans in grouped.items()]
@@ -122,8 +122,8 @@ def _code_names(model: _Model, loops: LoopProgram | None) -> list[str]:
     call = 0
     position = 0
     while position < len(kernels):
-        scan = kernels[position].scan
-        together = 1 if scan is None else sum(1 for k in kernels[position:] if k.scan == scan)
+        scan = model.scans.get(kernels[position].name)
+        together = 1 if scan is None else sum(1 for k in kernels[position:] if model.scans.get(k.name) == scan)
         names.extend(loops.calls[call + i].kernel for i in range(together))
         call += sum(model.repeats(k) for k in kernels[position : position + together])
         position += together
@@ -133,45 +133,65 @@ def _code_names(model: _Model, loops: LoopProgram | None) -> list[str]:
 def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
     plan = row.plans[0]
     nests = plan_nests(plan, model.by_name)
-    moved = dict(plan.traffic)
+    stream = plan.stream
+    lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
     return {
         "name": row.name,
-        "root": plan.roots[-1],
+        "root": plan.leaves[-1].tensor,
         "nodes": _origins(model.parts(plan)),
         "summary": _summary(model.parts(plan)),
         "calls": row.calls,
         "instances": [
-            {"plan": p.name, "root": p.roots[-1], "nodes": _origins(model.parts(p)), "steps": model.repeats(p),
-             "reason": p.reason}
+            {"plan": p.name, "root": p.leaves[-1].tensor, "nodes": _origins(model.parts(p)),
+             "steps": model.repeats(p), "reason": p.estimate.reason}
             for p in row.plans
         ],
-        "scan": plan.scan,
-        "tile": dict(plan.tile),
+        "scan": model.scans.get(plan.name),
+        "tile": dict(plan.cut),
         "tiles": plan.tiles,
         "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
-        "block_threads": plan.block_threads,
-        "footprint_bytes": plan.footprint,
+        "block_threads": lanes.count if lanes is not None else 1,
+        "footprint_bytes": plan.estimate.footprint,
         "footprint_level": level,
-        "stream": None if plan.stream is None else
-        {"tensor": plan.stream.tensor, "axis": plan.stream.axis, "block": plan.stream.block},
-        "predicted_us": round(1e6 * plan.predicted_seconds, 3),
-        "predicted_us_all_calls": round(sum(1e6 * p.predicted_seconds * model.repeats(p) for p in row.plans), 3),
-        "traffic_bytes": sum(moved.values()),
-        "traffic_bytes_all_calls": sum(sum(dict(p.traffic).values()) * model.repeats(p) for p in row.plans),
+        "stream": None if stream is None else
+        {"tensors": [b.tensor for b in stream.axes[0].binds], "extent": stream.axes[0].extent,
+         "block": stream.sizes[0][1]},
+        "predicted_us": round(1e6 * plan.estimate.seconds, 3),
+        "predicted_us_all_calls": round(sum(1e6 * p.estimate.seconds * model.repeats(p) for p in row.plans), 3),
+        "traffic_bytes": sum(n for _, n in plan.estimate.traffic),
+        "traffic_bytes_all_calls": sum(n * model.repeats(p) for p in row.plans for _, n in p.estimate.traffic),
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
              "nodes": _origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
-             "core": n.core, "epilogue": list(n.epilogue), "level": n.level, "phase": n.phase, "vector": n.vector,
-             "lanes": n.lanes, "register": dict(n.register), "threads": dict(n.threads)}
-            for n, made in zip(plan.nests, nests, strict=True)
+             "core": n.core, "epilogue": list(n.epilogue), "level": _level_of(plan, n.tensor, model),
+             "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
+            for n, made in zip(plan.leaves, nests, strict=True)
         ],
         "edges": [
-            {"tensor": e.tensor, "level": e.level, "mode": e.mode, "bytes": _bytes(model.tensors[e.tensor]),
-             "nodes": _origins([model.by_name[e.tensor]])}
-            for e in plan.edges
+            {"tensor": name, "level": where, "mode": mode, "bytes": _bytes(model.tensors[name]),
+             "nodes": _origins([model.by_name[name]])}
+            for name, where, mode in _edges(plan)
         ],
-        "reason": plan.reason,
+        "reason": plan.estimate.reason,
     }  # fmt: skip
+
+
+def _level_of(kernel: Tile, tensor: str, model: _Model) -> str:
+    """Where a result is while the kernel runs: the nearest Tile that holds it, or main memory."""
+    tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
+    return next((t.level for t in reversed(tiles) if any(h.tensor == tensor and h.mode == "store" for h in t.holds)),
+                model.plan.body.level)  # fmt: skip
+
+
+def _edges(kernel: Tile) -> Iterator[tuple[str, str, str]]:
+    """Intermediates of a kernel: where each is, and whether it is stored, walked in blocks or computed again."""
+    for tile in (n for n in kernel.walk() if isinstance(n, Tile)):
+        walked = tile is not kernel
+        for hold in tile.holds:
+            if hold.mode == "store" and hold.fill is None:
+                yield hold.tensor, tile.level, "stream" if walked else "store"
+    for name in dict.fromkeys(n for leaf in kernel.leaves for n in leaf.composed):
+        yield name, "registers", "recompute"
 
 
 def _totals(model: _Model, artifact: Artifact) -> dict[str, Any]:
@@ -183,8 +203,8 @@ def _totals(model: _Model, artifact: Artifact) -> dict[str, Any]:
     sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
              for role in ("input", "output", "constant")}  # fmt: skip
     return {
-        "predicted_us": round(sum(1e6 * k.predicted_seconds * model.repeats(k) for k in kernels), 3),
-        "traffic_bytes": sum(sum(dict(k.traffic).values()) * model.repeats(k) for k in kernels),
+        "predicted_us": round(sum(1e6 * k.estimate.seconds * model.repeats(k) for k in kernels), 3),
+        "traffic_bytes": sum(n * model.repeats(k) for k in kernels for _, n in k.estimate.traffic),
         "intermediate_bytes": all_bytes,
         "intermediate_bytes_on_chip": all_bytes - far_bytes,
         "intermediate_bytes_stored": far_bytes,
@@ -329,7 +349,7 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     lines += _wrapped("tile", tile, width)
     if kernel["stream"]:
         s = kernel["stream"]
-        lines += _wrapped("stream", f"axis {s['axis']} of {s['tensor']} in blocks of {s['block']}", width)
+        lines += _wrapped("stream", f"{s['tensors'][0]} and {len(s['tensors']) - 1} more in blocks of {s['block']} of {s['extent']}", width)
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
@@ -340,16 +360,14 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:
     where = f"to {main}" if nest["level"] == main else f"stays at {nest['level']}"
-    phase = "" if nest["phase"] == "tile" else f" [{nest['phase']}]"
-    parts = [f"{nest['tensor']}{phase} {where}"]
+    part = "" if nest["part"] == "whole" else " carried"
+    parts = [f"{nest['tensor']}{part} {where}"]
     if nest["epilogue"]:
         parts.append(f"{nest['core']} with {_count(len(nest['epilogue']), 'map')} on its registers")
     if nest["vector"]:
         parts.append(f"vector {nest['vector']} x{nest['lanes']}")
     if nest["register"]:
         parts.append("register tile " + " ".join(f"{a}:{n}" for a, n in nest["register"].items()))
-    if nest["threads"]:
-        parts.append("threads " + " ".join(f"{a}:{n}" for a, n in nest["threads"].items()))
     return ", ".join(parts)
 
 

@@ -195,7 +195,9 @@ def _details(kernel: dict[str, Any], facts: dict[str, Any]) -> str:
         for e in kernel["edges"]
     )
     stream = kernel["stream"]
-    streamed = f"axis {stream['axis']} of {stream['tensor']} in blocks of {stream['block']}" if stream else "nothing"
+    streamed = "nothing"
+    if stream:
+        streamed = f"{', '.join(stream['tensors'])} in blocks of {stream['block']} of {stream['extent']}"
     rows = [
         ("nodes", ", ".join(kernel["nodes"])),
         ("tile", " ".join(f"{a}:{n}" for a, n in kernel["tile"].items()) or "whole"),

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.backend.cpu.plan.tile import Choice, choose_tile
+from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import find_stream
 
 _MOST_NESTS = 16
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
-# A GPU runs more blocks at a time where each holds less, which the model does not see: there streaming may be predicted
-# to be a little slower. On a CPU it is taken at its word.
-_STREAM_WORTH = {"cpu": 1.0, "gpu": 1.1}
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035
 
@@ -40,8 +37,9 @@ class Group:
 class Connector:
     """Joins nests into groups; `kept` tensors are read outside these nests and must be stored."""
 
+    backend: Backend
     context: NestContext
-    plans: Mapping[Nest, NestPlan]
+    plans: Mapping[Nest, Leaf]
     kept: frozenset[Tensor]
     readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
@@ -73,7 +71,8 @@ class Connector:
         if not _all_used(nests):
             return None
         stored = self.stored(nests)
-        context, known = self.context, self.context.memo.choices
+        context = self.context
+        known: dict[Hashable, Choice | None] = context.memo.choices
         key = (
             signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
                                         context.stepped.get(t))),
@@ -88,17 +87,12 @@ class Connector:
                     return None
                 fixed = fixed_or_none
             known[key] = self._choose(nests, stored, fixed)
-        choice = known[key]
-        if choice is not None and choice.stream is not None:  # remembered under another group's names
-            found = find_stream(nests)
-            assert found is not None
-            choice = replace(choice, stream=replace(choice.stream, tensor=found.tensor.name))
-        return choice
+        return known[key]
 
     def _choose(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> Choice | None:
         """The best tile with everything resident, or streamed where the intermediates would crowd the tile level."""
         plans = [self.plans[n] for n in nests]
-        resident = choose_tile(nests, plans, self.context, stored, fixed)
+        resident = self.backend.choose_tile(nests, plans, self.context, stored, fixed)
         roomy = resident is not None and resident.footprint <= self.context.target.tile_level.capacity // 4
         if len(nests) == 1 or self.streaming == "never" or (roomy and self.streaming == "auto"):
             return resident
@@ -108,15 +102,15 @@ class Connector:
         ):
             return resident
         blocks = [b for b in _BLOCKS if b < stream.extent]
-        streamed = [choose_tile(nests, plans, self.context, stored, fixed, stream, b) for b in blocks]
+        choose = self.backend.choose_tile
+        streamed = [choose(nests, plans, self.context, stored, fixed, stream, b) for b in blocks]
         found = [c for c in streamed if c is not None]
         if not found:
             return resident
         best = min(found, key=lambda c: c.seconds)
         if resident is None:
             return best
-        worth = _STREAM_WORTH[self.context.target.kind]
-        if self.streaming == "always" or best.seconds < resident.seconds * worth:
+        if self.streaming == "always" or best.seconds < resident.seconds * self.backend.stream_worth:
             return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
 
@@ -176,7 +170,7 @@ class Connector:
                 continue
             choice = self.cost(merged)
             apart = [g.choice.seconds for g in taken if g.choice is not None]
-            if choice is None or choice.stream is None:
+            if choice is None or not choice.block:
                 continue
             if self.streaming == "always" or choice.seconds < sum(apart):
                 return Group(merged, choice)
@@ -252,6 +246,6 @@ def _all_used(nests: Sequence[Nest]) -> bool:
     return all(any(t in read for t in n.stores) for n in nests[:-1])
 
 
-def _shape_of(plan: NestPlan) -> Hashable:
+def _shape_of(plan: Leaf) -> Hashable:
     """A nest plan without its names."""
     return (plan.vector, plan.lanes, plan.register, plan.order, plan.unroll, plan.cut)

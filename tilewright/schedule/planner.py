@@ -6,36 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead
-from tilewright.backend.cpu.plan.apart import views_apart
-from tilewright.backend.cpu.plan.panels import constant_layouts
-from tilewright.backend.cpu.plan.select import select_plan
-from tilewright.backend.cpu.plan.tile import Choice
-from tilewright.backend.gpu.plan import finish_gpu
+from tilewright.backend import backend_for
+from tilewright.backend.protocol import Backend, Choice, StepKernel, StepPlan
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds
 from tilewright.schedule.fuse import Fused, fuse_registers
-from tilewright.schedule.steps import (
-    StepKernel,
-    asked_early,
-    is_walked_to_and_fro,
-    kept_near,
-    read_by_steps,
-    step_seconds,
-)
+from tilewright.schedule.tree import in_tree, kernel_tile
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.idle import idle_step
+from tilewright.tile_graph.idle import read_by_steps
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest, build_nest
-from tilewright.tile_graph.plan import EdgePlan, KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.plan import Estimate, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
-
-_JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
-_UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
+from tilewright.tile_graph.streams import find_stream
 
 _Item = TypeVar("_Item")
 
@@ -49,6 +36,15 @@ class _Part:
     scan: Scan | None = None
 
 
+@dataclass
+class _Unit:
+    """What is put in order as a whole: a kernel, or all steps of a Scan; what it writes and needs, by name."""
+
+    tile: Tile
+    writes: set[str]
+    needs: set[str]
+
+
 def make_plan(
     program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None
 ) -> Plan:
@@ -56,46 +52,36 @@ def make_plan(
 
     `memo` is what planning found out about nests before, for the same target.
     """
+    backend = backend_for(target)
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
-    parts = _parts(program)
-    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
-    for part in parts:
-        apart = context.staged | views_apart(part.computes, context)
+    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+    for part in _parts(program):
+        apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
-        plans: dict[Nest, NestPlan] = {}
+        plans: dict[Nest, Leaf] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
-            plans[nest] = _plan_once(nest, context)
-            layouts.update(constant_layouts(nest, plans[nest], context))
+            plans[nest] = _plan_once(nest, context, backend)
+            layouts.update(backend.constant_layouts(nest, plans[nest], context))
         planned.append((part, fused, nests, plans))
-    kernels: list[tuple[KernelPlan, set[str], set[str]]] = []
+    units: list[_Unit] = []
     for part, fused, nests, plans in planned:
-        connector = Connector(context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
+        connector = Connector(backend, context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
         groups = connector.connect(nests, joining=schedule == "connected")
-        made = [_kernel(group, part, fused, plans, connector, target) for group in groups]
-        if part.scan is not None:
-            stored = [connector.stored(g.nests) for g in groups]
-            repeated = _repeated([plan for plan, _, _ in made], groups, stored, part.scan, context)
-            steps = [StepKernel(g.nests, p.nests, kept, choice_of(g))
-                     for p, g, kept in zip(repeated, groups, stored, strict=True)]  # fmt: skip
-            keeps = kept_near(steps, context)
-            made = [(replace(plan, keeps=keeps), writes, needs)
-                    for plan, (_, writes, needs) in zip(repeated, made, strict=True)]  # fmt: skip
-        kernels.extend(made)
-    ordered = _warming(_in_order(program, parts, kernels), target)
-    names = [replace(k, name=f"k{i}") for i, k in enumerate(ordered)]
+        units.extend(_Builder(part, fused, plans, connector, backend, context).units(groups))
+    body = in_tree(_in_order(units), program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
-    return Plan(target.name, schedule, tuple(names), shown)
+    return Plan(target.name, schedule, body, shown)
 
 
-def _plan_once(nest: Nest, context: NestContext) -> NestPlan:
+def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     """The plan of a nest; nests that differ in names alone share the work."""
     known = context.memo.plans
     key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
     if key not in known:
-        known[key] = select_plan(nest, context)
+        known[key] = backend.plan_leaf(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
 
 
@@ -103,7 +89,10 @@ def predicted_seconds(program: Program, target: Target, schedule: str, memo: Mem
     """The time all kernels of a Program are predicted to take, one after the other, those of a Scan at every step."""
     steps = {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
     plan = make_plan(program, target, schedule, memo=memo)
-    return sum(k.predicted_seconds * (steps[k.scan] if k.scan is not None else 1) for k in plan.kernels)
+    return sum(
+        kernel.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
+        for kernel, around in plan.launches()
+    )
 
 
 def _parts(program: Program) -> list[_Part]:
@@ -162,75 +151,53 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
     return list(done)
 
 
-def _kernel(
-    group: Group, part: _Part, fused: Fused, plans: Mapping[Nest, NestPlan], connector: Connector, target: Target
-) -> tuple[KernelPlan, set[str], set[str]]:
-    stored = connector.stored(group.nests)
-    nest_plans = tuple(
-        replace(plans[n], level="DRAM" if any(t in stored for t in n.stores) else target.tile_level.name)
-        for n in group.nests
-    )
-    if part.scan is None and choice_of(group).stream is None:
-        root, sizes = group.nests[-1], dict(choice_of(group).tile)
-        tile = {a: sizes.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
-        ahead = int(asked_ahead(root, plans[root], tile, connector.context))
-        nest_plans = (*nest_plans[:-1], replace(nest_plans[-1], ahead=ahead))
-    edges = [
-        EdgePlan(t.name, target.tile_level.name, "store") for n in group.nests[:-1] for t in n.stores if t not in stored
-    ]
-    if choice_of(group).stream is not None:
-        edges = [replace(e, mode="stream") for e in edges]
-    used = _inlined_by(group.nests, part, fused)
-    edges += [EdgePlan(name, "registers", "recompute") for name in used]
-    choice = choice_of(group)
-    inside = {t for n in group.nests for t in n.stores}
-    plan = KernelPlan(
-        "", (group.nests[-1].tensor.name,), choice.tile, nest_plans, tuple(edges),
-        scan=part.scan.outputs[0].name if part.scan else None, predicted_seconds=round(choice.seconds, 9),
-        traffic=(("DRAM", choice.traffic),), footprint=choice.footprint, tiles=choice.tiles,
-        stream=choice.stream, reason=_reason(group, connector),
-    )  # fmt: skip
-    if target.kind == "gpu":
-        plan = finish_gpu(plan, group.nests)
-    return plan, {t.name for t in stored}, {t.name for n in group.nests for t in n.reads() if t not in inside}
+@dataclass
+class _Builder:
+    """Writes the Tiles of one part's kernels."""
 
+    part: _Part
+    fused: Fused
+    plans: Mapping[Nest, Leaf]
+    connector: Connector
+    backend: Backend
+    context: NestContext
 
-def _repeated(
-    plans: Sequence[KernelPlan], groups: Sequence[Group], stored: Sequence[frozenset[Tensor]], scan: Scan,
-    context: NestContext,
-) -> list[KernelPlan]:  # fmt: skip
-    """The plans of a Scan's step know that the step before left the caches warm."""
-    turned = []
-    for plan, group in zip(plans, groups, strict=True):
-        walked = [is_walked_to_and_fro(nest, context) for nest in group.nests]
-        values = context.constants if context.target.kind == "cpu" and isinstance(context.constants, Mapping) else {}
-        idle = [idle_step(nest, scan, values) for nest in group.nests]
-        nests = tuple(replace(p, alternate=w, idle=r) for p, w, r in zip(plan.nests, walked, idle, strict=True))
-        early = asked_early(group.nests, plan.tile, scan, context)
-        turned.append(replace(plan, nests=nests, prefetch=early))
-    parts = zip(turned, groups, stored, strict=True)
-    times = step_seconds([StepKernel(g.nests, p.nests, kept, choice_of(g)) for p, g, kept in parts], scan, context)
-    return [replace(p, predicted_seconds=round(t, 9)) for p, t in zip(turned, times, strict=True)]
+    def units(self, groups: Sequence[Group]) -> list[_Unit]:
+        scan = self.part.scan
+        if scan is None:
+            return [self._unit(group) for group in groups]
+        steps = [StepKernel(g.nests, self._leaves(g), self.connector.stored(g.nests), choice_of(g)) for g in groups]
+        planned, keeps = self.backend.plan_steps(steps, scan, self.context)
+        kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
+        held = tuple(Hold(name, fill="read") for name in keeps)
+        level = self.context.target.tile_level.name if keeps else self.context.target.main.name
+        tile = Tile(level, over="steps", body=tuple(kernels), holds=held, scan=scan.outputs[0].name)
+        return [_Unit(tile, {t.name for t in scan.outputs}, {t.name for t in reads(scan)})]
 
+    def _unit(self, group: Group) -> _Unit:
+        inside = {t for n in group.nests for t in n.stores}
+        needs = {t.name for n in group.nests for t in n.reads() if t not in inside}
+        return _Unit(self._kernel(group, None), {t.name for t in self.connector.stored(group.nests)}, needs)
 
-def _warming(kernels: list[KernelPlan], target: Target) -> list[KernelPlan]:
-    """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
-    result = list(kernels)
-    unhurried = _UNHURRIED * target.tile_level.capacity / target.main.bandwidth
-    for place, kernel in enumerate(kernels):
-        if not kernel.keeps:
-            continue
-        for earlier in range(place - 1, max(-1, place - 1 - _JUST_BEFORE), -1):
-            before = result[earlier]
-            if before.scan is not None:
-                break
-            is_sum = any(axis.startswith("r") for axis in before.nests[0].order) and before.stream is None
-            # tiles in order and no more than a worker takes at a time: each part goes to the worker that needs it
-            fits = before.tiles in (kernel.tiles, 2 * kernel.tiles)
-            if is_sum and fits and before.predicted_seconds > unhurried:
-                result[earlier] = replace(before, warms=kernel.keeps)
-                break
-    return result
+    def _leaves(self, group: Group) -> tuple[Leaf, ...]:
+        return tuple(
+            replace(self.plans[n], composed=tuple(_inlined_by([n], self.part, self.fused))) for n in group.nests
+        )
+
+    def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
+        nests, choice = group.nests, choice_of(group)
+        stream = find_stream(nests) if choice.block else None
+        leaves = self._leaves(group) if step is None else step.leaves
+        leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
+        seconds = choice.seconds if step is None else step.seconds
+        main = self.context.target.main.name
+        about = Estimate(
+            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
+        )
+        return kernel_tile(
+            self.backend.launch, self.context.target.tile_level.name, nests, leaves, choice.tile,
+            self.connector.stored(nests), stream, choice.block, lanes, step.prefetched if step else (), about,
+        )  # fmt: skip
 
 
 def _reason(group: Group, connector: Connector) -> str:
@@ -267,25 +234,11 @@ def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
     return [t.name for t in found]
 
 
-def _in_order(
-    program: Program, parts: Sequence[_Part], kernels: Sequence[tuple[KernelPlan, set[str], set[str]]]
-) -> list[KernelPlan]:
+def _in_order(units: Sequence[_Unit]) -> list[Tile]:
     """Kernels so that each comes after what it reads; those of one Scan stay together."""
-    units: list[tuple[list[KernelPlan], set[str], set[str]]] = []
-    by_scan: dict[str, tuple[list[KernelPlan], set[str], set[str]]] = {}
-    scans = {c.outputs[0].name: c for c in program.computes if isinstance(c, Scan)}
-    for plan, writes, needs in kernels:
-        if plan.scan is None:
-            units.append(([plan], writes, needs))
-            continue
-        if plan.scan not in by_scan:
-            scan = scans[plan.scan]
-            by_scan[plan.scan] = ([], {t.name for t in scan.outputs}, {t.name for t in reads(scan)})
-            units.append(by_scan[plan.scan])
-        by_scan[plan.scan][0].append(plan)
-    maker = {name: i for i, (_, writes, _) in enumerate(units) for name in writes}
+    maker = {name: i for i, unit in enumerate(units) for name in unit.writes}
 
     def before(unit: int) -> list[int]:
-        return [maker[n] for n in sorted(units[unit][2]) if n in maker and maker[n] != unit]
+        return [maker[n] for n in sorted(units[unit].needs) if n in maker and maker[n] != unit]
 
-    return [plan for i in _needs_first(range(len(units)), before) for plan in units[i][0]]
+    return [units[i].tile for i in _needs_first(range(len(units)), before)]

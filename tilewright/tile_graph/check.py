@@ -1,130 +1,226 @@
-"""The grammar of a Plan: every name it uses is of the Program, every axis of its compute, every size possible."""
+"""The grammar of a Plan: every name is of the Program, every level of the target, every axis of its nest, every size
+possible, every read served; what is held fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
-from tilewright.ir.compute import Compute, Map, Program, Reduce, all_computes
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
+from tilewright.target import Target
+from tilewright.tile_graph.plan import HANDED_OUT, MODES, PARTS, Leaf, Plan, Tile, TileAxis
 
-_MODES = ("store", "recompute", "stream")
+_FILLS = (None, "read", "prefetch")
 
 
-def check_plan(plan: Plan, program: Program) -> None:
-    """Raises InternalError that names the kernel and what is wrong with it."""
+def check_plan(plan: Plan, program: Program, target: Target | None = None) -> None:
+    """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known."""
     computes = all_computes(program)
-    covered: set[str] = set()
-    for kernel in plan.kernels:
-        try:
-            _check_kernel(kernel, computes)
-            _check_weights(kernel, program)
-        except ValueError as error:
-            raise InternalError(f"plan of kernel '{kernel.name}': {error}") from error
-        covered.update(nest.tensor for nest in kernel.nests)
+    walker = _Walker(program, computes, target)
+    try:
+        walker.tile(plan.body, (), {})
+    except ValueError as error:
+        raise InternalError(f"plan{walker.place}: {error}") from error
     for output in program.outputs:
         compute = computes.get(output.name)
-        if isinstance(compute, Map | Reduce) and output.name not in covered and compute.outputs[0].name not in covered:
+        if isinstance(compute, Map | Reduce) and not walker.stored & {output.name, compute.outputs[0].name}:
             raise InternalError(f"plan: no kernel stores output '{output.name}'")
 
 
-def _check_kernel(kernel: KernelPlan, computes: Mapping[str, Compute]) -> None:
-    if not kernel.nests:
-        raise ValueError("it has no nests")
-    stored = {nest.tensor for nest in kernel.nests}
-    for root in kernel.roots:
-        if root not in stored:
-            raise ValueError(f"root '{root}' is not stored by any of its nests")
-    for nest in kernel.nests:
-        _check_nest(nest, computes)
-    rank = _rank(kernel.nests[-1], computes)
-    for axis, size in kernel.tile:
-        _check_axis(axis, "o", rank, "tile")
-        _check_size(axis, size)
-    for edge in kernel.edges:
-        if edge.tensor not in computes:
-            raise ValueError(f"edge of unknown tensor '{edge.tensor}'")
-        if edge.mode not in _MODES:
-            raise ValueError(f"edge '{edge.tensor}' has mode '{edge.mode}'; it is one of {', '.join(_MODES)}")
-        if edge.mode == "recompute" and not isinstance(computes[edge.tensor], Map):
-            raise ValueError(f"edge '{edge.tensor}' cannot be recomputed: it is no map")
-    if kernel.scan is None and (kernel.prefetch or any(n.alternate or n.idle is not None for n in kernel.nests)):
-        raise ValueError("only the steps of a Scan read ahead, walk to and fro and rest")
-    if kernel.scan is None and kernel.keeps:
-        raise ValueError("only the steps of a Scan keep weights near")
-    if kernel.scan is not None and kernel.warms:
-        raise ValueError("a step cannot bring weights near for itself")
-    if kernel.stream is not None and kernel.stream.block < 1:
-        raise ValueError(f"a stream in blocks of {kernel.stream.block}")
+class _Walker:
+    """One way through the tree, knowing the Tiles around each node."""
+
+    def __init__(self, program: Program, computes: Mapping[str, Compute], target: Target | None) -> None:
+        self.program = program
+        self.computes = computes
+        self.levels = None if target is None else [level.name for level in target.levels]
+        self.constants = {t.name for t in program.constants}
+        self.given = self.constants | {t.name for t in program.inputs}
+        self.given |= {t.name for c in program.computes if isinstance(c, Scan) for t in (*c.outputs, *c.carry)}
+        self.outputs = {t.name for t in program.outputs}
+        self.kernel: Tile | None = None
+        self.stored: set[str] = set()
+        self.cores: dict[str, str] = {}  # of the leaves so far, by what they store
+
+    @property
+    def place(self) -> str:
+        return "" if self.kernel is None else f" of kernel '{self.kernel.name}'"
+
+    def tile(self, tile: Tile, around: tuple[Tile, ...], axes: Mapping[str, TileAxis]) -> None:
+        if tile.is_kernel:
+            self.kernel = tile
+        self._level(tile, around)
+        if tile.over not in HANDED_OUT:
+            raise ValueError(f"a tile is handed out to one of {', '.join(HANDED_OUT)}, not '{tile.over}'")
+        if tile.is_kernel and any(t.is_kernel for t in around):
+            raise ValueError("a kernel inside a kernel")
+        if tile.is_kernel and not tile.leaves:
+            raise ValueError("it has no leaves")
+        known = dict(axes)
+        self.cores.update({leaf.tensor: leaf.core for leaf in tile.leaves} if tile.axes else {})
+        for axis in tile.axes:
+            self._axis(axis)
+            known[axis.name] = axis
+        self._sizes(tile, around, known)
+        self._holds(tile, around)
+        inside = (*around, tile)
+        for node in tile.body:
+            if isinstance(node, Tile):
+                self.tile(node, inside, known)
+            else:
+                self._leaf(node, inside)
+        if tile.is_kernel:
+            self.kernel = None
+
+    def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
+        if self.levels is None:
+            return
+        if tile.level not in self.levels:
+            raise ValueError(f"the target has no level '{tile.level}'; it has {', '.join(self.levels)}")
+        if around and self.levels.index(tile.level) > self.levels.index(around[-1].level):
+            raise ValueError(f"a tile at {tile.level} inside one at {around[-1].level}: levels go inwards")
+
+    def _axis(self, axis: TileAxis) -> None:
+        if axis.extent < 0:
+            raise ValueError(f"axis {axis.name} has {axis.extent} elements")
+        for bind in axis.binds:
+            compute = self.computes.get(self.cores.get(bind.tensor, ""))
+            if compute is None:
+                raise ValueError(f"axis {axis.name} runs along '{bind.tensor}', which no leaf below stores")
+            rank = len(compute.axes) if isinstance(compute, Map | Reduce) else 0
+            reductions = _reductions(compute)
+            _check_axis(bind.axis, bind.axis[:1], reductions if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
+
+    def _sizes(self, tile: Tile, around: Sequence[Tile], axes: Mapping[str, TileAxis]) -> None:
+        for name, size in tile.sizes:
+            if name not in axes:
+                raise ValueError(f"it cuts axis '{name}', which no tile around it brings in")
+            _check_size(name, size)
+            outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
+            if outer is not None and outer < axes[name].extent and outer % size:
+                raise ValueError(f"parts of {size} along {name} do not fill parts of {outer}")
+        if tile.over == "order" and around and not tile.sizes and not tile.holds:
+            raise ValueError("a tile that neither cuts nor holds anything")
+        if (tile.over == "lanes") != (tile.count > 1):
+            raise ValueError("threads are counted where a tile is handed out to lanes, and only there")
+        if (tile.over == "steps") != (tile.scan is not None):
+            raise ValueError("steps are those of a Scan, and a Scan has steps")
+        if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
+            raise ValueError(f"'{tile.scan}' is no Scan")
+
+    def _holds(self, tile: Tile, around: Sequence[Tile]) -> None:
+        in_steps = any(t.over == "steps" for t in around)
+        for hold in tile.holds:
+            if hold.mode not in MODES:
+                raise ValueError(f"'{hold.tensor}' is held by '{hold.mode}'; it is one of {', '.join(MODES)}")
+            if hold.fill not in _FILLS:
+                raise ValueError(f"'{hold.tensor}' is brought by '{hold.fill}', which there is not")
+            if (hold.mode == "store") != (hold.axis is None):
+                raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
+            if hold.axis is not None and hold.axis not in dict(tile.sizes):
+                raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
+            if hold.fill is None and hold.tensor not in self.computes:
+                raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
+            if hold.fill == "prefetch" and hold.issue is None and not in_steps:
+                raise ValueError("only the steps of a Scan prefetch what they read")
+            if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
+                raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
+            if hold.issue is not None and tile.over != "steps":
+                raise ValueError(f"'{hold.tensor}' is brought near for steps, and there are none")
+
+    def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
+        if self.kernel is None:
+            raise ValueError(f"leaf '{leaf.tensor}' is part of no kernel")
+        if leaf.part not in PARTS:
+            raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
+        carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in around[-1].holds)
+        if (leaf.part == "step") != carried:
+            raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
+        if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
+            raise ValueError("only the steps of a Scan walk to and fro and rest")
+        _check_leaf(leaf, self.computes)
+        held = {h.tensor for t in around for h in t.holds if h.mode == "store" and h.fill is None}
+        if leaf.tensor not in held | self.outputs and not self._escapes(leaf):
+            raise ValueError(f"nothing holds '{leaf.tensor}'")
+        inner = {h.tensor for t in around for h in t.holds if t.level != around[0].level}
+        if leaf.tensor not in inner:
+            self.stored.add(leaf.tensor)
+        own = {leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed}
+        read = {"start": (), "finish": leaf.epilogue}.get(leaf.part, (leaf.core, *leaf.epilogue, *leaf.composed))
+        for name in read:
+            for tensor in reads(self.computes[name]):
+                if tensor.name not in held | self.given | self.outputs | own and not self._escapes_name(tensor.name):
+                    raise ValueError(f"leaf '{leaf.tensor}' reads '{tensor.name}', and nothing holds it")
+
+    def _escapes(self, leaf: Leaf) -> bool:
+        return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)
+
+    def _escapes_name(self, name: str) -> bool:
+        """What a Scan takes along or stacks up has a place that the Scan gives it."""
+        scans = (c for c in self.program.computes if isinstance(c, Scan))
+        return any(name in {t.name for t in (*s.following, *(b for b, _ in s.stacked))} for s in scans)
 
 
-def _check_weights(kernel: KernelPlan, program: Program) -> None:
-    constants = {t.name for t in program.constants}
-    for name in (*kernel.warms, *kernel.keeps):
-        if name not in constants:
-            raise ValueError(f"it brings near or keeps '{name}', which is no weight")
+def _reductions(compute: Compute) -> int:
+    return len(compute.reduce_axes) if isinstance(compute, Reduce) else 0
 
 
-def _check_nest(nest: NestPlan, computes: Mapping[str, Compute]) -> None:
-    for name in (nest.core, *nest.epilogue):
+def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
+    for name in (leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed):
         if name not in computes:
-            raise ValueError(f"nest '{nest.tensor}' uses unknown tensor '{name}'")
-    core = computes[nest.core]
+            raise ValueError(f"leaf '{leaf.tensor}' uses unknown tensor '{name}'")
+    core = computes[leaf.core]
     if not isinstance(core, Map | Reduce):
-        raise ValueError(f"nest '{nest.tensor}': a {type(core).__name__} has no nest")
+        raise ValueError(f"leaf '{leaf.tensor}': a {type(core).__name__} has no nest")
+    for name in leaf.composed:
+        if not isinstance(computes[name], Map):
+            raise ValueError(f"'{name}' cannot be computed again where it is read: it is no map")
     outputs = len(core.axes)
-    reductions = len(core.reduce_axes) if isinstance(core, Reduce) else 0
+    reductions = _reductions(core)
     every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
-    if sorted(nest.order) != sorted(every):
-        raise ValueError(f"nest '{nest.tensor}': order {list(nest.order)} is not its axes {sorted(every)} once each")
-    for axis, size in (*nest.register, *nest.threads):
+    if sorted(leaf.order) != sorted(every):
+        raise ValueError(f"leaf '{leaf.tensor}': order {list(leaf.order)} is not its axes {sorted(every)} once each")
+    for axis, size in leaf.register:
         if axis not in every:
-            raise ValueError(f"nest '{nest.tensor}' has no axis '{axis}'; it has {', '.join(sorted(every))}")
+            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{axis}'; it has {', '.join(sorted(every))}")
         _check_size(axis, size)
-    if nest.vector is not None:
-        if nest.vector not in every:
-            raise ValueError(f"nest '{nest.tensor}' has no axis '{nest.vector}' to vectorise")
-        if nest.lanes < 1 or nest.lanes & (nest.lanes - 1):
-            raise ValueError(f"nest '{nest.tensor}': {nest.lanes} lanes; a vector has a power of two")
-        if dict(nest.register).get(nest.vector, nest.lanes) % nest.lanes:
-            raise ValueError(f"nest '{nest.tensor}': its register tile along {nest.vector} is not whole vectors")
-    if nest.stages != 1 or nest.pad != 0:
-        raise ValueError(f"nest '{nest.tensor}': pipeline stages and padding are not lowered yet; leave them 1 and 0")
-    if nest.instruction is not None:
-        _check_instruction(nest, core)
-    for axis, size in nest.cut:
+    if leaf.vector is not None:
+        if leaf.vector not in every:
+            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{leaf.vector}' to vectorise")
+        if leaf.lanes < 1 or leaf.lanes & (leaf.lanes - 1):
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.lanes} lanes; a vector has a power of two")
+        if dict(leaf.register).get(leaf.vector, leaf.lanes) % leaf.lanes:
+            raise ValueError(f"leaf '{leaf.tensor}': its register tile along {leaf.vector} is not whole vectors")
+    if leaf.instruction is not None:
+        _check_instruction(leaf, core)
+    for axis, size in leaf.cut:
         _check_axis(axis, "r", reductions, "cut")
         _check_size(axis, size)
-    if nest.cut and (len(nest.cut) > 1 or isinstance(core, Map) or nest.vector is None or nest.vector[0] == "r"):
-        raise ValueError(f"nest '{nest.tensor}': passes cut one axis of a reduction whose vector is an output axis")
-    for axis in nest.unroll:
+    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
+        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
+    for axis in leaf.unroll:
         _check_axis(axis, "r", reductions, "unroll")
-    if nest.ahead and (nest.vector is None or nest.vector[0] == "r" or len(nest.register) != 2 or nest.ahead < 0):
-        raise ValueError(f"nest '{nest.tensor}': panels are asked for by blocks of rows whose vector is an output axis")
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
+        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
 
 
-def _check_instruction(nest: NestPlan, core: Map | Reduce) -> None:
+def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:
     known = {**DOTS, **WINDOW_DOTS}
-    dot = known.get(nest.instruction or "")
+    dot = known.get(leaf.instruction or "")
     if dot is None:
-        raise ValueError(f"nest '{nest.tensor}': no instruction '{nest.instruction}'; there are {', '.join(known)}")
-    if not isinstance(core, Reduce) or nest.vector is None or nest.vector[0] != "o" or nest.order[-1][0] != "r":
-        raise ValueError(f"nest '{nest.tensor}': {dot.name} runs a sum of products with its vector along an output")
-    if nest.lanes != dot.lanes:
-        raise ValueError(f"nest '{nest.tensor}': {dot.name} has {dot.lanes} lanes, not {nest.lanes}")
-    register = dict(nest.register)
-    sides = [-(-n // (dot.lanes if a == nest.vector else dot.rows)) for a, n in register.items()]
+        raise ValueError(f"leaf '{leaf.tensor}': no instruction '{leaf.instruction}'; there are {', '.join(known)}")
+    if not isinstance(core, Reduce) or leaf.vector is None or leaf.vector[0] != "o" or leaf.order[-1][0] != "r":
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} runs a sum of products with its vector along an output")
+    if leaf.lanes != dot.lanes:
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} has {dot.lanes} lanes, not {leaf.lanes}")
+    register = dict(leaf.register)
+    sides = [-(-n // (dot.lanes if a == leaf.vector else dot.rows)) for a, n in register.items()]
     tiles = prod(sides) + sum(sides) + (2 - len(sides))
-    if nest.vector not in register or any(a[0] != "o" for a in register) or (dot.is_tile and tiles > TILES):
-        raise ValueError(f"nest '{nest.tensor}': {dot.name} cannot keep a register tile of {register}")
-
-
-def _rank(nest: NestPlan, computes: Mapping[str, Compute]) -> int:
-    core = computes[nest.core]
-    assert isinstance(core, Map | Reduce)
-    return len(core.axes)
+    if leaf.vector not in register or any(a[0] != "o" for a in register) or (dot.is_tile and tiles > TILES):
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} cannot keep a register tile of {register}")
 
 
 def _check_axis(axis: str, kind: str, count: int, what: str) -> None:

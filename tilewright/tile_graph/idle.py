@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewright.ir.compute import Scan
-from tilewright.ir.expr import Load, is_op
+from tilewright.ir.compute import Map, Program, Reduce, Scan, expressions
+from tilewright.ir.expr import Load, axes_of, is_op, loads
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.propagate import extent_of
@@ -28,3 +28,16 @@ def idle_step(nest: Nest, scan: Scan, values: Mapping[Tensor, object]) -> int | 
             finite = np.isfinite(np.asarray(values[weight.source])).all()
             return (extent_of(scan.axis.extent) - 1 if scan.reverse else 0) if finite else None
     return None
+
+
+def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
+    """Tensors of which a Scan reads one place at each step, with the dimensions along which a tile of the step reads
+    what lies outside it: that of the steps, and those it reads at fixed places."""
+    found: dict[Tensor, frozenset[int]] = {}
+    for scan in (c for c in program.computes if isinstance(c, Scan)):
+        for compute in scan.body:
+            own = compute.axes if isinstance(compute, Map | Reduce) else ()
+            for node in (n for n in loads(*expressions(compute)) if scan.axis in axes_of(*n.indices)):
+                outside = frozenset(d for d, i in enumerate(node.indices) if not any(a in own for a in axes_of(i)))
+                found[node.source] = found.get(node.source, frozenset()) | outside
+    return found

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.expr import Axis
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 
 
 @dataclass
 class Memo:
     """Decisions for one target, by signature: nests that differ in names alone have the same."""
 
-    plans: dict[Hashable, NestPlan] = field(default_factory=dict)
+    plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one

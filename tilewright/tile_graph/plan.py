@@ -1,12 +1,19 @@
-"""The Plan: pure data that says everything about memory and parallelism; prints as text, round-trips through JSON.
+"""The Plan: a tree of tiles over memory levels, pure data; prints as text, round-trips through JSON.
 
-Axes are named by position within their compute: o0, o1... are output axes, r0, r1... reduction axes.
+A Tile cuts axes into parts and hands them out: one after the other, to cores, to the blocks and threads of a GPU, or
+to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one nest runs
+on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are the Tiles
+handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses kernels.
+
+Axes of a nest are named by position: o0, o1... are those of its result, r0, r1... those it reduces over. An axis of
+the tree has a name of its own and says which axes of which nests it runs along.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from tilewright.errors import InternalError
@@ -14,17 +21,22 @@ from tilewright.ir.tensor import Layout, StorageAxis
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
+HANDED_OUT = ("order", "cores", "blocks", "lanes", "steps")  # one part after the other, or to whom
+LAUNCHED = ("cores", "blocks")  # a Tile handed out so is a kernel
+PARTS = ("whole", "start", "step", "finish")  # of a nest: all of it, or a carried state begun, updated, ended
+MODES = ("store", "carry", "rolling")
+
 
 @dataclass(frozen=True)
-class NestPlan:
-    """How one compute of a kernel runs on its tile."""
+class Leaf:
+    """How one nest runs on its part of the tile."""
 
     tensor: str  # what the nest stores (its first output)
     core: str  # the reduction at its heart, or the map itself
     epilogue: tuple[str, ...] = ()  # maps applied on registers before the store, in order
-    level: str = "DRAM"  # memory level its result is stored at
-    phase: str = "tile"  # "tile": once a tile; "stream": in every block of the streamed axis; "final": after it
-    vector: str | None = None  # axis whose elements share a vector register
+    composed: tuple[str, ...] = ()  # maps computed again wherever they are read, in registers
+    part: str = "whole"
+    vector: str | None = None  # axis whose elements share a vector register, or that neighbouring threads walk
     lanes: int = 1
     register: Sizes = ()  # register tile along output axes
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
@@ -32,143 +44,255 @@ class NestPlan:
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
-    ahead: int = 0  # elements of the next panel of weights asked for in every step of the sum
+    ahead: int = 0  # elements of the next panel of weights prefetched in every step of the sum
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
-    threads: Sizes = ()  # GPU: threads along output axes; leftover threads take reduction axes
-    split: int = 1  # GPU: threads that share one reduction
-    pad: int = 0  # elements added to the innermost storage axis against bank conflicts
-    stages: int = 1  # pipeline stages of the loads that feed it
+    split: int = 1  # threads that share one reduction
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
 
 
 @dataclass(frozen=True)
-class EdgePlan:
-    """What happens to one intermediate tensor: kept at a level, recomputed where it is used, or streamed."""
+class Bind:
+    """Axis `axis` of a nest runs along an axis of the tree: it is `scale` times the tree's, plus `offset`."""
 
     tensor: str
-    level: str
-    mode: str  # "store", "recompute", "stream"
+    axis: str
+    scale: int = 1
+    offset: int = 0
 
 
 @dataclass(frozen=True)
-class StreamPlan:
-    """A reduction axis walked in blocks, with every dependent reduction carried along."""
+class TileAxis:
+    """An axis that Tiles cut: its extent, and the axes of nests that run along it."""
 
-    tensor: str  # the tensor whose axis is streamed
-    axis: int
-    block: int
-
-
-@dataclass(frozen=True)
-class KernelPlan:
     name: str
-    roots: tuple[str, ...]  # nest results whose tiles make up the grid
-    tile: Sizes  # tile of the root along its output axes
-    nests: tuple[NestPlan, ...]
-    edges: tuple[EdgePlan, ...] = ()
-    stream: StreamPlan | None = None
-    block_threads: int = 1
-    scan: str | None = None  # first output of the Scan whose body this kernel is part of
-    prefetch: tuple[str, ...] = ()  # tensors whose part is asked for before it is needed
-    warms: tuple[str, ...] = ()  # weights of the steps that follow, brought near while this kernel computes
-    keeps: tuple[str, ...] = ()  # weights that stay in the tile level from step to step, each tile its even part
-    predicted_seconds: float = 0.0
-    traffic: Sizes = ()  # predicted bytes by level
-    footprint: int = 0  # bytes at the tile level
-    tiles: int = 1
-    reason: str = ""  # why these nests share a kernel and no others; for people alone
+    extent: int
+    binds: tuple[Bind, ...]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A tensor kept at a Tile's level while the Tile's body runs.
+
+    `store`: the part of it that the Tile covers. `carry`: the state of a reduction along `axis`, from part to part of
+    the Tile that walks it. `rolling`: a window that moves along `axis`; what overlaps is kept.
+    With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier.
+    """
+
+    tensor: str
+    mode: str = "store"
+    axis: str | None = None
+    fill: str | None = None
+    issue: str | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a kernel is predicted to cost, and why it is as it is; for people and for comparisons alone."""
+
+    seconds: float = 0.0
+    traffic: Sizes = ()  # bytes by level
+    footprint: int = 0  # bytes at the Tile's level
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Parts of axes, one after the other or handed out, with what each holds while its body runs."""
+
+    level: str
+    sizes: Sizes = ()  # of the parts, by axis; an axis that is not named is not cut
+    over: str = "order"
+    body: tuple[Tile | Leaf, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    axes: tuple[TileAxis, ...] = ()  # that this Tile and those inside it cut
+    name: str = ""  # of a kernel
+    count: int = 1  # threads, where it is handed out to lanes
+    scan: str | None = None  # first output of the Scan whose steps these are
+    estimate: Estimate = Estimate()
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.over in LAUNCHED
+
+    def walk(self) -> Iterator[Tile | Leaf]:
+        """This Tile and all below, in the order they run."""
+        yield self
+        for node in self.body:
+            if isinstance(node, Tile):
+                yield from node.walk()
+            else:
+                yield node
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """How each nest runs, once a nest: of one that is carried, what is done in every part."""
+        return tuple(n for n in self.walk() if isinstance(n, Leaf) and n.part in ("whole", "step"))
+
+    @property
+    def tiles(self) -> int:
+        """Parts that are handed out."""
+        extents = {a.name: a.extent for a in self.axes}
+        count = 1
+        for axis, size in self.sizes:
+            count *= -(-max(1, extents[axis]) // size)
+        return count
+
+    @property
+    def stream(self) -> Tile | None:
+        """The Tile inside that walks a reduction in parts, states carried along."""
+        return next((n for n in self.walk() if isinstance(n, Tile) and any(h.mode == "carry" for h in n.holds)), None)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Tensors that live and die inside this Tile."""
+        here = (n for n in self.walk() if isinstance(n, Tile))
+        return frozenset(h.tensor for tile in here for h in tile.holds if h.fill is None and h.mode != "carry")
+
+    @property
+    def prefetched(self) -> tuple[str, ...]:
+        return tuple(h.tensor for h in self.holds if h.fill == "prefetch")
+
+    @property
+    def cut(self) -> Sizes:
+        """Sizes of the parts by the axes of the result they belong to."""
+        last = self.leaves[-1].tensor
+        by_name = {a.name: a for a in self.axes}
+        found = [(b.axis, size) for name, size in self.sizes for b in by_name[name].binds if b.tensor == last]
+        return tuple(found)
+
+    def map_leaves(self, change: Callable[[Leaf], Leaf]) -> Tile:
+        """The Tile with every Leaf below changed."""
+        body = tuple(n.map_leaves(change) if isinstance(n, Tile) else change(n) for n in self.body)
+        return replace(self, body=body)
+
+    def with_leaves(self, leaves: Mapping[str, Leaf]) -> Tile:
+        """The Tile with nests run another way, each by the name of what it stores."""
+
+        def change(leaf: Leaf) -> Leaf:
+            chosen = leaves.get(leaf.tensor)
+            return leaf if chosen is None else replace(chosen, part=leaf.part)
+
+        return self.map_leaves(change)
 
 
 @dataclass(frozen=True)
 class Plan:
     target: str
     schedule: str
-    kernels: tuple[KernelPlan, ...]
+    body: Tile
     layouts: tuple[tuple[str, Layout], ...] = field(default_factory=tuple)
 
+    @property
+    def kernels(self) -> tuple[Tile, ...]:
+        return tuple(kernel for kernel, _ in self.launches())
+
+    def launches(self) -> Iterator[tuple[Tile, Tile | None]]:
+        """Every kernel in order, with the Tile of the steps it is part of."""
+
+        def below(tile: Tile, steps: Tile | None) -> Iterator[tuple[Tile, Tile | None]]:
+            for node in tile.body:
+                if not isinstance(node, Tile):
+                    continue
+                if node.is_kernel:
+                    yield node, steps
+                else:
+                    yield from below(node, node if node.over == "steps" else steps)
+
+        yield from below(self.body, None)
+
+    def scan_of(self, kernel: Tile) -> str | None:
+        """The Scan whose step a kernel is part of."""
+        return next((steps.scan for other, steps in self.launches() if other is kernel and steps is not None), None)
+
+    def issued_in(self, kernel: str) -> tuple[str, ...]:
+        """What later steps hold and this kernel brings near while it computes."""
+        tiles = (n for n in self.body.walk() if isinstance(n, Tile))
+        return tuple(h.tensor for tile in tiles for h in tile.holds if h.issue == kernel)
+
+    def with_kernels(self, kernels: Mapping[str, Tile]) -> Plan:
+        """The plan with other kernels in the place of those of these names."""
+
+        def changed(tile: Tile) -> Tile:
+            body = tuple(
+                (kernels.get(n.name, n) if n.is_kernel else changed(n)) if isinstance(n, Tile) else n
+                for n in tile.body
+            )
+            return replace(tile, body=body)
+
+        return replace(self, body=changed(self.body))
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(_encoded(self), indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
         try:
             return _plan(json.loads(text))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"not a plan: {error}") from error
 
     def text(self) -> str:
-        count = f"{len(self.kernels)} kernel{'' if len(self.kernels) == 1 else 's'}"
-        lines = [f"plan for {self.target}, schedule {self.schedule}, {count}"]
-        for name, layout in self.layouts:
-            lines.append(f"  layout {name}: {layout_text(layout)}")
-        for kernel in self.kernels:
-            lines.extend(_kernel_lines(kernel))
-        return "\n".join(lines) + "\n"
+        from tilewright.tile_graph.text import plan_text
+
+        return plan_text(self)
 
 
-def layout_text(layout: Layout) -> str:
-    parts = []
-    for part in layout.order:
-        size = "" if part.size is None else f"%{part.size}"
-        parts.append(f"{part.axis}{'' if part.step == 1 else f'/{part.step}'}{size}")
-    return "(" + ", ".join(parts) + ")"
+def cut_axes(tensor: str, extents: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[TileAxis, ...], Sizes]:
+    """Axes for the Tiles of one result, and the sizes of their parts, from sizes by the result's own axes."""
+    axes = tuple(TileAxis(f"t{name[1:]}", extents[name], (Bind(tensor, name),)) for name in sizes)
+    return axes, tuple((f"t{name[1:]}", size) for name, size in sizes.items())
 
 
-def _kernel_lines(kernel: KernelPlan) -> list[str]:
-    tile = ", ".join(f"{a}:{n}" for a, n in kernel.tile)
-    lines = [f"kernel {kernel.name}  tile [{tile}] x {kernel.tiles}, footprint {kernel.footprint} B"]
-    if kernel.scan:
-        lines.append(f"  in every step of the scan of {kernel.scan}")
-    if kernel.prefetch:
-        lines.append(f"  asks early for {', '.join(kernel.prefetch)}")
-    if kernel.warms:
-        lines.append(f"  brings near {', '.join(kernel.warms)}, for the steps that follow")
-    if kernel.keeps:
-        lines.append(f"  keeps {', '.join(kernel.keeps)} near from step to step")
-    if kernel.stream:
-        lines.append(f"  stream {kernel.stream.tensor} axis {kernel.stream.axis} in blocks of {kernel.stream.block}")
-    for nest in kernel.nests:
-        register = " ".join(f"{a}:{n}" for a, n in nest.register)
-        lines.append(f"  [{nest.phase}] {nest.tensor} at {nest.level}: core {nest.core}"
-                     f"{''.join(f' + {name}' for name in nest.epilogue)}; vector {nest.vector} x {nest.lanes};"
-                     f" register [{register}]; order {' '.join(nest.order)}{' to and fro' if nest.alternate else ''}"
-                     f"{f' but at step {nest.idle}' if nest.idle is not None else ''}"
-                     f"{' by ' + nest.instruction if nest.instruction else ''}"
-                     f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in nest.cut) if nest.cut else ''}"
-                     f"{f' {nest.ahead} ahead' if nest.ahead else ''}"
-                     f"{' threads ' + str(dict(nest.threads)) if nest.threads else ''}")  # fmt: skip
-    for edge in kernel.edges:
-        lines.append(f"  edge {edge.tensor}: {edge.mode} at {edge.level}")
-    if kernel.reason:
-        lines.append(f"  because {kernel.reason}")
-    return lines
+def _encoded(value: Any) -> Any:
+    """Dataclasses as dictionaries without the fields that have their usual value; nodes say what they are."""
+    if isinstance(value, tuple):
+        return [_encoded(v) for v in value]
+    if not isinstance(value, Plan | Tile | Leaf | Hold | TileAxis | Bind | Estimate | Layout | StorageAxis):
+        return value
+    shown = {}
+    for part in fields(value):
+        item = getattr(value, part.name)
+        usual = part.default if part.default is not MISSING else None
+        if item != usual or part.default is MISSING:
+            shown[part.name] = _encoded(item)
+    kind = {Tile: "tile", Leaf: "leaf"}.get(type(value))
+    return shown if kind is None else {kind: shown}
 
 
-def _sizes(value: Any) -> Sizes:
-    return tuple((str(a), int(n)) for a, n in value)
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def _nest(value: dict[str, Any]) -> NestPlan:
-    return NestPlan(**{**value, "epilogue": tuple(value["epilogue"]), "register": _sizes(value["register"]),
-                       "order": tuple(value["order"]), "unroll": tuple(value["unroll"]),
-                       "threads": _sizes(value["threads"]), "cut": _sizes(value["cut"])})  # fmt: skip
+def _of(kind: Callable[..., Any], value: Mapping[str, Any], **made: Any) -> Any:
+    return kind(**{**{k: _tuples(v) for k, v in value.items()}, **made})
 
 
-def _kernel(value: dict[str, Any]) -> KernelPlan:
-    return KernelPlan(**{**value, "roots": tuple(value["roots"]), "tile": _sizes(value["tile"]),
-                         "nests": tuple(_nest(n) for n in value["nests"]),
-                         "edges": tuple(EdgePlan(**e) for e in value["edges"]),
-                         "stream": StreamPlan(**value["stream"]) if value["stream"] else None,
-                         "traffic": _sizes(value["traffic"]), "prefetch": tuple(value["prefetch"]),
-                         "warms": tuple(value["warms"]), "keeps": tuple(value["keeps"])})  # fmt: skip
+def _node(value: Mapping[str, Any]) -> Tile | Leaf:
+    ((kind, inside),) = value.items()
+    if kind == "leaf":
+        leaf: Leaf = _of(Leaf, inside)
+        return leaf
+    if kind != "tile":
+        raise ValueError(f"a plan is made of tiles and leaves, not '{kind}'")
+    tile: Tile = _of(
+        Tile, inside, body=tuple(_node(n) for n in inside.get("body", ())),
+        holds=tuple(_of(Hold, h) for h in inside.get("holds", ())),
+        axes=tuple(_of(TileAxis, a, binds=tuple(_of(Bind, b) for b in a["binds"])) for a in inside.get("axes", ())),
+        estimate=_of(Estimate, inside.get("estimate", {})),
+    )  # fmt: skip
+    return tile
 
 
-def _layout(value: dict[str, Any]) -> Layout:
-    return Layout(tuple(StorageAxis(**part) for part in value["order"]), value["fill"], value["swizzle"])
+def _layout(value: Mapping[str, Any]) -> Layout:
+    made: Layout = _of(Layout, value, order=tuple(_of(StorageAxis, part) for part in value["order"]))
+    return made
 
 
-def _plan(value: dict[str, Any]) -> Plan:
-    return Plan(value["target"], value["schedule"], tuple(_kernel(k) for k in value["kernels"]),
-                tuple((name, _layout(layout)) for name, layout in value["layouts"]))  # fmt: skip
+def _plan(value: Mapping[str, Any]) -> Plan:
+    body = _node(value["body"])
+    if not isinstance(body, Tile):
+        raise ValueError("its body is a tile")
+    return Plan(value["target"], value["schedule"], body,
+                tuple((name, _layout(layout)) for name, layout in value.get("layouts", ())))  # fmt: skip

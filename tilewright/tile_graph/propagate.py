@@ -211,10 +211,11 @@ def _outermost(indices: Iterable[Expr]) -> list[Expr]:
 
 
 def propagate(
-    nests: Sequence[Nest], root_box: Box, reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None
-) -> dict[Nest, Box]:
-    """The box of every nest of a connected group, the last nest being the root."""
-    boxes: dict[Nest, Box] = {nests[-1]: root_box}
+    nests: Sequence[Nest], roots: Box | Mapping[Nest, Box],
+    reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None,
+) -> dict[Nest, Box]:  # fmt: skip
+    """The box of every nest of a connected group, from those of its roots; a single box is the last nest's."""
+    boxes: dict[Nest, Box] = dict(roots) if isinstance(roots, Mapping) else {nests[-1]: roots}
     inside = {t for n in nests for t in n.stores}
     needed: dict[Tensor, Box] = {}
     for nest in reversed(nests):

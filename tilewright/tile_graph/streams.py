@@ -38,28 +38,11 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
 from tilewright.tile_graph.nest import Nest, inline
-from tilewright.tile_graph.plan import KernelPlan, NestPlan
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.plan import Leaf, Tile
+from tilewright.tile_graph.propagate import Box, Range, extent_of
 from tilewright.tile_graph.separate import change, split_product, split_sum
 
 _STAND_INS = (1.0, 2.0, 0.5, 0.0)
-
-
-@dataclass(frozen=True)
-class Phases:
-    """Nests in the order they run: once a tile, in every block of `loop`, after it."""
-
-    before: tuple[Nest, ...]
-    loop: Axis | None
-    inside: tuple[Nest, ...]
-    after: tuple[Nest, ...]
-    plans: Mapping[Nest, NestPlan]
-    boxes: Mapping[Nest, Box]
-    reduce_boxes: Mapping[Nest, dict[Axis, Range]] = field(default_factory=dict)
-
-    @property
-    def nests(self) -> tuple[Nest, ...]:
-        return (*self.before, *self.inside, *self.after)
 
 
 @dataclass(frozen=True)
@@ -129,15 +112,21 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
                 return None
     if not wide or nests[-1] in wide:
         return None
-    if any(extent_of(a.extent) != extent_of(start_axis.extent) for a in (*wide.values(), *reducers.values())):
+    return along(nests, wide, reducers)
+
+
+def along(nests: Sequence[Nest], wide: Mapping[Nest, Axis], reducers: Mapping[Nest, Axis]) -> Stream | None:
+    """The stream of these nests, each along its own axis; None where some reducer cannot follow another's result."""
+    extents = {extent_of(a.extent) for a in (*wide.values(), *reducers.values())}
+    if len(extents) != 1:
         return None
     factors = _factors(nests, wide, reducers)
     stand_in = None if factors is None else _stand_in(factors)
     if factors is None or stand_in is None:
         return None
-    first = next(n for n in nests if n in wide)
-    position = first.axes.index(wide[first])
-    return Stream(first.tensor, position, extent_of(start_axis.extent), wide, reducers, factors, stand_in)
+    first = next(n for n in nests if n in wide or n in reducers)
+    position = first.axes.index(wide[first]) if first in wide else -1
+    return Stream(first.tensor, position, extents.pop(), dict(wide), dict(reducers), factors, stand_in)
 
 
 def _factors(
@@ -189,35 +178,24 @@ def _no_leaf(*_: object) -> np.ndarray:
     raise InternalError("a factor of a streamed reduction reads more than the results it follows")
 
 
-def stream_phases(plan: KernelPlan, nests: Sequence[Nest], root_box: Box) -> Phases:
-    """The phases of a kernel: all nests once a tile, or the streamed form its plan asks for."""
-    plans = dict(zip(nests, plan.nests, strict=True))
-    if plan.stream is None:
-        return Phases(tuple(nests), None, (), (), plans, propagate(nests, root_box))
-    stream = find_stream(nests)
-    if stream is None or stream.tensor.name != plan.stream.tensor:
-        raise ValueError(f"{plan.stream.tensor} cannot be streamed in kernel {plan.name}")
-    return _Streamer(stream, nests, plans, plan.stream.block, root_box).phases()
+@dataclass(frozen=True)
+class Work:
+    """A nest as it is run: how, on which box, and over which part of its reductions; `owner` is the nest of the model
+    whose place what it stores has, where it is not a result of the model itself."""
+
+    nest: Nest
+    leaf: Leaf
+    box: Box
+    limits: Mapping[Axis, Range] = field(default_factory=dict)
+    owner: Nest | None = None
 
 
-class _Streamer:
-    """Writes the nests of a streamed kernel."""
+class Carrier:
+    """Writes what the leaves of a streamed group run: starts, steps and ends of what is carried along."""
 
-    def __init__(
-        self, stream: Stream, nests: Sequence[Nest], plans: Mapping[Nest, NestPlan], block: int, root_box: Box
-    ) -> None:
+    def __init__(self, stream: Stream, leaves: Mapping[Nest, Leaf]) -> None:
         self.stream = stream
-        self.nests = nests
-        self.given = plans
-        self.loop = Axis("block", -(-stream.extent // block))
-        limits = stream.reduce_boxes(simplify(var(self.loop) * block), block)
-        if block >= stream.extent:
-            limits = {}
-        self.limits = limits
-        self.boxes: dict[Nest, Box] = dict(propagate(nests, root_box, limits))
-        self.plans: dict[Nest, NestPlan] = {}
-        self.reduce_boxes: dict[Nest, dict[Axis, Range]] = {}
-        self.level = next(p.level for n, p in plans.items() if n in stream.wide)
+        self.given = leaves
         # a reducer read by wide nests or other reducers in the block needs its current value there
         read_inside = {x.source for n in (*stream.wide, *stream.reducers) for x in n.loads()}
         self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
@@ -227,49 +205,63 @@ class _Streamer:
             n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers
         }
 
-    def phases(self) -> Phases:
-        before: list[Nest] = []
-        inside: list[Nest] = []
-        after: list[Nest] = []
-        done: set[Tensor] = set()
-        for nest in self.nests:
-            if nest in self.stream.reducers:
-                before.extend(self._start(nest))
-                inside.extend(self._step(nest))
-                after.append(self._finish(nest))
-                done.update(nest.stores)
-            elif nest in self.stream.wide:
-                inside.append(self._wide(nest))
-            elif any(t in done for t in nest.reads()):
-                after.append(self._same(nest))
-                done.update(nest.stores)
-            else:
-                before.append(self._same(nest))
-        return Phases(tuple(before), self.loop, tuple(inside), tuple(after), self.plans, self.boxes, self.reduce_boxes)
+    def start(self, nest: Nest, box: Box) -> list[Work]:
+        """The states of a reducer before the first block."""
+        assert nest.monoid is not None
+        made = [self._point(nest, self.states[nest], nest.monoid.identity[0], box)]
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._guarded(nest), box))
+        return made
 
-    def _same(self, nest: Nest) -> Nest:
-        self.plans[nest] = self.given[nest]
-        return nest
+    def step(self, nest: Nest, box: Box, limits: Mapping[Axis, Range]) -> list[Work]:
+        """A block reduced into the state, which follows the results that it depends on."""
+        monoid = nest.monoid
+        assert monoid is not None and monoid.operator is not None
+        here = [var(a) for a in nest.axes]
+        state = self.states[nest]
+        initial: Expr = load(state, here)
+        element = self._now(nest.elements[0])
+        made: list[Work] = []
+        if nest in self.current:
+            made.append(self._point(nest, self.previous[nest], load(self.current[nest], here), box))
+        if nest in self.stream.factors:
+            shift, shift_here = self._row(nest, "shift", self._correction(nest), box)
+            made.append(shift)
+            initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
+        update = replace(
+            nest,
+            stores=(state,),
+            elements=(element,),
+            initial=(initial,),
+            values=(load(nest.accumulated[0], here),),
+            epilogue=(),
+        )
+        made.append(Work(update, replace(self.given[nest], tensor=state.name), box, limits, nest))
+        if nest in self.current:
+            made.append(self._point(nest, self.current[nest], self._guarded(nest), box))
+        return made
+
+    def finish(self, nest: Nest, box: Box) -> list[Work]:
+        """The result of a reducer, from its state after the last block."""
+        value = self._value(nest)
+        if nest in self.stream.factors:
+            # a scale that never came (every element masked): the plain reduction has no number either
+            factor, moving = self.stream.factors[nest]
+            lost = self._unscaled(nest, factor, {x: x for x in moving})
+            value = select(lost, const(float("nan"), value.dtype), value)
+        return [replace(self._point(nest, nest.tensor, value, box), owner=None)]
+
+    def wide(self, nest: Nest, box: Box) -> list[Work]:
+        """One block of a nest that has the axis among its outputs."""
+        made = replace(
+            nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values)
+        )
+        return [Work(made, self.given[nest], box)]
 
     def _now(self, node: Expr) -> Expr:
         """Results of reducers are read at their value of this block."""
         names = {n.tensor: t for n, t in self.current.items()}
         return replace_nodes(node, {x: load(names[x.source], x.indices) for x in loads(node) if x.source in names})
-
-    def _wide(self, nest: Nest) -> Nest:
-        made = replace(
-            nest, elements=tuple(self._now(e) for e in nest.elements), values=tuple(self._now(v) for v in nest.values)
-        )
-        self.boxes[made] = self.boxes[nest]
-        self.plans[made] = self.given[nest]
-        return made
-
-    def _start(self, nest: Nest) -> list[Nest]:
-        assert nest.monoid is not None
-        made = [self._point(nest, self.states[nest], nest.monoid.identity[0])]
-        if nest in self.current:
-            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
-        return made
 
     def _value(self, nest: Nest) -> Expr:
         """The nest's stored value, from its state."""
@@ -292,36 +284,6 @@ class _Streamer:
         assert reducer.monoid is not None and reducer.monoid.operator is not None
         return op("isnan", change(reducer.monoid.operator, factor, values, values))
 
-    def _step(self, nest: Nest) -> list[Nest]:
-        monoid = nest.monoid
-        assert monoid is not None and monoid.operator is not None
-        here = [var(a) for a in nest.axes]
-        state = self.states[nest]
-        initial: Expr = load(state, here)
-        element = self._now(nest.elements[0])
-        made: list[Nest] = []
-        if nest in self.current:
-            made.append(self._point(nest, self.previous[nest], load(self.current[nest], here)))
-        if nest in self.stream.factors:
-            shift, shift_here = self._row(nest, "shift", self._correction(nest))
-            made.append(shift)
-            initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
-        update = replace(
-            nest,
-            stores=(state,),
-            elements=(element,),
-            initial=(initial,),
-            values=(load(nest.accumulated[0], here),),
-            epilogue=(),
-        )
-        self.boxes[update] = self.boxes[nest]
-        self.plans[update] = replace(self.given[nest], level=self.level, tensor=state.name)
-        self.reduce_boxes[update] = dict(self.limits.get(nest, {}))
-        made.append(update)
-        if nest in self.current:
-            made.append(self._point(nest, self.current[nest], self._guarded(nest)))
-        return made
-
     def _correction(self, nest: Nest) -> Expr:
         """What the old state is multiplied by (or added to)."""
         factor, moving = self.stream.factors[nest]
@@ -336,44 +298,44 @@ class _Streamer:
         largest = float(ml_dtypes.finfo(correction.dtype.numpy).max)
         return minimum(maximum(correction, -largest), largest)
 
-    def _finish(self, nest: Nest) -> Nest:
-        value = self._value(nest)
-        if nest in self.stream.factors:
-            # a scale that never came (every element masked): the plain reduction has no number either
-            factor, moving = self.stream.factors[nest]
-            lost = self._unscaled(nest, factor, {x: x for x in moving})
-            value = select(lost, const(float("nan"), value.dtype), value)
-        made = self._point(nest, nest.tensor, value)
-        self.plans[made] = replace(self.plans[made], level=self.given[nest].level)
-        return made
-
-    def _row(self, nest: Nest, label: str, value: Expr) -> tuple[Nest, Expr]:
+    def _row(self, nest: Nest, label: str, value: Expr, box: Box) -> tuple[Work, Expr]:
         """A value kept along those of the reducer's axes it depends on, and how the reducer reads it."""
         used = [a for a in nest.axes if a in axes_of(value)]
         tensor = Tensor(f"{nest.tensor.name}@{label}", tuple(a.extent for a in used), value.dtype)
         axes = tuple(Axis(a.name, a.extent) for a in used)
         moved = substitute(value, {a: var(b) for a, b in zip(used, axes, strict=True)})
         made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
-        self.boxes[made] = tuple(self.boxes[nest][nest.axes.index(a)] for a in used)
-        given = self.given[nest]
-        renamed = {f"o{nest.axes.index(a)}": f"o{i}" for i, a in enumerate(used)}
-        threads = tuple((renamed[a], n) for a, n in given.threads if a in renamed)
-        self.plans[made] = NestPlan(
-            tensor.name, tensor.name, level=self.level, order=tuple(f"o{i}" for i in range(len(axes))), threads=threads
-        )
-        return made, load(tensor, [var(a) for a in used])
+        own = tuple(box[nest.axes.index(a)] for a in used)
+        leaf = Leaf(tensor.name, tensor.name, order=tuple(f"o{i}" for i in range(len(axes))))
+        return Work(made, leaf, own, owner=nest), load(tensor, [var(a) for a in used])
 
-    def _point(self, nest: Nest, tensor: Tensor, value: Expr) -> Nest:
+    def _point(self, nest: Nest, tensor: Tensor, value: Expr, box: Box) -> Work:
         """A map over the reducer's own axes."""
         axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
         moved = substitute(value, {a: var(b) for a, b in zip(nest.axes, axes, strict=True)})
         made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
-        self.boxes[made] = self.boxes[nest]
         given = self.given[nest]
         vector = given.vector if given.vector and given.vector[0] == "o" else None
-        register = tuple((a, n) for a, n in given.register if a == vector)
-        self.plans[made] = NestPlan(
-            tensor.name, tensor.name, level=self.level, vector=vector, lanes=given.lanes if vector else 1,
-            register=register, order=tuple(f"o{i}" for i in range(len(axes))), threads=given.threads,
+        leaf = Leaf(
+            tensor.name, tensor.name, vector=vector, lanes=given.lanes if vector else 1,
+            register=tuple((a, n) for a, n in given.register if a == vector),
+            order=tuple(f"o{i}" for i in range(len(axes))),
         )  # fmt: skip
-        return made
+        return Work(made, leaf, box, owner=nest)
+
+
+def stream_of(tile: Tile, nests: Sequence[Nest]) -> Stream | None:
+    """What a kernel carries along an axis, from the axis that its plan binds to reductions."""
+    walked = tile.stream
+    if walked is None:
+        return None
+    by_name = {n.tensor.name: n for n in nests}
+    carried = {h.axis for h in walked.holds if h.mode == "carry"}
+    (axis,) = (a for a in walked.axes if a.name in carried)
+    members = {b.tensor: by_name[b.tensor].named(b.axis) for b in axis.binds}
+    wide = {by_name[b.tensor]: members[b.tensor] for b in axis.binds if b.axis[0] == "o"}
+    reducers = {by_name[b.tensor]: members[b.tensor] for b in axis.binds if b.axis[0] == "r"}
+    stream = along(nests, wide, reducers)
+    if stream is None:
+        raise ValueError(f"nothing can be carried along {axis.name} in kernel {tile.name}")
+    return stream

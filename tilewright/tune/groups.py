@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from tilewright.backend.cpu.plan.variants import Variants, shared_constants, variants_of
@@ -11,10 +11,10 @@ from tilewright.ir.loops import LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import plan_nests
 from tilewright.target import Target
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
 from tilewright.tile_graph.signature import signature
 
-_OF_THE_PLACE = ("tensor", "core", "epilogue", "level", "phase")  # what a nest plan says of its nest, not how it runs
+_OF_THE_PLACE = ("tensor", "core", "epilogue", "composed", "part")  # what a nest plan says of its nest, not how it runs
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class Group:
     variants: tuple[Variants, ...]  # of each member
 
     @property
-    def own(self) -> KernelPlan:
+    def own(self) -> Tile:
         return self.variants[0].kernel
 
-    def alternatives(self, count: int) -> list[KernelPlan]:
+    def alternatives(self, count: int) -> list[Tile]:
         return self.variants[0].best(count)
 
-    def applied(self, chosen: KernelPlan) -> dict[int, KernelPlan]:
+    def applied(self, chosen: Tile) -> dict[int, Tile]:
         """The choice, made for the first member, for every member under its own names."""
         return {
             position: _in_place(chosen, each.kernel) for position, each in zip(self.members, self.variants, strict=True)
         }
 
-    def layouts(self, chosen: KernelPlan) -> dict[Tensor, Layout]:
+    def layouts(self, chosen: Tile) -> dict[Tensor, Layout]:
         """Constants as all members read them under this choice."""
         kernels = self.applied(chosen)
         found: dict[Tensor, Layout] = {}
@@ -46,16 +46,21 @@ class Group:
         return found
 
 
-def _in_place(chosen: KernelPlan, kernel: KernelPlan) -> KernelPlan:
-    nests = tuple(_like(model, own) for model, own in zip(chosen.nests, kernel.nests, strict=True))
-    return replace(
-        kernel, nests=nests, tile=chosen.tile, tiles=chosen.tiles, predicted_seconds=chosen.predicted_seconds,
-        reason=chosen.reason or kernel.reason,
-    )  # fmt: skip
+def _in_place(chosen: Tile, kernel: Tile) -> Tile:
+    """The kernel run as another that is equal but for its tensors; both cut the same axes of their results."""
+    leaves = {own.tensor: _like(model, own) for model, own in zip(chosen.leaves, kernel.leaves, strict=True)}
+    theirs, ours = chosen.leaves[-1].tensor, kernel.leaves[-1].tensor
+    axes = tuple(
+        replace(a, binds=tuple(replace(b, tensor=ours if b.tensor == theirs else b.tensor) for b in a.binds))
+        for a in chosen.axes
+    )
+    reason = chosen.estimate.reason or kernel.estimate.reason
+    about = replace(kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
+    return replace(kernel.with_leaves(leaves), axes=axes, sizes=chosen.sizes, estimate=about)
 
 
-def _like(model: NestPlan, own: NestPlan) -> NestPlan:
-    return replace(own, **{f.name: getattr(model, f.name) for f in fields(NestPlan) if f.name not in _OF_THE_PLACE})
+def _like(model: Leaf, own: Leaf) -> Leaf:
+    return replace(own, **{f.name: getattr(model, f.name) for f in fields(Leaf) if f.name not in _OF_THE_PLACE})
 
 
 def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
@@ -64,38 +69,36 @@ def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
     shared = shared_constants(program, plan)
     layouts = dict(plan.layouts)
     found: dict[Hashable, list[tuple[int, Variants]]] = {}
-    for position, kernel in enumerate(plan.kernels):
+    for position, (kernel, steps) in enumerate(plan.launches()):
         nests = plan_nests(kernel, computes)
-        levels = {t: p.level for n, p in zip(nests, kernel.nests, strict=True) for t in n.stores}
 
-        def about(t: Tensor, levels: Mapping[Tensor, str] = levels) -> Hashable:
+        def about(t: Tensor, held: frozenset[str] = kernel.held) -> Hashable:
             # a constant of several kernels keeps its layout, so its readers may have other choices
             kept = t.name if t in shared else t in program.constants
-            return (layouts.get(t.name), levels.get(t), kept)
+            return (layouts.get(t.name), t.name in held, kept)
 
-        key = (
-            signature(nests, about), tuple(replace(n, tensor="", core="", epilogue=()) for n in kernel.nests),
-            kernel.tile, kernel.scan is not None, kernel.stream and (kernel.stream.axis, kernel.stream.block),
-        )  # fmt: skip
+        leaves = tuple(replace(n, tensor="", core="", epilogue=(), composed=()) for n in kernel.leaves)
+        streamed = kernel.stream and (kernel.stream.sizes, kernel.stream.axes[0].extent)
+        key = (signature(nests, about), leaves, kernel.cut, steps is not None, streamed)
         found.setdefault(key, []).append((position, variants_of(kernel, nests, program, plan, target)))
     return [Group(tuple(p for p, _ in members), tuple(v for _, v in members)) for members in found.values()]
 
 
-def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[Group, KernelPlan]]) -> Plan:
+def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[Group, Tile]]) -> Plan:
     """The plan with these groups run another way, their constants packed to suit."""
-    kernels = list(plan.kernels)
+    kernels: dict[str, Tile] = {}
     by_name = {t.name: t for t in program.constants}
     layouts = dict(plan.layouts)
     for group, chosen in choices:
         for position, kernel in group.applied(chosen).items():
-            kernels[position] = kernel
+            kernels[plan.kernels[position].name] = kernel
         for tensor in group.layouts(group.own):
             layouts.pop(tensor.name, None)
             if by_name[tensor.name] in program.layouts:
                 layouts[tensor.name] = program.layouts[by_name[tensor.name]]
         layouts.update({t.name: layout for t, layout in group.layouts(chosen).items()})
     shown = tuple(sorted((name, layout) for name, layout in layouts.items() if not layout.is_natural))
-    return replace(plan, kernels=tuple(kernels), layouts=shown)
+    return replace(plan.with_kernels(kernels), layouts=shown)
 
 
 def calls_of(group: Group, program: Program, plan: Plan, loops: LoopProgram) -> list[int]:
@@ -103,8 +106,8 @@ def calls_of(group: Group, program: Program, plan: Plan, loops: LoopProgram) -> 
     names = _aliases(program)
     wanted: set[str] = set()
     for position in group.members:
-        for root in plan.kernels[position].roots:
-            wanted.update(names.get(root, (root,)))
+        root = plan.kernels[position].leaves[-1].tensor
+        wanted.update(names.get(root, (root,)))
     written = {
         kernel.name: {
             s.buffer for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.GLOBAL

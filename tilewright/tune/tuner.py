@@ -32,11 +32,11 @@ from tilewright.runtime import (
     this_machine,
 )
 from tilewright.target import Target
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
 
-_FORMAT = "1"  # of what is kept in the cache
+_FORMAT = "2"  # of what is kept in the cache
 _PLANS_IN_TIME = 12  # variants a kernel at most, where only a time is given
 _LEAST_SHARE = 0.002  # of the model's time: kernels below it are left alone
 _LEAST_GAIN = 0.03  # smaller differences are within the noise of a measurement
@@ -105,10 +105,10 @@ class _Tuned:
     """A group, its variants still to be measured, and the best so far against the planner's."""
 
     group: Group
-    waiting: list[KernelPlan]
+    waiting: list[Tile]
     share: float  # of the model's time
     calls: list[int]
-    best: KernelPlan | None = None
+    best: Tile | None = None
     seconds: float = 0.0
     default_seconds: float = 0.0
     measured: int = 1
@@ -218,6 +218,7 @@ class _Tuner:
     def _told(self, plan: Plan, groups: Sequence[_Tuned], chosen: Sequence[_Tuned]) -> Plan:
         """The reasons, for people: what was measured and gained."""
         kernels = list(plan.kernels)
+        told: dict[str, Tile] = {}
         for each in groups:
             calls = len(each.calls)
             if each in chosen:
@@ -227,9 +228,10 @@ class _Tuner:
                 said = "tuned: the best predicted stays"
             said += f", {each.measured} plans measured"
             for position in each.group.members:
-                reason = kernels[position].reason
-                kernels[position] = replace(kernels[position], reason=f"{reason}; {said}" if reason else said)
-        return replace(plan, kernels=tuple(kernels))
+                kernel, about = kernels[position], kernels[position].estimate
+                reason = f"{about.reason}; {said}" if about.reason else said
+                told[kernel.name] = replace(kernel, estimate=replace(about, reason=reason))
+        return plan.with_kernels(told)
 
     def _tell(self, message: str) -> None:
         if self.options.progress is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu.lower.chains import join_calls
-from tilewright.backend.cpu.lower.kernel import lower_cpu_kernel
 from tilewright.errors import ToolError
 from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.compute import Program
@@ -41,7 +40,6 @@ from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan import Plan
 
-lower_kernel = lower_cpu_kernel
 _CACHE_BYTES = 4 << 30
 
 
@@ -143,7 +141,8 @@ def model_image(
     starts = [*sorted(weight_offsets.values()), len(weights)]
     ends = dict(pairwise(starts))
     kept = [KeptWeights(start, ends[start] - start, k.tiles)
-            for k in plan.kernels for start in (weight_offsets[name] for name in k.keeps)]  # fmt: skip
+            for k, steps in plan.launches() if steps is not None
+            for start in (weight_offsets[h.tensor] for h in steps.holds)]  # fmt: skip
     return ModelImage(
         sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
         tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),

@@ -1,4 +1,4 @@
-"""Lowers one kernel of a Plan for a GPU: a block a tile, intermediates in shared memory, barriers where nests meet."""
+"""Lowers one kernel of a Plan for a GPU: a block a tile, what it holds in shared memory, barriers where leaves meet."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 
 from tilewright.backend.gpu.nest import GpuNest
 from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Kernel, Memory, Scope, Stmt
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Memory, Scope, Stmt
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.lower.access import Access
-from tilewright.lower.kernel import Binding, ScanView, bind_reads, bind_writes, grid, tile_count
+from tilewright.lower.kernel import Binding, KernelLowering, Loop, ScanView, works
 from tilewright.lower.nesting import alloc
-from tilewright.lower.register_block import Names
-from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan
-from tilewright.tile_graph.streams import Phases, stream_phases
+from tilewright.tile_graph.plan import Tile
+from tilewright.tile_graph.streams import Work
 
 
 @dataclass
@@ -38,70 +35,52 @@ class _Hazards:
         self.written.clear()
 
 
-class _Block:
-    """What one block does, nest after nest."""
+class GpuKernel(KernelLowering):
+    """Tiles handed out to blocks; the threads of a block take up every leaf together."""
 
-    def __init__(self, phases: Phases, access: Access, thread: Axis) -> None:
-        self.phases = phases
-        self.access = access
-        self.thread = thread
-        self.names = Names()
+    memory = Memory.SHARED
+
+    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+        (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
+        self.thread = Axis("thread", lanes.count)
         self.shared: list[Buffer] = []
         self.hazards = _Hazards()
+        inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
+        return (For(index, ForKind.BLOCK, alloc([*self.kept, *self.shared], inside)),)
 
-    def statements(self) -> tuple[Stmt, ...]:
-        phases = self.phases
-        body = self._nests(phases.before)
-        if phases.loop is not None:
-            if self._loop_meets():
-                body.append(Barrier(Scope.BLOCK))
-                self.hazards.clear()
-            inner = self._nests(phases.inside)
-            # the next block of the stream writes what this one still reads
-            inner.append(Barrier(Scope.BLOCK))
-            self.hazards.clear()
-            body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
-        body.extend(self._nests(phases.after))
-        return tuple(body)
-
-    def _nests(self, nests: Sequence[Nest]) -> list[Stmt]:
+    def _statements(self, items: Sequence[Work | Loop]) -> list[Stmt]:
         body: list[Stmt] = []
-        for nest in nests:
-            reads, writes = self._touched(nest)
+        for item in items:
+            if isinstance(item, Loop):
+                body.extend(self._loop(item))
+                continue
+            reads, writes = self._touched(item)
             if self.hazards.meets(reads, writes):
                 body.append(Barrier(Scope.BLOCK))
                 self.hazards.clear()
-            phases = self.phases
-            lowered = GpuNest(nest, phases.plans[nest], phases.boxes[nest], dict(phases.reduce_boxes.get(nest, {})),
-                              self.access, self.names, self.thread, self.shared)  # fmt: skip
+            lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access, self.names, self.thread,
+                              self.shared)  # fmt: skip
             body.extend(lowered.statements())
             self.hazards.add(reads, writes)
         return body
 
-    def _loop_meets(self) -> bool:
-        touched = [self._touched(n) for n in self.phases.inside]
-        return any(self.hazards.meets(reads, writes) for reads, writes in touched)
+    def _loop(self, loop: Loop) -> list[Stmt]:
+        body: list[Stmt] = []
+        if any(self.hazards.meets(*self._touched(work)) for work in works(loop.body)):
+            body.append(Barrier(Scope.BLOCK))
+            self.hazards.clear()
+        # the next part writes what this one still reads
+        inner = [*self._statements(loop.body), Barrier(Scope.BLOCK)]
+        self.hazards.clear()
+        return [*body, For(loop.axis, ForKind.SERIAL, tuple(inner))]
 
-    def _touched(self, nest: Nest) -> tuple[set[Buffer], set[Buffer]]:
-        reads = {self.access.read[t].buffer for t in nest.reads()}
-        writes = {p.buffer for t in nest.stores for p in self.access.write[t]}
+    def _touched(self, work: Work) -> tuple[set[Buffer], set[Buffer]]:
+        reads = {self.access.read[t].buffer for t in work.nest.reads()}
+        writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
         return reads, writes
 
 
 def lower_gpu_kernel(
-    plan: KernelPlan, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target
+    tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
 ) -> Binding:
-    """One GPU kernel: blocks over tiles, shared buffers, then the threads of a block."""
-    tile = Axis("tile", tile_count(nests[-1], plan))
-    phases = stream_phases(plan, nests, grid(nests[-1], plan, tile))
-    access = Access()
-    params: list[Buffer] = []
-    arguments: list[str] = []
-    kept: list[Buffer] = []
-    bind_reads(phases, access, params, arguments, layout)
-    bind_writes(phases, access, params, arguments, kept, layout, scan, Memory.SHARED)
-    thread = Axis("thread", plan.block_threads)
-    block = _Block(phases, access, thread)
-    inside = (For(thread, ForKind.THREAD, block.statements()),)
-    whole = For(tile, ForKind.BLOCK, alloc([*kept, *block.shared], inside))
-    return Binding(Kernel(plan.name, tuple(params), (whole,), (), scan.step if scan else None), tuple(arguments))
+    return GpuKernel(tile, nests, layout, scan).binding()

@@ -6,7 +6,6 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tilewright.backend.gpu.kernel import lower_gpu_kernel
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import ToolError
 from tilewright.ir.compute import Program
@@ -23,7 +22,6 @@ from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuM
 from tilewright.target import GPUS, Target
 from tilewright.tile_graph.plan import Plan
 
-lower_kernel = lower_gpu_kernel
 _CACHE_BYTES = 4 << 30
 
 

@@ -33,7 +33,7 @@ from tilewright.lower.access import Access
 from tilewright.lower.nesting import alloc, serial, unrolled, walked
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, whole
 
 WARP = 32
@@ -65,7 +65,7 @@ class GpuNest:
     """The lowering of one nest under one plan; `shared` collects the buffers that the block must allocate."""
 
     def __init__(
-        self, nest: Nest, plan: NestPlan, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
         thread: Axis, shared: list[Buffer],
     ) -> None:  # fmt: skip
         self.nest = nest

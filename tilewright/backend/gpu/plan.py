@@ -16,9 +16,9 @@ from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, NestPlan
-from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
-from tilewright.tile_graph.streams import stream_phases
+from tilewright.tile_graph.plan import Leaf
+from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propagate
+from tilewright.tile_graph.streams import Stream
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
 _WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink to make more of them
@@ -41,7 +41,7 @@ def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
     return all(any(sizes[a] > 1 and a not in f.outputs for a in nest.axes) for f in parts)
 
 
-def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> NestPlan:
+def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
     context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
     names = nest.axis_names()
@@ -53,8 +53,8 @@ def plan_gpu_nest(nest: Nest, context: NestContext, phase: str = "tile", level: 
         along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+    return Leaf(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
         order=tuple(names[a] for a in (*order, *reduction)), split=split,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def _split(
     return split, fastest
 
 
-def fit_register(plan: NestPlan, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
+def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
     """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
     tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
     for _ in range(6):
@@ -184,33 +184,36 @@ def fit_register(plan: NestPlan, nest: Nest, sizes: Mapping[Axis, Size]) -> dict
     return tile
 
 
-def positions(plan: NestPlan, nest: Nest, box: Box) -> dict[Axis, int]:
+def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
     """Register tiles along each output axis of a box."""
     register = dict(plan.register)
     names = nest.axis_names()
     return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
 
 
-def finish_gpu(plan: KernelPlan, nests: Sequence[Nest]) -> KernelPlan:
-    """The plan with what depends on the tile: threads of the block, positions, staging."""
-    sizes = dict(plan.tile)
+def finished_leaves(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], tile: Mapping[str, int], stream: Stream | None, block: int
+) -> tuple[tuple[Leaf, ...], int]:
+    """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
     root = nests[-1]
     ranges = []
     for i, axis in enumerate(root.axes):
         extent = extent_of(axis.extent)
-        size = min(sizes.get(f"o{i}", extent), extent)
+        size = min(tile.get(f"o{i}", extent), extent)
         ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
-    phases = stream_phases(plan, nests, tuple(ranges))
-    finished = []
-    for nest, part in zip(nests, plan.nests, strict=True):
-        limits = next((r for n, r in phases.reduce_boxes.items() if n.core == nest.core), {})
-        finished.append(_finish_nest(part, nest, phases.boxes[nest], limits))
-    most = max((prod(n for _, n in p.threads) * p.split for p in finished), default=1)
-    threads = min(MOST_THREADS, -(-most // 32) * 32)
-    return replace(plan, nests=tuple(finished), block_threads=threads)
+    limits = {}
+    if stream is not None and block < stream.extent:
+        limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
+    boxes = propagate(nests, tuple(ranges), limits)
+    finished, most = [], 1
+    for nest, leaf in zip(nests, leaves, strict=True):
+        made = _finished(leaf, nest, boxes[nest], limits.get(nest, {}))
+        most = max(most, prod(positions(made, nest, boxes[nest]).values()) * made.split)
+        finished.append(made)
+    return tuple(finished), min(MOST_THREADS, -(-most // 32) * 32)
 
 
-def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> NestPlan:
+def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:
     names = nest.axis_names()
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
     fitted = fit_register(plan, nest, sizes)
@@ -220,11 +223,10 @@ def _finish_nest(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis,
         step = _step(plan, nest, box, reduce_box)
     if not step:
         plan = replace(plan, register=())
-    places = positions(plan, nest, box)
-    return replace(plan, step=step, threads=tuple((names[a], n) for a, n in places.items()))
+    return replace(plan, step=step)
 
 
-def _step(plan: NestPlan, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> int:
+def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> int:
     """Elements of the reduction that are staged at a time; 0 when not even a few fit."""
     register = dict(plan.register)
     names = nest.axis_names()

@@ -11,15 +11,15 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.tile import Choice
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
+from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.moving import compulsory, footprint, looked_up, transactions
 from tilewright.tile_graph.nest import Nest, data_cost
-from tilewright.tile_graph.plan import NestPlan, StreamPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
 from tilewright.tile_graph.streams import Stream
 
@@ -39,7 +39,7 @@ _BLOCK_START = 300  # cycles
 
 
 def choose_gpu_tile(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
 ) -> Choice | None:  # fmt: skip
     """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit in shared memory."""
@@ -99,7 +99,7 @@ def choose_gpu_tile(
     )
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
                   int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
-                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+                  block if stream else 0)  # fmt: skip
 
 
 def _repeated(
@@ -116,7 +116,7 @@ def _repeated(
     return np.maximum(1.0, done / needed)
 
 
-def _candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
     register = dict(plan.register)
     names = root.axis_names()
     choices: list[list[int]] = []
@@ -142,7 +142,7 @@ def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
     return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
 
 
-def _work(nest: Nest, plan: NestPlan, box: Box, register: Mapping[Axis, Size]) -> Size:
+def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size]) -> Size:
     """Threads that a box could use."""
     total: Size = plan.split
     for axis, extent in zip(nest.axes, box, strict=True):
@@ -168,7 +168,7 @@ def _global_step(target: Target) -> float:
     return _GLOBAL_STEP * target.tile_level.latency * target.clock
 
 
-def _step_cost(nest: Nest, plan: NestPlan, register: Mapping[Axis, Size], target: Target) -> tuple[Size, Size]:
+def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], target: Target) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
     far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
     outputs: Size = 1

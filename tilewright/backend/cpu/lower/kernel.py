@@ -1,4 +1,4 @@
-"""Lowers one kernel of a Plan for a CPU: a parallel loop over tiles around the nests of a tile."""
+"""Lowers one kernel of a Plan for a CPU: a parallel loop over tiles around the leaves of a tile."""
 
 from __future__ import annotations
 
@@ -11,50 +11,40 @@ from tilewright.backend.cpu.lower.prefetch import with_prefetches
 from tilewright.backend.cpu.lower.window import CpuWindow
 from tilewright.intrinsics.cpu import WINDOW_DOTS
 from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Kernel, Stmt
+from tilewright.ir.loops import Alloc, For, ForKind, Stmt
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.lower.access import Access
-from tilewright.lower.kernel import Binding, ScanView, bind_reads, bind_writes, grid, tile_count
-from tilewright.lower.register_block import Names
-from tilewright.target import Target
+from tilewright.lower.kernel import Binding, KernelLowering, Loop, ScanView
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan
-from tilewright.tile_graph.streams import Phases, stream_phases
+from tilewright.tile_graph.plan import Tile
+from tilewright.tile_graph.streams import Work
+
+
+class CpuKernel(KernelLowering):
+    """Tiles handed out to cores; each keeps what it holds in scratch memory of its own."""
+
+    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+        body = with_prefetches(self._statements(items), self.plan.prefetched, items, self.access)
+        for buffer in reversed(self.kept):
+            body = (Alloc(buffer, body),)
+        return (For(index, ForKind.PARALLEL, body),)
+
+    def _statements(self, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+        body: list[Stmt] = []
+        for item in items:
+            if isinstance(item, Loop):
+                body.append(For(item.axis, ForKind.SERIAL, self._statements(item.body)))
+            else:
+                body.extend(self._leaf_statements(item))
+        return tuple(body)
+
+    def _leaf_statements(self, work: Work) -> tuple[Stmt, ...]:
+        instruction = work.leaf.instruction
+        kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
+        lowered = kind(work.nest, work.leaf, work.box, dict(work.limits), self.access, self.names, self.step)
+        return (*lowered.statements(), *filled_up(work.nest, work.box, self.access, work.leaf.lanes))
 
 
 def lower_cpu_kernel(
-    plan: KernelPlan, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None, target: Target
+    tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
 ) -> Binding:
-    """One CPU kernel: a parallel loop over tiles around the nests of a tile."""
-    tile = Axis("tile", tile_count(nests[-1], plan))
-    box = grid(nests[-1], plan, tile)
-    phases = stream_phases(plan, nests, box)
-    access = Access()
-    params: list[Buffer] = []
-    arguments: list[str] = []
-    scratch: list[Buffer] = []
-    bind_reads(phases, access, params, arguments, layout)
-    bind_writes(phases, access, params, arguments, scratch, layout, scan)
-    names = Names()
-    step = scan.step if scan else None
-    body: list[Stmt] = []
-    for part in phases.before:
-        body.extend(_nest(part, phases, access, names, step))
-    if phases.loop is not None:
-        inner = [s for part in phases.inside for s in _nest(part, phases, access, names, step)]
-        body.append(For(phases.loop, ForKind.SERIAL, tuple(inner)))
-    for part in phases.after:
-        body.extend(_nest(part, phases, access, names, step))
-    wrapped = with_prefetches(body, plan.prefetch, phases, access)
-    for buffer in reversed(scratch):
-        wrapped = (Alloc(buffer, wrapped),)
-    wrapped = (For(tile, ForKind.PARALLEL, wrapped),)
-    return Binding(Kernel(plan.name, tuple(params), wrapped, (), step), tuple(arguments))
-
-
-def _nest(nest: Nest, phases: Phases, access: Access, names: Names, step: Axis | None) -> tuple[Stmt, ...]:
-    instruction = phases.plans[nest].instruction
-    kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
-    plan, box = phases.plans[nest], phases.boxes[nest]
-    made = kind(nest, plan, box, phases.reduce_boxes.get(nest, {}), access, names, step).statements()
-    return (*made, *filled_up(nest, box, access, plan.lanes))
+    return CpuKernel(tile, nests, layout, scan).binding()

@@ -31,7 +31,7 @@ from tilewright.lower.access import Access
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Block, Names
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, whole
 
 _QUARTERS = 4
@@ -41,7 +41,7 @@ class NestParts:
     """A nest under its plan: the ranges of its axes, and statements that start, update and store its results."""
 
     def __init__(
-        self, nest: Nest, plan: NestPlan, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
         step: Axis | None = None,
     ) -> None:  # fmt: skip
         self.nest = nest

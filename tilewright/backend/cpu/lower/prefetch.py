@@ -14,26 +14,29 @@ from tilewright.ir.loops import PREFETCH, For, ForKind, Instruction, Operand, St
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access, Place
+from tilewright.lower.kernel import Loop, works
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import Box, merge, reads_box
-from tilewright.tile_graph.streams import Phases
+from tilewright.tile_graph.streams import Work
 
 
 def with_prefetches(
-    body: Sequence[Stmt], wanted: Collection[str], phases: Phases, access: Access
+    body: Sequence[Stmt], wanted: Collection[str], items: Sequence[Work | Loop], access: Access
 ) -> tuple[Stmt, ...]:
-    """A tile's statements, nest after nest, with hints for the parts of the named tensors that it reads."""
-    tensors = {t for nest in phases.nests for t in nest.reads() if t.name in wanted}
+    """A tile's statements, leaf after leaf, with hints for the parts of the named tensors that it reads."""
+    if not wanted:
+        return tuple(body)
+    run = list(works(items))
+    tensors = {t for work in run for t in work.nest.reads() if t.name in wanted}
     parts: dict[Tensor, Box] = {}
-    for nest in phases.nests:
-        found = reads_box(nest, phases.boxes[nest], phases.reduce_boxes.get(nest, {}), tensors)
-        for tensor, box in found.items():
+    for work in run:
+        for tensor, box in reads_box(work.nest, work.box, work.limits, tensors).items():
             parts[tensor] = merge(parts[tensor], box) if tensor in parts else box
     lines = {t: _Lines.of(access.read[t], box, t.dtype.bytes) for t, box in parts.items()}
-    first = body[0] if body and phases.loop is None else None
+    first = body[0] if body and not any(isinstance(item, Loop) for item in items) else None
     if not isinstance(first, For) or first.kind is not ForKind.SERIAL or not isinstance(first.axis.extent, int):
         return (*(s for part in lines.values() for s in part.all()), *body)
-    at_once = set(phases.nests[0].reads())
+    at_once = set(run[0].nest.reads())
     front = [s for t, part in lines.items() if t in at_once for s in part.all()]
     turns = first.axis.extent
     spread = [s for t, part in lines.items() if t not in at_once for s in part.in_turns(first.axis, turns)]

@@ -17,15 +17,15 @@ from tilewright.backend.cpu.plan.vectorise import facts_of
 from tilewright.ir.expr import Axis, Load, loads
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
 from tilewright.tile_graph.nest import Nest, period
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Size, extent_of
 
 _WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at least
 
 
-def panel_read(nest: Nest, plan: NestPlan, context: NestContext) -> Load | None:
+def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
-    if context.target.kind != "cpu" or context.served is not None or plan.instruction is not None:
+    if context.served is not None or plan.instruction is not None:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
@@ -41,7 +41,7 @@ def panel_read(nest: Nest, plan: NestPlan, context: NestContext) -> Load | None:
     return read[0]
 
 
-def asked_ahead(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
     """Elements of the next panel to ask for in every step of the sum, so that all blocks of rows together ask for all
     of it; 0 where it does not pay."""
     read = panel_read(nest, plan, context)
@@ -67,7 +67,7 @@ def asked_ahead(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: 
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
 
 
-def asked_seconds(nest: Nest, plan: NestPlan, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+def asked_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
     """What reading the weights that a tile asks for early takes, of those that the tile level does not keep."""
     read = panel_read(nest, plan, context)
     if read is None:

@@ -33,8 +33,6 @@ _LEAST_GAIN = 0.9
 
 def views_apart(computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
     """Results of maps that only move elements and are not to be composed into the contractions that read them."""
-    if context.target.kind != "cpu":
-        return frozenset()
     views = {c.output: c for c in computes if isinstance(c, Map) and isinstance(c.value, Load)}
     summed = {c.outputs[0] for c in computes if isinstance(c, Reduce)}
     # a result that is brought into another order: stored by the sum itself, it would be stored lane by lane

@@ -20,7 +20,7 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.nest import Nest, shares_a_read
-from tilewright.tile_graph.plan import NestPlan, Sizes
+from tilewright.tile_graph.plan import Leaf, Sizes
 from tilewright.tile_graph.propagate import extent_of
 
 _WORST_VECTOR = 8.0  # times the cost of the best vector axis: beyond it nothing would make up for the choice
@@ -29,12 +29,12 @@ _MOST_COLUMNS = 8
 _CHAINS = (1, 2, 4, 8)
 
 
-def feasible_plans(nest: Nest, context: NestContext) -> list[NestPlan]:
+def feasible_plans(nest: Nest, context: NestContext) -> list[Leaf]:
     """What the construction considers, the default first, and beyond it other vector axes, tiles and orders."""
     built = candidate_plans(nest, context)
     if built[0].instruction is not None:
         return built
-    found: dict[NestPlan, None] = dict.fromkeys(built)
+    found: dict[Leaf, None] = dict.fromkeys(built)
     for vector in _vector_axes(nest, context):
         found.update(dict.fromkeys(_with_vector(nest, vector, context, replace(built[0], cut=()))))
     return list(found)
@@ -51,7 +51,7 @@ def _vector_costs(nest: Nest, context: NestContext) -> dict[Axis, float]:
     return {a: cost for a, cost in priced.items() if cost is not None}
 
 
-def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: NestPlan) -> Iterable[NestPlan]:
+def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: Leaf) -> Iterable[Leaf]:
     lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), extent_of(vector.extent))
     if lanes == 1:
         return
@@ -115,7 +115,7 @@ def _reduction_orders(nest: Nest, context: NestContext) -> list[list[Axis]]:
     return [default] if len(default) < 2 else [default, [default[-1], *default[:-1]]]
 
 
-def candidate_tiles(nests: Sequence[Nest], plan: NestPlan, uncut: frozenset[str] = frozenset()) -> list[Sizes]:
+def candidate_tiles(nests: Sequence[Nest], plan: Leaf, uncut: frozenset[str] = frozenset()) -> list[Sizes]:
     """Output tiles worth a look for a root nest under this plan; axes of `uncut` stay whole."""
     root = nests[-1]
     fixed = {name: extent_of(axis.extent) for axis, name in root.axis_names().items() if name in uncut}
@@ -126,7 +126,7 @@ def candidate_tiles(nests: Sequence[Nest], plan: NestPlan, uncut: frozenset[str]
     ]
 
 
-def _vector_penalty(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+def _vector_penalty(nest: Nest, plan: Leaf, context: NestContext) -> float:
     """Instructions for a vector's worth of elements along the plan's vector axis, over those along the best one.
 
     One for what the construction builds; elements that are not neighbours in memory are gathered one by one.
@@ -137,7 +137,7 @@ def _vector_penalty(nest: Nest, plan: NestPlan, context: NestContext) -> float:
 
 
 def predict(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     tiles: Sequence[Sizes],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:  # fmt: skip
     """Predicted seconds of the kernel for each tile; infinite where its intermediates do not fit."""

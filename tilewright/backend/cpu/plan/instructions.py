@@ -21,7 +21,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, stride
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Size, extent_of
 
 _MOST_ROWS = 12
@@ -47,7 +47,7 @@ def instruction_rate(dot: Dot, target: Target) -> float:
     return known or dot.speed * target.fma_rate
 
 
-def instruction_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size:
+def instruction_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
     """Multiply-adds of a box at the instruction's rate, left-over rows and columns as long as whole ones."""
     assert plan.instruction is not None
     if plan.instruction in WINDOW_DOTS:
@@ -71,11 +71,11 @@ def available(target: Target) -> Iterator[Dot]:
     """Instructions the target has, as wide as the vectors that its epilogues use."""
     for dot in DOTS.values():
         fits = dot.lanes * 4 == target.vector_bytes and dot.architecture == target.architecture
-        if target.kind == "cpu" and fits and all(f in target.features for f in dot.features):
+        if fits and all(f in target.features for f in dot.features):
             yield dot
 
 
-def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -> NestPlan | None:
+def plan_instruction(nest: Nest, context: NestContext) -> Leaf | None:
     """The plan of a contraction on the best instruction for it; None where there is none."""
     best: _Candidate | None = None
     for dot in available(context.target):
@@ -84,7 +84,7 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
             if made is not None and (best is None or made.rate > best.rate):
                 best = made
     if best is None:
-        return plan_window(nest, context, phase, level)
+        return plan_window(nest, context)
     names = nest.axis_names()
     found = best.found
     register = [(names[found.column], best.columns)]
@@ -94,8 +94,8 @@ def plan_instruction(nest: Nest, context: NestContext, phase: str, level: str) -
     step = _step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target)
     depth = step or extent_of(best.inner.extent)
     is_summed = best.dot.is_tile and not found.outer(nest, best.inner)
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+    return Leaf(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
         order=tuple(names[a] for a in order), instruction=best.dot.name,
         step=step, packs=is_summed and is_crowded(found, best.rows, best.columns, depth, context),
@@ -112,7 +112,7 @@ def _step(
 
 
 def crowding(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], target: Target
+    nests: Sequence[Nest], plans: Sequence[Leaf], boxes: Mapping[Nest, Box], target: Target
 ) -> Size:
     """What a tile of contractions costs more, when its rows do not stay in the tile level."""
     room = target.tile_level.capacity // 2
@@ -131,7 +131,7 @@ def crowding(
     return factor
 
 
-def _meant(nest: Nest, plan: NestPlan) -> Contraction | None:
+def _meant(nest: Nest, plan: Leaf) -> Contraction | None:
     """The contraction that the plan's instruction runs."""
     if plan.instruction is None or plan.vector is None or plan.instruction in WINDOW_DOTS:
         return None
@@ -139,7 +139,7 @@ def _meant(nest: Nest, plan: NestPlan) -> Contraction | None:
     return next((c for c in contractions(nest) if c.column is column and dot.instruction(*_types(c))), None)
 
 
-def instruction_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
+def instruction_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor, Layout]:
     """How b is packed for the plan's instruction."""
     if plan.instruction in WINDOW_DOTS:
         return window_layouts(nest, plan, context)

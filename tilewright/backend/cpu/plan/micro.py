@@ -18,7 +18,7 @@ from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
 from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, data_cost, moves, period
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Size, extent_of, index_size
 from tilewright.tile_graph.runs import stretch
 
@@ -109,7 +109,7 @@ class Contraction:
         return self.target.fma_rate / (_PIPES * self.target.lanes(4))
 
 
-def form_of(plan: NestPlan, facts: Contraction) -> Form:
+def form_of(plan: Leaf, facts: Contraction) -> Form:
     """The form a plan gives its nest."""
     nest = facts.nest
     register = {nest.named(a): n for a, n in plan.register}

@@ -8,17 +8,17 @@ from tilewright.ir.expr import Axis, Load, axes_of, loads
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import extent_of
 
 
-def constant_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
+def constant_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor, Layout]:
     """Panels for constants read along the vector axis: (outer, other axes in loop order, one register tile wide)."""
     if plan.instruction is not None:
         from tilewright.backend.cpu.plan.instructions import instruction_layouts
 
         return instruction_layouts(nest, plan, context)
-    if plan.vector is None or not is_contraction(nest) or context.target.kind == "gpu":
+    if plan.vector is None or not is_contraction(nest):
         return {}
     vector = nest.named(plan.vector)
     if vector not in nest.axes:

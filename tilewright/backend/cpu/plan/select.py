@@ -13,19 +13,19 @@ from tilewright.backend.cpu.plan.tile import choose_tile
 from tilewright.backend.cpu.plan.vectorise import candidate_plans, plan_nest
 from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 
 _MOST_FORMS = 4  # orders and passes that are compared, the best register tile of each
 _NEAR = 40  # of the plans the construction ranks, those that may hold one
 _WORTH = 0.97  # of the first one's time: less is within the model's error
 
 
-def select_plan(nest: Nest, context: NestContext) -> NestPlan:
+def select_plan(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest as a kernel of its own is predicted to be fastest with it."""
-    if context.target.kind != "cpu" or not is_contraction(nest):
+    if not is_contraction(nest):
         return plan_nest(nest, context)
     ranked = candidate_plans(nest, context)
-    forms: dict[tuple[object, ...], NestPlan] = {}
+    forms: dict[tuple[object, ...], Leaf] = {}
     for plan in ranked[:_NEAR]:
         forms.setdefault((plan.vector, plan.lanes, plan.order, plan.cut), plan)
     first, *others = list(forms.values())[:_MOST_FORMS]
@@ -39,7 +39,7 @@ def select_plan(nest: Nest, context: NestContext) -> NestPlan:
     return best
 
 
-def _seconds(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+def _seconds(nest: Nest, plan: Leaf, context: NestContext) -> float:
     packed = constant_layouts(nest, plan, context)  # as the plan will read them
     lying = replace(context, layout=lambda t: packed.get(t) or context.layout(t))
     choice = choose_tile([nest], [plan], lying, frozenset(nest.stores))

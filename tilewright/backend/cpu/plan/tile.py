@@ -20,6 +20,7 @@ from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home,
 from tilewright.backend.cpu.plan.instructions import crowding, instruction_seconds
 from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
 from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of, scatter_cycles
+from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, loads, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
@@ -27,7 +28,7 @@ from tilewright.tile_graph.context import NestContext, is_contraction, offset_of
 from tilewright.tile_graph.cuts import is_cut
 from tilewright.tile_graph.moving import accessed, footprint, looked_up, shared_seconds, transactions
 from tilewright.tile_graph.nest import Nest, block_cost, data_cost, period
-from tilewright.tile_graph.plan import NestPlan, Sizes, StreamPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
     Box,
     Range,
@@ -63,21 +64,9 @@ _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The best tile of a group, and what it is predicted to cost."""
-
-    tile: Sizes
-    seconds: float
-    tiles: int
-    footprint: int
-    traffic: int  # bytes from and to main memory
-    stream: StreamPlan | None = None
-
-
 def choose_tile(
     nests: Sequence[Nest],
-    plans: Sequence[NestPlan],
+    plans: Sequence[Leaf],
     context: NestContext,
     stored: frozenset[Tensor],
     fixed: Mapping[str, int] | None = None,
@@ -85,10 +74,6 @@ def choose_tile(
     block: int = 0,
 ) -> Choice | None:
     """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
-    if context.target.kind == "gpu":
-        from tilewright.backend.gpu.tile import choose_gpu_tile
-
-        return choose_gpu_tile(nests, plans, context, stored, fixed or {}, stream, block)
     root = nests[-1]
     candidates = np.meshgrid(*_axis_sizes(root, plans[-1], fixed or {}), indexing="ij")
     sizes = {axis: along.ravel() for axis, along in zip(root.axes, candidates, strict=True)}
@@ -102,7 +87,7 @@ def choose_tile(
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
                   int(times.traffic[best] * times.tiles[best]),
-                  StreamPlan(stream.tensor.name, stream.axis, block) if stream else None)  # fmt: skip
+                  block if stream else 0)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,7 +101,7 @@ class Times:
 
 
 def predict(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], context: NestContext, stored: frozenset[Tensor],
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0,
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
@@ -159,7 +144,7 @@ def predict(
     return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
 
 
-def _evened(root: Nest, plan: NestPlan, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
+def _evened(root: Nest, plan: Leaf, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
     """Of a unit's time with whole tiles alone what it takes with the last ones of an axis, which are less than whole:
     where they come often enough, every unit has as many of them as the others."""
     register, names = dict(plan.register), root.axis_names()
@@ -214,12 +199,12 @@ def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Num
     return np.where(apart, fetched, 0.0)
 
 
-def candidates(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+def candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Output tiles worth a look, as sizes of the root's axes."""
     return list(product(*(along.tolist() for along in _axis_sizes(root, plan, fixed))))
 
 
-def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Numbers]:
+def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Numbers]:
     """Sizes worth a look along each axis of the root."""
     register = dict(plan.register)
     names = root.axis_names()
@@ -256,7 +241,7 @@ def _axis_sizes(root: Nest, plan: NestPlan, fixed: Mapping[str, int]) -> list[Nu
     return [np.array(along, dtype=np.int64) for along in choices]
 
 
-def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
+def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
     """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
     if root.written_out:
         return []
@@ -268,7 +253,7 @@ def _cut_axes(root: Nest, plan: NestPlan) -> list[Axis]:
 
 
 def _compute_seconds(
-    nests: Sequence[Nest], plans: Sequence[NestPlan], boxes: Mapping[Nest, Box], context: NestContext,
+    nests: Sequence[Nest], plans: Sequence[Leaf], boxes: Mapping[Nest, Box], context: NestContext,
     repeats: Mapping[Nest, int], stream: Stream | None, block: int,
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
@@ -298,7 +283,7 @@ def _compute_seconds(
     return total
 
 
-def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
+def _row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
     """How often the loop along the vector begins anew on a tile."""
     starts: Size = 1
     for axis, part in zip(nest.axes, box, strict=True):
@@ -307,7 +292,7 @@ def _row_starts(nest: Nest, plan: NestPlan, box: Box) -> Size:
     return starts
 
 
-def _contraction_seconds(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
+def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
     """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
     if plan.instruction is not None:
         return np.maximum(instruction_seconds(nest, plan, box, context.target), _weight_seconds(nest, box, context))
@@ -367,7 +352,7 @@ def _scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
-def _point_cost(nest: Nest, plan: NestPlan) -> float:
+def _point_cost(nest: Nest, plan: Leaf) -> float:
     """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
     if nest.monoid is None:
         return 0.0
@@ -376,12 +361,12 @@ def _point_cost(nest: Nest, plan: NestPlan) -> float:
     return max(2.0, _CHAINED / chains, operations)
 
 
-def _chains_of(plan: NestPlan) -> int:
+def _chains_of(plan: Leaf) -> int:
     """Vectors side by side along the vector axis."""
     return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
 
 
-def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
     if nest.written_out:
         known = context.memo.blocks
         if nest.outline.key not in known:
@@ -392,7 +377,7 @@ def _epilogue_cost(nest: Nest, plan: NestPlan, context: NestContext) -> float:
     return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
 
 
-def _lane_slots(nest: Nest, plan: NestPlan, context: NestContext) -> float:
+def _lane_slots(nest: Nest, plan: Leaf, context: NestContext) -> float:
     """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
     registers. Of other maps, what they store."""
     if plan.vector is None or nest.monoid is not None:
@@ -415,7 +400,7 @@ def _unpadded(value: Expr) -> Expr:
     return value.args[1] if is_op(value, "select") and isinstance(value.args[2], Const) else value
 
 
-def _fill(nest: Nest, plan: NestPlan, box: Box, context: NestContext) -> Size:
+def _fill(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
     """How full register tiles are on a tile of this size."""
     full: Size = 1.0
     names = nest.axis_names()

@@ -16,7 +16,7 @@ from tilewright.ir.expr import Axis, Load
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, stride
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Size, extent_of
 
 _LINES_A_CYCLE = 2  # that the first cache gives
@@ -79,7 +79,7 @@ def is_crowded(found: Contraction, rows: int, columns: int, depth: int, context:
 
 
 def tile_seconds(
-    nest: Nest, plan: NestPlan, box: Box, dot: Dot, found: Contraction, target: Target, rate: float
+    nest: Nest, plan: Leaf, box: Box, dot: Dot, found: Contraction, target: Target, rate: float
 ) -> Size:  # fmt: skip
     """One tile: its steps, each as long as its products, its loads or what it brings from the second cache."""
     sizes = dict(zip(nest.axes, (r.size for r in box), strict=True))
@@ -128,7 +128,7 @@ def _byte_seconds(held: Size, target: Target) -> Size:
 
 
 def _copied(
-    nest: Nest, plan: NestPlan, found: Contraction, inner: Axis, sizes: dict[Axis, Size], rows: Size, steps: int
+    nest: Nest, plan: Leaf, found: Contraction, inner: Axis, sizes: dict[Axis, Size], rows: Size, steps: int
 ) -> Size:
     """Cycles of copies: of every row in every step, or of what windows reach over, once."""
     is_whole = extent_of(inner.extent) * found.a.dtype.bytes % TILE_BYTES == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, NestPlan, Plan, Sizes
+from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile, cut_axes
 from tilewright.tile_graph.propagate import extent_of
 
 _MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
@@ -34,34 +33,34 @@ _T = TypeVar("_T")
 class Variants:
     """What a kernel's variants depend on: its nests, what it must store, and the layouts around it."""
 
-    kernel: KernelPlan
+    kernel: Tile
     nests: tuple[Nest, ...]
     stored: frozenset[Tensor]
     context: NestContext
     fixed: frozenset[Tensor] = frozenset()  # constants that other kernels read, too: their layout stays
 
-    def choices(self) -> list[tuple[NestPlan, ...]]:
+    def choices(self) -> list[tuple[Leaf, ...]]:
         """Plans of the nests, one nest changed at a time; the kernel's own first."""
-        own = self.kernel.nests
-        found: dict[tuple[NestPlan, ...], None] = {own: None}
+        own = self.kernel.leaves
+        found: dict[tuple[Leaf, ...], None] = {own: None}
         for position, nest in enumerate(self.nests):
             for plan in feasible_plans(nest, self.context):
-                kept = replace(plan, phase=own[position].phase, level=own[position].level)
+                kept = replace(plan, composed=own[position].composed, part=own[position].part)
                 found[(*own[:position], kept, *own[position + 1 :])] = None
         return list(found)
 
-    def tiled(self, plans: tuple[NestPlan, ...], most: int | None = None) -> list[KernelPlan]:
+    def tiled(self, plans: tuple[Leaf, ...], most: int | None = None) -> list[Tile]:
         """The kernel under these nest plans with the tiles that fit, fastest prediction first."""
         if self.kernel.stream is not None:
-            return [self._made(plans, self.kernel.tile, self.kernel.predicted_seconds)]
+            return [self._made(plans, self.kernel.cut, self.kernel.estimate.seconds)]
         tiles, seconds = self._predicted(plans)
         order = [i for i in np.argsort(seconds, kind="stable") if np.isfinite(seconds[i])]
         return [self._made(plans, tiles[i], float(seconds[i])) for i in order[:most]]
 
-    def drawn(self, plans: tuple[NestPlan, ...], rng: np.random.Generator) -> KernelPlan | None:
+    def drawn(self, plans: tuple[Leaf, ...], rng: np.random.Generator) -> Tile | None:
         """The kernel under these nest plans with a random one of the tiles that fit."""
         if self.kernel.stream is not None:
-            return self._made(plans, self.kernel.tile, self.kernel.predicted_seconds)
+            return self._made(plans, self.kernel.cut, self.kernel.estimate.seconds)
         tiles, seconds = self._predicted(plans)
         fitting = np.flatnonzero(np.isfinite(seconds))
         if not len(fitting):
@@ -69,7 +68,7 @@ class Variants:
         chosen = int(rng.choice(fitting))
         return self._made(plans, tiles[chosen], float(seconds[chosen]))
 
-    def _predicted(self, plans: tuple[NestPlan, ...]) -> tuple[list[Sizes], Any]:
+    def _predicted(self, plans: tuple[Leaf, ...]) -> tuple[list[Sizes], Any]:
         tiles = candidate_tiles(self.nests, plans[-1], self._uncut())
         return tiles, predict(self.nests, plans, self.context, self.stored, tiles)
 
@@ -77,51 +76,56 @@ class Variants:
         """Where an intermediate is stored beside the root, only the axes the planner cut write each piece once."""
         if all(t not in self.stored for n in self.nests[:-1] for t in n.stores):
             return frozenset()
-        cut = {name for name, _ in self.kernel.tile}
+        cut = {name for name, _ in self.kernel.cut}
         return frozenset(name for name in self.nests[-1].axis_names().values() if name not in cut)
 
-    def _made(self, plans: tuple[NestPlan, ...], tile: Sizes, seconds: float) -> KernelPlan:
-        sizes = dict(tile)
-        extents = [max(1, extent_of(a.extent)) for a in self.nests[-1].axes]
-        count = prod(-(-extent // sizes.get(f"o{i}", extent)) for i, extent in enumerate(extents))
-        return replace(self.kernel, nests=plans, tile=tile, tiles=count, predicted_seconds=round(seconds, 9))
+    def _made(self, plans: tuple[Leaf, ...], tile: Sizes, seconds: float) -> Tile:
+        return run_another_way(self.kernel, plans, tile, self.nests[-1], seconds)
 
-    def best(self, count: int) -> list[KernelPlan]:
+    def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time, few of them for the same nest plans."""
         if self.kernel.stream is not None:
             return []  # predictions do not tell plans of a stream apart
-        own = (self.kernel.nests, self.kernel.tile)
+        own = (self.kernel.leaves, self.kernel.cut)
         rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES)}
-        pool: list[KernelPlan] = []
+        pool: list[Tile] = []
         for plans in sorted(rough, key=lambda p: rough[p])[: 4 * count]:
-            pool.extend(k for k in self.tiled(plans, 3) if (k.nests, k.tile) != own)
-        pool.sort(key=lambda k: k.predicted_seconds)
-        limit = _WORTH_A_LOOK * pool[0].predicted_seconds if pool else 0.0
-        return _spread([k for k in pool if k.predicted_seconds <= limit], count)
+            pool.extend(k for k in self.tiled(plans, 3) if (k.leaves, k.cut) != own)
+        pool.sort(key=lambda k: k.estimate.seconds)
+        limit = _WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
+        return _spread([k for k in pool if k.estimate.seconds <= limit], count)
 
-    def _least(self, plans: tuple[NestPlan, ...]) -> float:
+    def _least(self, plans: tuple[Leaf, ...]) -> float:
         """The fastest prediction over some of the tiles: enough to compare nest plans."""
         tiles = _thinned(candidate_tiles(self.nests, plans[-1], self._uncut()), _ROUGH_TILES)
         return float(np.min(predict(self.nests, plans, self.context, self.stored, tiles)))
 
-    def random(self, count: int, rng: np.random.Generator) -> list[KernelPlan]:
+    def random(self, count: int, rng: np.random.Generator) -> list[Tile]:
         """Up to `count` different kernels, nest plans drawn first and then a tile: every choice as likely."""
         choices = self.choices()
-        found: dict[tuple[object, ...], KernelPlan] = {}
+        found: dict[tuple[object, ...], Tile] = {}
         for _ in range(20 * count):
             if len(found) == count:
                 break
             drawn = self.drawn(choices[int(rng.integers(len(choices)))], rng)
             if drawn is not None:
-                found.setdefault((drawn.nests, drawn.tile), drawn)
+                found.setdefault((drawn.leaves, drawn.cut), drawn)
         return list(found.values())
 
-    def layouts(self, kernel: KernelPlan) -> dict[Tensor, Layout]:
+    def layouts(self, kernel: Tile) -> dict[Tensor, Layout]:
         """How constants are packed for this variant."""
         found: dict[Tensor, Layout] = {}
-        for nest, plan in zip(self.nests, kernel.nests, strict=True):
+        for nest, plan in zip(self.nests, kernel.leaves, strict=True):
             found.update(constant_layouts(nest, plan, self.context))
         return {t: layout for t, layout in found.items() if t not in self.fixed}
+
+
+def run_another_way(kernel: Tile, leaves: Sequence[Leaf], tile: Sizes, root: Nest, seconds: float) -> Tile:
+    """A kernel with other leaves and another output tile, by the root's axes."""
+    extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
+    axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
+    about = replace(kernel.estimate, seconds=round(seconds, 9))
+    return replace(kernel.with_leaves({leaf.tensor: leaf for leaf in leaves}), axes=axes, sizes=sizes, estimate=about)
 
 
 def _thinned(items: Sequence[_T], most: int) -> list[_T]:
@@ -130,27 +134,27 @@ def _thinned(items: Sequence[_T], most: int) -> list[_T]:
     return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _spread(ranked: Sequence[KernelPlan], count: int) -> list[KernelPlan]:
+def _spread(ranked: Sequence[Tile], count: int) -> list[Tile]:
     """The first of each nest plan before the second of any: tiles of one plan are much alike."""
-    seen: dict[tuple[NestPlan, ...], int] = {}
+    seen: dict[tuple[Leaf, ...], int] = {}
     numbered: list[tuple[int, int]] = []
     for position, kernel in enumerate(ranked):
-        turn = seen.get(kernel.nests, 0)
-        seen[kernel.nests] = turn + 1
+        turn = seen.get(kernel.leaves, 0)
+        seen[kernel.leaves] = turn + 1
         numbered.append((turn, position))
     chosen = sorted(position for _, position in sorted(numbered)[:count])
     return [ranked[i] for i in chosen]
 
 
-def variants_of(kernel: KernelPlan, nests: Sequence[Nest], program: Program, plan: Plan, target: Target) -> Variants:
+def variants_of(kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, target: Target) -> Variants:
     """The variants of one kernel of a plan; constants that other kernels read, too, keep the plan's layout."""
     layouts = dict(program.layouts)
     shared = shared_constants(program, plan)
     by_name = {t.name: t for t in program.constants}
     layouts.update({by_name[n]: layout for n, layout in plan.layouts if n in by_name and by_name[n] in shared})
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
-    levels = zip(nests, kernel.nests, strict=True)
-    stored = frozenset(t for nest, part in levels if part.level == target.main.name for t in nest.stores)
+    held = kernel.held
+    stored = frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
     return Variants(kernel, tuple(nests), stored, context, shared)
 
 
@@ -159,8 +163,7 @@ def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:
     computes = all_computes(program)
     readers: dict[Tensor, set[str]] = {}
     for kernel in plan.kernels:
-        inside = [name for nest in kernel.nests for name in (nest.core, *nest.epilogue)]
-        inside += [edge.tensor for edge in kernel.edges if edge.mode == "recompute"]
+        inside = [name for leaf in kernel.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)]
         for name in inside:
             for tensor in reads(computes[name]):
                 if tensor in program.constants:

@@ -79,7 +79,7 @@ def turned_from(nest: Nest, vector: Axis | None, context: NestContext) -> Axis |
     if vector is None or vector not in nest.axes:
         return None
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    if store.terms.get(var(vector)) != 1 or context.target.kind == "gpu":
+    if store.terms.get(var(vector)) != 1:
         return None
     lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), extent_of(vector.extent))
     return turned_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))

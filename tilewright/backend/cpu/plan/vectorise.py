@@ -28,7 +28,7 @@ from tilewright.tile_graph.context import (
 )
 from tilewright.tile_graph.cuts import cut
 from tilewright.tile_graph.nest import Nest, data_cost, moves, shares_a_read
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Size, extent_of, whole
 from tilewright.tile_graph.written_out import writes_streams
 
@@ -46,31 +46,27 @@ _LINE = 16  # elements that fill a cache line
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
-def plan_nest(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> NestPlan:
+def plan_nest(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest on its whole domain; the tile's own size only shortens the loops."""
-    if context.target.kind == "gpu":
-        from tilewright.backend.gpu.plan import plan_gpu_nest
-
-        return plan_gpu_nest(nest, context, phase, level)
-    return candidate_plans(nest, context, phase, level)[0]
+    return candidate_plans(nest, context)[0]
 
 
-def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level: str = "DRAM") -> list[NestPlan]:
+def candidate_plans(nest: Nest, context: NestContext) -> list[Leaf]:
     """Every plan the construction considers for a nest on a CPU, the predicted best first."""
     from tilewright.backend.cpu.plan.instructions import plan_instruction
 
-    by_instruction = plan_instruction(nest, context, phase, level)
+    by_instruction = plan_instruction(nest, context)
     if by_instruction is not None:
         return [by_instruction]
     panel = _stored_panel(nest, context)
     if panel is not None:
-        base = _base_plan(nest, panel[0], context, phase, level)
+        base = _base_plan(nest, panel[0], context)
         return [_with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
     if not is_contraction(nest):  # nothing is packed for it
         context = replace(context, constants=frozenset(), staged=frozenset())
-    found: list[tuple[float, NestPlan]] = []
+    found: list[tuple[float, Leaf]] = []
     for vector in _vector_axes(nest, context):
-        base = _base_plan(nest, vector, context, phase, level)
+        base = _base_plan(nest, vector, context)
         if vector is not None and is_contraction(nest):
             found.extend(_contraction_plans(nest, vector, base, context))
             continue
@@ -81,7 +77,7 @@ def candidate_plans(nest: Nest, context: NestContext, phase: str = "tile", level
     return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
 
-def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str, level: str) -> NestPlan:
+def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
     """What a plan owes to the choice of the vector axis alone."""
     lanes = 1
     if vector is not None:
@@ -92,8 +88,8 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext, phase: str
     unroll = unrolled(nest, reduction, vector) if row_lanes == 1 else []
     if row_lanes > 1 and is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= _SHORT * row_lanes:
         unroll = [reduction[-1]]
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+    return Leaf(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=None if vector is None else names[vector], lanes=lanes, order=tuple(names[a] for a in reduction),
         unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
     )  # fmt: skip
@@ -105,15 +101,15 @@ def _stored_panel(nest: Nest, context: NestContext) -> tuple[Axis, int] | None:
     return (nest.axes[last[0].axis], last[0].size) if last and last[0].size and last[0].size > 1 else None
 
 
-def _with_loops(nest: Nest, base: NestPlan, register: Mapping[Axis, int], order: Sequence[Axis]) -> NestPlan:
+def _with_loops(nest: Nest, base: Leaf, register: Mapping[Axis, int], order: Sequence[Axis]) -> Leaf:
     names = nest.axis_names()
     sizes = tuple((names[a], n) for a, n in register.items())
     return replace(base, register=sizes, order=(*(names[a] for a in order), *base.order))
 
 
 def _contraction_plans(
-    nest: Nest, vector: Axis, base: NestPlan, context: NestContext
-) -> list[tuple[float, NestPlan]]:
+    nest: Nest, vector: Axis, base: Leaf, context: NestContext
+) -> list[tuple[float, Leaf]]:
     """Plans of a contraction along one vector axis, each with its predicted seconds."""
     names = nest.axis_names()
     row = _row_axis(nest, vector, context)
@@ -186,19 +182,19 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
-def facts_of(nest: Nest, plan: NestPlan, context: NestContext) -> Contraction:
+def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> Contraction:
     """The facts of a contraction as a plan lays it out."""
     vector, row = _tile_axes(nest, plan, context)
     unroll = [nest.named(a) for a in plan.unroll]
     return contraction_facts(nest, vector, row, plan.lanes, plan.row_lanes > 1, unroll, context)
 
 
-def runs_of(nest: Nest, plan: NestPlan, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:
+def runs_of(nest: Nest, plan: Leaf, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:
     """Axes that the register tiles of a contraction walk on to, by the axis they begin along."""
     return walked_on(nest, *_tile_axes(nest, plan, context), context)
 
 
-def _tile_axes(nest: Nest, plan: NestPlan, context: NestContext) -> tuple[Axis | None, Axis | None]:
+def _tile_axes(nest: Nest, plan: Leaf, context: NestContext) -> tuple[Axis | None, Axis | None]:
     vector = nest.named(plan.vector) if plan.vector else None
     rows = [nest.named(a) for a, _ in plan.register if a != plan.vector]
     return vector, rows[0] if rows else _row_axis(nest, vector, context) if vector is not None else None

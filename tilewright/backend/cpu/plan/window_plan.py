@@ -12,7 +12,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, stride
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Size, extent_of
 
 _SPARE = 6  # registers for operands beside the accumulators
@@ -22,7 +22,7 @@ _OVERHEAD = 1.2
 _WITHOUT = 5.0  # times as long where a tile has fewer channels than a block, and sums as any nest does
 
 
-def plan_window(nest: Nest, context: NestContext, phase: str, level: str) -> NestPlan | None:
+def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
     """The plan of a window on the target's dot product; None where there is none for it."""
     found = window_of(nest)
     if found is None or nest.monoid is None or nest.initial:
@@ -40,8 +40,8 @@ def plan_window(nest: Nest, context: NestContext, phase: str, level: str) -> Nes
     rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
     plain = [a for a in nest.axes if a not in (found.channel, found.row)]
     order = (*plain, found.channel, found.row, *found.terms, found.outer, found.inner)
-    return NestPlan(
-        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, level=level, phase=phase,
+    return Leaf(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.channel], lanes=dot.lanes,
         register=((names[found.row], min(rows, extent_of(found.row.extent))), (names[found.channel], CHANNELS)),
         order=tuple(names[a] for a in order), instruction=dot.name,
@@ -52,11 +52,11 @@ def _available(target: Target) -> list[Dot]:
     fit = [d for d in WINDOW_DOTS.values() if d.architecture == target.architecture]
     return [
         d for d in fit
-        if target.kind == "cpu" and d.lanes * 4 == target.vector_bytes and all(f in target.features for f in d.features)
+        if d.lanes * 4 == target.vector_bytes and all(f in target.features for f in d.features)
     ]  # fmt: skip
 
 
-def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size:
+def window_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
     """Interleaving every position of every row, then the dot products; a block of channels counts as a whole one."""
     found = window_of(nest)
     assert found is not None
@@ -79,7 +79,7 @@ def window_seconds(nest: Nest, plan: NestPlan, box: Box, target: Target) -> Size
     return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
 
 
-def window_layouts(nest: Nest, plan: NestPlan, context: NestContext) -> dict[Tensor, Layout]:
+def window_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor, Layout]:
     """How the weights are packed for the plan."""
     found = window_of(nest)
     if found is None or not context.layout(found.b.source).is_natural:

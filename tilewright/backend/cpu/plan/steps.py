@@ -5,18 +5,20 @@ the time of a step when the step before left them where they fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.tile import Choice, predict
-from tilewright.ir.compute import Map, Program, Reduce, Scan, expressions
-from tilewright.ir.expr import Axis, axes_of, loads, var
+from tilewright.backend.cpu.plan.tile import predict
+from tilewright.backend.protocol import StepKernel, StepPlan
+from tilewright.ir.compute import Scan
+from tilewright.ir.expr import Axis, axes_of, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import NestPlan, Sizes
+from tilewright.tile_graph.plan import Sizes
 from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
 from tilewright.tile_graph.served import Served
 from tilewright.tile_graph.signature import signature
@@ -26,24 +28,31 @@ _OVERFULL = 1.8  # times its capacity: of so much, walked one way, a cache finds
 _NEAR_FULL, _FULL = 0.5, 0.75  # of the nearest cache and the tile level hold what is used again; the rest passes by
 
 
-@dataclass(frozen=True)
-class StepKernel:
-    """One of a Scan's kernels as it was chosen."""
-
-    nests: Sequence[Nest]
-    plans: Sequence[NestPlan]
-    stored: frozenset[Tensor]
-    choice: Choice
+def plan_steps(
+    kernels: Sequence[StepKernel], scan: Scan, context: NestContext
+) -> tuple[list[StepPlan], tuple[str, ...]]:
+    """The kernels of a step that knows that the step before left the caches warm, and what stays in them."""
+    values = context.constants if isinstance(context.constants, Mapping) else {}
+    changed = []
+    for kernel in kernels:
+        pairs = zip(kernel.leaves, kernel.nests, strict=True)
+        leaves = tuple(
+            replace(leaf, alternate=is_walked_to_and_fro(nest, context), idle=idle_step(nest, scan, values))
+            for leaf, nest in pairs
+        )
+        changed.append(replace(kernel, leaves=leaves))
+    times = step_seconds(changed, scan, context)
+    early = [asked_early(k.nests, k.choice.tile, scan, context) for k in changed]
+    plans = [StepPlan(k.leaves, t, e) for k, t, e in zip(changed, times, early, strict=True)]
+    return plans, kept_near(changed, context)
 
 
 def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> tuple[float, ...]:
     """The time of each kernel in a step that follows another; equal Scans share the work."""
-    if context.target.kind != "cpu":
-        return tuple(k.choice.seconds for k in kernels)
     stored = {t for k in kernels for t in k.stored}
     nests = [n for k in kernels for n in k.nests]
     shapes = tuple(
-        (len(k.nests), k.choice, tuple(replace(p, tensor="", core="", epilogue=()) for p in k.plans)) for k in kernels
+        (len(k.nests), k.choice, tuple(replace(p, tensor="", core="", epilogue=()) for p in k.leaves)) for k in kernels
     )
     computed = signature(nests, lambda t: (t in stored, t in context.constants, context.layout(t)))
     key = (computed, shapes, scan.axis.extent)
@@ -55,10 +64,10 @@ def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext
 
 
 def _seconds(kernel: StepKernel, context: NestContext) -> float:
-    if kernel.choice.stream is not None:
+    if kernel.choice.block:
         return kernel.choice.seconds
     sizes = {a: np.array([n]) for a, n in _sizes(kernel).items()}
-    return float(predict(kernel.nests, kernel.plans, context, kernel.stored, sizes).seconds[0])
+    return float(predict(kernel.nests, kernel.leaves, context, kernel.stored, sizes).seconds[0])
 
 
 def _sizes(kernel: StepKernel) -> dict[Axis, int]:
@@ -80,7 +89,7 @@ def _served(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
                 read = min(_bytes(tensor), turns * int(box_elements(box)) * tensor.dtype.bytes)
                 own[tensor] = max(own.get(tensor, 0), read)
     held = sum(own.values())
-    turning = any(n.alternate for k in kernels for n in k.plans)
+    turning = any(n.alternate for k in kernels for n in k.leaves)
     nearest, outer = target.levels[1], target.outer
     near = _found(held, nearest.capacity * _NEAR_FULL, turning)
     level = max(0.0, _found(held, target.tile_level.capacity * _FULL, turning) - near)
@@ -106,22 +115,9 @@ def _found(held: float, room: float, turning: bool) -> float:
     return max(0.0, _OVERFULL - held / room) / (_OVERFULL - 1)
 
 
-def read_by_steps(program: Program) -> dict[Tensor, frozenset[int]]:
-    """Tensors of which a Scan reads one place at each step, with the dimensions along which a tile of the step reads
-    what lies outside it: that of the steps, and those it reads at fixed places."""
-    found: dict[Tensor, frozenset[int]] = {}
-    for scan in (c for c in program.computes if isinstance(c, Scan)):
-        for compute in scan.body:
-            own = compute.axes if isinstance(compute, Map | Reduce) else ()
-            for node in (n for n in loads(*expressions(compute)) if scan.axis in axes_of(*n.indices)):
-                outside = frozenset(d for d, i in enumerate(node.indices) if not any(a in own for a in axes_of(i)))
-                found[node.source] = found.get(node.source, frozenset()) | outside
-    return found
-
-
 def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[str, ...]:
     """Weights that a Scan's steps leave in the tile level, each tile its even part in one piece."""
-    if context.target.kind != "cpu" or len(kernels) != 1 or kernels[0].choice.stream is not None:
+    if len(kernels) != 1 or kernels[0].choice.block:
         return ()
     (kernel,) = kernels
     tiles = kernel.choice.tiles
@@ -147,8 +143,6 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
     """Tensors to ask for early, in no near cache yet. Carried over, and needed at once: other tiles wrote most of it,
     and all lines travel together instead of one after the other. Indexed by the step, and needed only by a later nest:
     the first leaves the time to bring it. Carried over, needed only by a later nest, and pushed out by the first."""
-    if context.target.kind != "cpu":
-        return ()
     at_once = set(nests[0].reads())
     wanted = {n.source for nest in nests for n in nest.loads() if scan.axis in axes_of(*n.indices)} - at_once
     if is_walked_to_and_fro(nests[0], context):
@@ -169,7 +163,7 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
 def is_walked_to_and_fro(nest: Nest, context: NestContext) -> bool:
     """A contraction whose weights are more than the nearest cache holds meets, when it turns round at the end of a
     step, the weights it used last."""
-    if context.target.kind != "cpu" or not is_contraction(nest):
+    if not is_contraction(nest):
         return False
     weights = sum(_bytes(t) for t in nest.reads() if t in context.constants)
     return weights > context.target.levels[1].capacity

@@ -1,0 +1,83 @@
+"""CPUs as a backend: tiles handed out to cores, leaves on vector and matrix registers, C as source text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tilewright.backend.cpu import machine_code
+from tilewright.backend.cpu.lower.kernel import lower_cpu_kernel
+from tilewright.backend.cpu.plan.ahead import asked_ahead
+from tilewright.backend.cpu.plan.apart import views_apart
+from tilewright.backend.cpu.plan.panels import constant_layouts
+from tilewright.backend.cpu.plan.select import select_plan
+from tilewright.backend.cpu.plan.steps import plan_steps
+from tilewright.backend.cpu.plan.tile import choose_tile
+from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.kernel import Binding, ScanView
+from tilewright.options import Options
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.streams import Stream
+
+
+class CpuBackend:
+    launch = "cores"
+    stream_worth = 1.0
+
+    def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
+        return select_plan(nest, context)
+
+    def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
+        return views_apart(computes, context)
+
+    def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
+        return constant_layouts(nest, leaf, context)
+
+    def choose_tile(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+    ) -> Choice | None:  # fmt: skip
+        return choose_tile(nests, leaves, context, stored, fixed, stream, block)
+
+    def finish(
+        self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext, is_step: bool,
+    ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
+        if is_step or stream is not None:
+            return leaves, 0
+        root, sizes = nests[-1], dict(choice.tile)
+        tile = {a: sizes.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
+        ahead = int(asked_ahead(root, leaves[-1], tile, context))
+        return (*leaves[:-1], replace(leaves[-1], ahead=ahead)), 0
+
+    def plan_steps(
+        self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
+    ) -> tuple[list[StepPlan], tuple[str, ...]]:
+        return plan_steps(kernels, scan, context)
+
+    def lower_kernel(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Binding:
+        return lower_cpu_kernel(tile, nests, layout, scan)
+
+    def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
+        return machine_code.early(target, options)
+
+    def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
+        return machine_code.render(loops, target, early=early)
+
+    def load(
+        self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
+        options: Options, *, weights_dir: Path | None = None, early: Any = None,
+    ) -> Any:  # fmt: skip
+        return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early)

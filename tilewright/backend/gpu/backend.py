@@ -1,0 +1,73 @@
+"""NVIDIA GPUs as a backend: tiles handed out to blocks, leaves to their threads, CUDA C++ as source text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tilewright.backend.gpu import machine_code
+from tilewright.backend.gpu.kernel import lower_gpu_kernel
+from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest
+from tilewright.backend.gpu.tile import choose_gpu_tile
+from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.kernel import Binding, ScanView
+from tilewright.options import Options
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.streams import Stream
+
+
+class GpuBackend:
+    launch = "blocks"
+    # more blocks run at a time where each holds less, which the model does not see
+    stream_worth = 1.1
+
+    def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
+        return plan_gpu_nest(nest, context)
+
+    def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
+        return frozenset()
+
+    def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
+        return {}
+
+    def choose_tile(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+    ) -> Choice | None:  # fmt: skip
+        return choose_gpu_tile(nests, leaves, context, stored, fixed, stream, block)
+
+    def finish(
+        self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext, is_step: bool,
+    ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
+        return finished_leaves(nests, leaves, dict(choice.tile), stream, choice.block)
+
+    def plan_steps(
+        self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
+    ) -> tuple[list[StepPlan], tuple[str, ...]]:
+        return [StepPlan(k.leaves, k.choice.seconds) for k in kernels], ()
+
+    def lower_kernel(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Binding:
+        return lower_gpu_kernel(tile, nests, layout, scan)
+
+    def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
+        return machine_code.early(target, options)
+
+    def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
+        return machine_code.render(loops, target)
+
+    def load(
+        self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
+        options: Options, *, weights_dir: Path | None = None, early: Any = None,
+    ) -> Any:  # fmt: skip
+        return machine_code.load(sources, loops, program, plan, target, options)

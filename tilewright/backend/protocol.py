@@ -1,0 +1,101 @@
+"""What a kind of machine says about itself: how a leaf is planned and priced, lowered, rendered and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.kernel import Binding, ScanView
+from tilewright.options import Options
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile
+from tilewright.tile_graph.streams import Stream
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best tile of a group of nests, and what it is predicted to cost."""
+
+    tile: Sizes  # by the axes of the root, those that are cut
+    seconds: float
+    tiles: int
+    footprint: int
+    traffic: int  # bytes from and to main memory
+    block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
+
+
+@dataclass(frozen=True)
+class StepKernel:
+    """One of the kernels of a Scan's step as it was chosen."""
+
+    nests: Sequence[Nest]
+    leaves: tuple[Leaf, ...]
+    stored: frozenset[Tensor]
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The same once more, knowing that other steps come before and after."""
+
+    leaves: tuple[Leaf, ...]
+    seconds: float
+    prefetched: tuple[str, ...] = ()
+
+
+class Backend(Protocol):
+    """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing."""
+
+    launch: str  # to whom the tiles of a kernel are handed out
+    stream_worth: float  # times as long as everything resident that a stream may be predicted to take, to be preferred
+
+    def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
+        """How a nest runs as a kernel of its own."""
+
+    def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
+        """Maps that only move data and are better computed by themselves than composed into what reads them."""
+
+    def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
+        """How constants lie in memory for a leaf."""
+
+    def choose_tile(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+    ) -> Choice | None:  # fmt: skip
+        """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+
+    def finish(
+        self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext, is_step: bool,
+    ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
+        """The leaves with what depends on the tile, and the lanes that share them (0: they are not handed out)."""
+
+    def plan_steps(
+        self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
+    ) -> tuple[list[StepPlan], tuple[str, ...]]:
+        """The kernels of a step that follows another, and weights that stay near from step to step."""
+
+    def lower_kernel(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Binding:
+        """A kernel of the Plan as Loops."""
+
+    def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
+        """What can be compiled before all is planned."""
+
+    def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
+        """The source text of every distinct kernel."""
+
+    def load(
+        self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
+        options: Options, *, weights_dir: Path | None = None, early: Any = None,
+    ) -> Any:  # fmt: skip
+        """Machine code, loaded and ready to run."""

@@ -1,0 +1,111 @@
+"""Writes what the search chose as a tree of Tiles: a Tile a kernel, streams inside, main memory around them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.tensor import Tensor
+from tilewright.target import Target
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Sizes, Tile, TileAxis, cut_axes
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.streams import Stream
+
+_JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
+_UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
+_STREAMED = "s"  # the axis that a stream walks
+
+
+def kernel_tile(
+    launch: str, level: str, nests: Sequence[Nest], leaves: Sequence[Leaf], tile: Sizes, stored: frozenset[Tensor],
+    stream: Stream | None, block: int, lanes: int, prefetched: Sequence[str], about: Estimate,
+) -> Tile:  # fmt: skip
+    """A kernel: its leaves in order, a stream's inside a Tile of their own, and what is held at the kernel's level."""
+    wide = stream.wide if stream is not None else {}
+    held = [Hold(n.tensor.name) for n in nests if n not in wide and not any(t in stored for t in n.stores)]
+    held += [Hold(name, fill="prefetch") for name in prefetched]
+    body: tuple[Tile | Leaf, ...] = tuple(leaves)
+    if stream is not None:
+        body = _streamed(level, nests, leaves, stream, block)
+    if lanes:
+        body = (Tile(level, over="lanes", count=lanes, body=body),)
+    root = nests[-1]
+    extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
+    axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
+    return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
+
+
+def _streamed(
+    level: str, nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream, block: int
+) -> tuple[Tile | Leaf, ...]:
+    """States begun, blocks of the axis walked, results ended: what does not take part stands before or after."""
+    before: list[Leaf] = []
+    inside: list[Leaf] = []
+    after: list[Leaf] = []
+    done: set[Tensor] = set()
+    for nest, leaf in zip(nests, leaves, strict=True):
+        if nest in stream.reducers:
+            before.append(replace(leaf, part="start"))
+            inside.append(replace(leaf, part="step"))
+            after.append(replace(leaf, part="finish"))
+            done.update(nest.stores)
+        elif nest in stream.wide:
+            inside.append(leaf)
+        elif any(t in done for t in nest.reads()):
+            after.append(leaf)
+            done.update(nest.stores)
+        else:
+            before.append(leaf)
+    members = {**stream.wide, **stream.reducers}
+    binds = tuple(Bind(n.tensor.name, n.axis_names()[members[n]]) for n in nests if n in members)
+    holds = (*(Hold(n.tensor.name) for n in nests if n in stream.wide),
+             *(Hold(n.tensor.name, "carry", _STREAMED) for n in nests if n in stream.reducers))  # fmt: skip
+    axis = TileAxis(_STREAMED, stream.extent, binds)
+    walked = Tile(level, ((_STREAMED, block),), "order", tuple(inside), holds, (axis,))
+    return (*before, walked, *after)
+
+
+def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
+    """Main memory around all kernels, named in their order, with every intermediate that one leaves to another."""
+    number = 0
+    named: list[Tile] = []
+    for unit in units:
+        if unit.is_kernel:
+            named.append(replace(unit, name=f"k{number}"))
+            number += 1
+            continue
+        inner = tuple(replace(k, name=f"k{number + i}") for i, k in enumerate(unit.body) if isinstance(k, Tile))
+        named.append(replace(unit, body=inner))
+        number += len(inner)
+    given = {t.name for t in program.outputs}
+    computes = all_computes(program)
+    kernels = [k for unit in named for k in unit.walk() if isinstance(k, Tile) and k.is_kernel]
+    left = [n for k in kernels for leaf in k.leaves if leaf.tensor not in k.held
+            for n in (t.name for t in computes[leaf.tensor].outputs) if n not in given]  # fmt: skip
+    holds = tuple(Hold(name) for name in dict.fromkeys(left))
+    return Tile(target.main.name, body=tuple(_issued(named, target)), holds=holds)
+
+
+def _issued(units: Sequence[Tile], target: Target) -> list[Tile]:
+    """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
+    result = list(units)
+    unhurried = _UNHURRIED * target.tile_level.capacity / target.main.bandwidth
+    taken: set[str] = set()
+    for place, unit in enumerate(units):
+        if unit.over != "steps" or not unit.holds:
+            continue
+        (kernel,) = (k for k in unit.body if isinstance(k, Tile))
+        for before in reversed(units[max(0, place - _JUST_BEFORE) : place]):
+            if not before.is_kernel:
+                break
+            is_sum = any(axis.startswith("r") for axis in before.leaves[0].order) and before.stream is None
+            # tiles in order and no more than a worker takes at a time: each part goes to the worker that needs it
+            fits = before.tiles in (kernel.tiles, 2 * kernel.tiles)
+            if is_sum and fits and before.estimate.seconds > unhurried and before.name not in taken:
+                holds = tuple(replace(h, fill="prefetch", issue=before.name) for h in unit.holds)
+                result[place] = replace(unit, holds=holds)
+                taken.add(before.name)
+                break
+    return result

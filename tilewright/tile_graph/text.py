@@ -1,0 +1,79 @@
+"""A Plan as text for people: levels as nested blocks, what each holds, how each leaf runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright.ir.tensor import Layout
+from tilewright.tile_graph.plan import Hold, Leaf, Plan, Tile
+
+_OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads"}
+
+
+def plan_text(plan: Plan) -> str:
+    count = f"{len(plan.kernels)} kernel{'' if len(plan.kernels) == 1 else 's'}"
+    lines = [f"plan for {plan.target}, schedule {plan.schedule}, {count}"]
+    for name, layout in plan.layouts:
+        lines.append(f"  layout {name}: {layout_text(layout)}")
+    lines.extend(_tile(plan.body, ""))
+    return "\n".join(lines) + "\n"
+
+
+def layout_text(layout: Layout) -> str:
+    parts = []
+    for part in layout.order:
+        size = "" if part.size is None else f"%{part.size}"
+        parts.append(f"{part.axis}{'' if part.step == 1 else f'/{part.step}'}{size}")
+    return "(" + ", ".join(parts) + ")"
+
+
+def _tile(tile: Tile, indent: str) -> Iterator[str]:
+    extents = {a.name: a.extent for a in tile.axes}
+    sizes = ", ".join(f"{a} by {n}" + (f" of {extents[a]}" if a in extents else "") for a, n in tile.sizes)
+    over = f"every step of {tile.scan}" if tile.over == "steps" else _OVER[tile.over].format(tile.count)
+    name = f"kernel {tile.name}: " if tile.is_kernel else ""
+    cut = f" tile [{sizes}] x {tile.tiles}" if sizes and extents else f" tile [{sizes}]" if sizes else ""
+    yield f"{indent}{name}{tile.level}{cut} {over}"
+    inside = indent + "  "
+    for axis in tile.axes:
+        along = ", ".join(
+            f"{b.tensor}.{b.axis}{f' * {b.scale}' if b.scale != 1 else ''}{f' + {b.offset}' if b.offset else ''}"
+            for b in axis.binds
+        )
+        yield f"{inside}axis {axis.name}: {along}"
+    if tile.holds:
+        yield f"{inside}holds {', '.join(_hold(h) for h in tile.holds)}"
+    for node in tile.body:
+        if isinstance(node, Tile):
+            yield from _tile(node, inside)
+        else:
+            yield inside + _leaf(node)
+    about = tile.estimate
+    if about.seconds:
+        moved = ", ".join(f"{n} B {level}" for level, n in about.traffic)
+        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, {moved}, footprint {about.footprint} B"
+    if about.reason:
+        yield f"{inside}because {about.reason}"
+
+
+def _hold(hold: Hold) -> str:
+    words = {"store": hold.tensor, "carry": f"{hold.tensor} carried along {hold.axis}",
+             "rolling": f"{hold.tensor} rolling along {hold.axis}"}  # fmt: skip
+    filled = f" by {hold.fill}" if hold.fill else ""
+    return words[hold.mode] + filled + (f" in {hold.issue}" if hold.issue else "")
+
+
+def _leaf(leaf: Leaf) -> str:
+    if leaf.part in ("start", "finish"):
+        return f"{leaf.part} {leaf.tensor}"
+    register = " ".join(f"{a}:{n}" for a, n in leaf.register)
+    return (f"{'leaf' if leaf.part == 'whole' else leaf.part} {leaf.tensor}: core {leaf.core}"
+            f"{''.join(f' + {name}' for name in leaf.epilogue)}"
+            f"{''.join(f' with {name}' for name in leaf.composed)}; vector {leaf.vector} x {leaf.lanes};"
+            f" register [{register}]; order {' '.join(leaf.order)}{' to and fro' if leaf.alternate else ''}"
+            f"{f' but at step {leaf.idle}' if leaf.idle is not None else ''}"
+            f"{' by ' + leaf.instruction if leaf.instruction else ''}"
+            f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in leaf.cut) if leaf.cut else ''}"
+            f"{f' {leaf.ahead} ahead' if leaf.ahead else ''}"
+            f"{f' split {leaf.split}' if leaf.split > 1 else ''}"
+            f"{f' step {leaf.step}' if leaf.step else ''}")  # fmt: skip
