@@ -125,7 +125,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
-        program = run("algorithm", choose_algorithms, program, *_predictors(target, options, memo))
+        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo))
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -156,9 +156,9 @@ def machine_code(
     return loops, backend.load(sources, loops, program, plan, target, options, weights_dir=weights_dir)
 
 
-def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, Predict | None, Predict | None]:
-    """What tells the time of a convolution, a product and stacked recurrences; None where the model's own way is kept
-    (on GPUs no other way to convolve or multiply is known to pay)."""
+def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, ...]:
+    """What tells the time of a convolution, a product, stacked recurrences and long reductions; None where the model's
+    own way is kept (on GPUs no other way to convolve or multiply is known to pay)."""
     # without joining: what that gains an algorithm is not known before its neighbours are
     apart = "none" if options.schedule == "none" else "register"
 
@@ -166,8 +166,10 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         return predicted_seconds(program, target, apart, memo)
 
     def recurrence(program: Program) -> float:
-        # the computes of a step have their neighbours beside them
+        # the computes of a step, and what feeds a reduction, have their neighbours beside them
         return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
+
+    reduction = recurrence if options.schedule == "connected" else None
 
     def convolution(program: Program) -> float:
         # the sum as it stands may copy what the user hands over first; the order of everything else is ours
@@ -179,11 +181,12 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         return min(alone(program), alone(choose_layouts(staged, target)))
 
     if target.kind != "cpu":
-        return None, None, recurrence
+        return None, None, recurrence, reduction
     return (
         None if options.convolution == "direct" else convolution,
         alone if options.contraction == "strassen" else None,
         recurrence,
+        reduction,
     )
 
 

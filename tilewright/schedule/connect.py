@@ -17,7 +17,7 @@ from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
 from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.streams import find_stream
+from tilewright.tile_graph.streams import Stream, find_stream
 
 _MOST_NESTS = 16
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
@@ -101,7 +101,7 @@ class Connector:
             t in stored for n in (*stream.wide, *stream.reducers) for t in n.stores if n is not nests[-1]
         ):
             return resident
-        blocks = [b for b in _BLOCKS if b < stream.extent]
+        blocks = self._blocks(stream)
         choose = self.backend.choose_tile
         streamed = [choose(nests, plans, self.context, stored, fixed, stream, b) for b in blocks]
         found = [c for c in streamed if c is not None]
@@ -113,6 +113,12 @@ class Connector:
         if self.streaming == "always" or best.seconds < resident.seconds * self.backend.stream_worth:
             return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
+
+    def _blocks(self, stream: Stream) -> list[int]:
+        """Sizes of a streamed axis' parts worth a look: whole register tiles of the nests that are cut along it."""
+        widths = [dict(self.plans[n].register).get(n.axis_names()[axis], 1) for n, axis in stream.wide.items()]
+        width = max(widths)
+        return [b for b in dict.fromkeys(-(-size // width) * width for size in _BLOCKS) if b < stream.extent]
 
     def _take_in(
         self, nest: Nest, groups: dict[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]

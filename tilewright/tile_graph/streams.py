@@ -142,8 +142,11 @@ def _factors(
         if nest in wide and nest.monoid is not None and any(n.source in results for n in nest.loads()):
             return None  # a wide reduction under a moving result: its own partial sums would have to follow, too
     factors: dict[Nest, tuple[Expr, frozenset[Load]]] = {}
+    late = {t for n in reducers for t in n.stores[1:]}  # only a reducer's first result is kept up to date in a block
+    if any(x.source in late for n in (*wide, *reducers) for x in n.loads()):
+        return None
     for nest in reducers:
-        if nest.monoid is None or nest.monoid.operator not in ("add", "max", "min", "mul", "and", "or"):
+        if nest.monoid is None:
             return None
         if not any(n.source in results for n in loads(nest.elements[0], *(m.value for m in maps.values()))):
             continue
@@ -178,6 +181,17 @@ def _no_leaf(*_: object) -> np.ndarray:
     raise InternalError("a factor of a streamed reduction reads more than the results it follows")
 
 
+def _states(nest: Nest) -> tuple[Tensor, ...]:
+    """What a reducer carries from block to block."""
+    assert nest.monoid is not None
+    if nest.monoid.operator is not None:
+        return (Tensor(f"{nest.tensor.name}@state", nest.tensor.shape, nest.accumulated[0].dtype),)
+    return tuple(
+        Tensor(f"{nest.tensor.name}@state{number}", nest.tensor.shape, left.dtype)
+        for number, left in enumerate(nest.monoid.left)
+    )
+
+
 @dataclass(frozen=True)
 class Work:
     """A nest as it is run: how, on which box, and over which part of its reductions; `owner` is the nest of the model
@@ -201,14 +215,13 @@ class Carrier:
         self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
                         for n in stream.reducers if n.tensor in read_inside}  # fmt: skip
         self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
-        self.states = {
-            n: Tensor(f"{n.tensor.name}@state", n.tensor.shape, n.accumulated[0].dtype) for n in stream.reducers
-        }
+        self.states = {n: _states(n) for n in stream.reducers}
 
     def start(self, nest: Nest, box: Box) -> list[Work]:
         """The states of a reducer before the first block."""
         assert nest.monoid is not None
-        made = [self._point(nest, self.states[nest], nest.monoid.identity[0], box)]
+        begun = zip(self.states[nest], nest.monoid.identity, strict=True)
+        made = [self._point(nest, state, nothing, box) for state, nothing in begun]
         if nest in self.current:
             made.append(self._point(nest, self.current[nest], self._guarded(nest), box))
         return made
@@ -216,40 +229,46 @@ class Carrier:
     def step(self, nest: Nest, box: Box, limits: Mapping[Axis, Range]) -> list[Work]:
         """A block reduced into the state, which follows the results that it depends on."""
         monoid = nest.monoid
-        assert monoid is not None and monoid.operator is not None
+        assert monoid is not None
         here = [var(a) for a in nest.axes]
-        state = self.states[nest]
-        initial: Expr = load(state, here)
-        element = self._now(nest.elements[0])
+        states = self.states[nest]
+        initial: tuple[Expr, ...] = tuple(load(state, here) for state in states)
         made: list[Work] = []
         if nest in self.current:
             made.append(self._point(nest, self.previous[nest], load(self.current[nest], here), box))
         if nest in self.stream.factors:
             shift, shift_here = self._row(nest, "shift", self._correction(nest), box)
             made.append(shift)
-            initial = op("mul" if monoid.operator == "add" else "add", initial, shift_here)
+            initial = (op("mul" if monoid.operator == "add" else "add", initial[0], shift_here),)
+        # results may be fewer than states: what is stored between blocks are the states themselves
+        kept = nest.accumulated if monoid.operator is not None else states
         update = replace(
             nest,
-            stores=(state,),
-            elements=(element,),
-            initial=(initial,),
-            values=(load(nest.accumulated[0], here),),
+            stores=states,
+            elements=tuple(self._now(e) for e in nest.elements),
+            monoid=monoid if monoid.operator is not None else replace(monoid, final=monoid.left),
+            accumulated=kept,
+            initial=initial,
+            values=tuple(load(t, here) for t in kept),
             epilogue=(),
         )
-        made.append(Work(update, replace(self.given[nest], tensor=state.name), box, limits, nest))
+        made.append(Work(update, replace(self.given[nest], tensor=states[0].name), box, limits, nest))
         if nest in self.current:
             made.append(self._point(nest, self.current[nest], self._guarded(nest), box))
         return made
 
     def finish(self, nest: Nest, box: Box) -> list[Work]:
         """The result of a reducer, from its state after the last block."""
-        value = self._value(nest)
-        if nest in self.stream.factors:
-            # a scale that never came (every element masked): the plain reduction has no number either
-            factor, moving = self.stream.factors[nest]
-            lost = self._unscaled(nest, factor, {x: x for x in moving})
-            value = select(lost, const(float("nan"), value.dtype), value)
-        return [replace(self._point(nest, nest.tensor, value, box), owner=None)]
+        made = []
+        for tensor, stored in zip(nest.stores, nest.values, strict=True):
+            value = self._from_states(nest, stored)
+            if nest in self.stream.factors:
+                # a scale that never came (every element masked): the plain reduction has no number either
+                factor, moving = self.stream.factors[nest]
+                lost = self._unscaled(nest, factor, {x: x for x in moving})
+                value = select(lost, const(float("nan"), value.dtype), value)
+            made.append(replace(self._point(nest, tensor, value, box), owner=None))
+        return made
 
     def wide(self, nest: Nest, box: Box) -> list[Work]:
         """One block of a nest that has the axis among its outputs."""
@@ -263,14 +282,18 @@ class Carrier:
         names = {n.tensor: t for n, t in self.current.items()}
         return replace_nodes(node, {x: load(names[x.source], x.indices) for x in loads(node) if x.source in names})
 
-    def _value(self, nest: Nest) -> Expr:
-        """The nest's stored value, from its state."""
+    def _from_states(self, nest: Nest, value: Expr) -> Expr:
+        """What the nest stores, from its states."""
+        assert nest.monoid is not None
         here = [var(a) for a in nest.axes]
-        return replace_nodes(nest.values[0], {load(nest.accumulated[0], here): load(self.states[nest], here)})
+        states = zip(nest.monoid.left, self.states[nest], strict=True)
+        now: dict[Expr, Expr] = {left: load(state, here) for left, state in states}
+        results = zip(nest.accumulated, nest.monoid.final, strict=True)
+        return replace_nodes(value, {load(t, here): replace_nodes(final, now) for t, final in results})
 
     def _guarded(self, nest: Nest) -> Expr:
         """The nest's value as others follow it in the block: the stand-in where it carries no scale."""
-        value = self._now(self._value(nest))
+        value = self._now(self._from_states(nest, nest.values[0]))
         fixed = const(self.stream.stand_in, value.dtype)
         for reducer, (factor, moving) in self.stream.factors.items():
             own = [x for x in moving if x.source is nest.tensor]

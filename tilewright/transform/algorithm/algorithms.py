@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tilewright.ir.compute import Program
+from tilewright.target import Target
+from tilewright.transform.algorithm.split import split_reductions
 from tilewright.transform.algorithm.strassen import choose_products
 from tilewright.transform.algorithm.wavefront import choose_orders
 from tilewright.transform.algorithm.winograd import Predict, choose_convolutions
@@ -10,15 +12,18 @@ from tilewright.transform.reroll import reroll
 
 
 def choose_algorithms(
-    program: Program, convolutions: Predict | None, products: Predict | None, recurrences: Predict | None
-) -> Program:
+    program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
+    recurrences: Predict | None, reductions: Predict | None,
+) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
-    by Strassen's and stacked recurrences as wavefronts, where that is predicted to pay; None, in the place of what
-    predicts the time of any, leaves them as they are."""
+    by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay; None,
+    in the place of what predicts the time of any, leaves them as they are."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
         program = choose_convolutions(program, convolutions)
     if recurrences is not None:
         program = choose_orders(program, recurrences)
-    return program if products is None else choose_products(program, products)
+    if products is not None:
+        program = choose_products(program, products)
+    return program if reductions is None else split_reductions(program, target, reductions)
