@@ -87,11 +87,15 @@ def choose_gpu_tile(
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     cycles = np.maximum(cycles, -(-alive // at_once) * latency)
     seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
-    far = compulsory(nests, stored, context) / (target.main.bandwidth * target.units)
+    # what one multiprocessor can draw from memory is not much more than its share
+    drawing = np.minimum(target.units, np.maximum(tiles, 1))
+    rate = np.minimum(target.main.bandwidth * target.units, drawing * (target.main.alone or target.main.bandwidth))
+    far = compulsory(nests, stored, context) / rate
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
-    best = int(np.lexsort((tiles, np.round(seconds * 1e9)))[0])
+    # among equals no multiprocessor idle, then fewer starts
+    best = int(np.lexsort((tiles, tiles < target.units, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
     tile = tuple(
