@@ -17,7 +17,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
-from tilewright.tile_graph.nest import Nest, build_nest
+from tilewright.tile_graph.nest import Nest, build_nest, roots_of
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.streams import Carrier, Work, stream_of
@@ -71,12 +71,6 @@ def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
         epilogue = [computes[name] for name in leaf.epilogue]
         nests.append(build_nest(computes[leaf.core], epilogue, maps))  # type: ignore[arg-type]
     return nests
-
-
-def roots_of(nests: Sequence[Nest]) -> list[Nest]:
-    """Nests that no other of the kernel reads: their tiles determine those of the others."""
-    read = {t for n in nests for t in n.reads()}
-    return [n for n in nests if not any(t in read for t in n.stores)] or [nests[-1]]
 
 
 class KernelLowering:

@@ -6,7 +6,7 @@ intermediate then lives at the tile level (L2 on a CPU, shared memory on a GPU) 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.backend.protocol import Backend, Choice
@@ -68,7 +68,7 @@ class Connector:
         )  # fmt: skip
 
     def cost(self, nests: Sequence[Nest]) -> Choice | None:
-        if not _all_used(nests):
+        if not _tied(nests):
             return None
         stored = self.stored(nests)
         context = self.context
@@ -133,7 +133,7 @@ class Connector:
             feeders.pop(id(group), None)
             best: Group | None = None
             gain = 0.0
-            for feeder in feeders.values():
+            for feeder in (*feeders.values(), *self._with_siblings(feeders.values(), group, groups, order)):
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
                 if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, groups, order):
                     unable = f"with {nest.tensor.name} it would wait for itself, or hold more than {_MOST_NESTS} nests"
@@ -155,6 +155,27 @@ class Connector:
                 return
             for member in best.nests:
                 groups[member] = best
+
+    def _with_siblings(
+        self, feeders: Iterable[Group], group: Group, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
+    ) -> list[Group]:
+        """Each feeder together with the others that read it: what all of them hold need not be stored at all."""
+        found = []
+        last = order[group.nests[-1]]
+        for feeder in feeders:
+            if any(t in self.kept for t in feeder.nests[-1].stores):
+                continue
+            readers = [r for t in feeder.nests[-1].stores for r in self.readers.get(t, []) if r not in group.nests]
+            others = {id(groups[r]): groups[r] for r in readers if groups[r] is not feeder}
+            if not others or any(order[g.nests[-1]] >= last or g.choice is None for g in others.values()):
+                continue
+            if feeder.choice is None:
+                continue
+            together = [feeder, *others.values()]
+            nests = [n for g in together for n in g.nests]
+            seconds = sum(g.choice.seconds for g in together if g.choice is not None)
+            found.append(Group(nests, replace(feeder.choice, seconds=seconds)))
+        return found
 
     def _streamed(
         self, nest: Nest, groups: Mapping[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]
@@ -246,10 +267,12 @@ def microseconds(*seconds: float) -> str:
     return " + ".join(f"{1e6 * s:.1f}" for s in seconds)
 
 
-def _all_used(nests: Sequence[Nest]) -> bool:
-    """Whether every nest but the root feeds another of the group: only then the root's tile determines its tile."""
+def _tied(nests: Sequence[Nest]) -> bool:
+    """Whether the last nest's tile determines that of every other: it feeds another of the group, or reads what one
+    does."""
     read = {t for n in nests for t in n.reads()}
-    return all(any(t in read for t in n.stores) for n in nests[:-1])
+    inside = {t for n in nests for t in n.stores}
+    return all(any(t in read for t in n.stores) or any(t in inside for t in n.reads()) for n in nests[:-1])
 
 
 def _shape_of(plan: Leaf) -> Hashable:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
-from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Sizes, Tile, TileAxis, cut_axes
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.propagate import Range, extent_of, propagate
 from tilewright.tile_graph.streams import Stream
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
@@ -34,7 +35,24 @@ def kernel_tile(
     root = nests[-1]
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
     axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
+    axes = _tied(axes, nests)
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
+
+
+def _tied(axes: Sequence[TileAxis], nests: Sequence[Nest]) -> tuple[TileAxis, ...]:
+    """The axes of the last nest's tiles with those of further roots that run along them."""
+    root, further = nests[-1], roots_of(nests)[:-1]
+    if not further:
+        return tuple(axes)
+    origins = {f"o{i}": Axis(f"origin_{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
+    box = tuple(Range(var(origins[f"o{i}"]), 1, extent_of(a.extent)) for i, a in enumerate(root.axes))
+    boxes = propagate(nests, box)
+    tied = []
+    for axis in axes:
+        origin = var(origins[axis.binds[0].axis])
+        binds = [Bind(n.tensor.name, f"o{i}") for n in further for i, part in enumerate(boxes[n]) if part.low is origin]
+        tied.append(replace(axis, binds=(*axis.binds, *binds)))
+    return tuple(tied)
 
 
 def _streamed(

@@ -214,6 +214,12 @@ def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     return rewrite(root, rule) if composed else root
 
 
+def roots_of(nests: Sequence[Nest]) -> list[Nest]:
+    """Nests that no other of the kernel reads: their tiles determine those of the others."""
+    read = {t for n in nests for t in n.reads()}
+    return [n for n in nests if not any(t in read for t in n.stores)] or [nests[-1]]
+
+
 def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:
     """The nest of a Map or Reduce with `epilogue` maps applied to its result and `maps` composed into its reads."""
     if isinstance(core, Map):

@@ -221,15 +221,23 @@ def propagate(
     for nest in reversed(nests):
         if nest not in boxes:
             demands = [needed[t] for t in nest.stores if t in needed]
-            if not demands:
-                raise ValueError(f"{nest.tensor.name} is not used by the group that holds it")
-            box = demands[0]
+            box = demands[0] if demands else beside(nest, needed)
             for other in demands[1:]:
                 box = merge(box, other)
             boxes[nest] = box
         for tensor, box in reads_box(nest, boxes[nest], (reduce_boxes or {}).get(nest, {}), inside).items():
             needed[tensor] = merge(needed[tensor], box) if tensor in needed else box
     return boxes
+
+
+def beside(nest: Nest, needed: Mapping[Tensor, Box]) -> Box:
+    """The box of a further root: along an axis that reads what the other roots need, that part of it; else all."""
+    found = {a: whole(extent_of(a.extent)) for a in nest.axes}
+    for node in nest.loads():
+        for index, part in zip(node.indices, needed.get(node.source, ()), strict=False):
+            if isinstance(index, Var) and index.axis in found and part.extent == extent_of(index.axis.extent):
+                found[index.axis] = part
+    return tuple(found.values())
 
 
 def box_elements(box: Box) -> Size:
