@@ -13,7 +13,7 @@ from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
-from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
 from tilewright.tile_graph.signature import signature
@@ -206,6 +206,8 @@ class Connector:
         """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step. A copy that
         is stored all the same gains no more than a meeting."""
         if self.repeated and feeder.choice is not None and joined.tiles == feeder.choice.tiles:
+            return 0.0
+        if roots_of([*feeder.nests, *group.nests])[:-1]:  # all readers inside: what they read is not stored any more
             return 0.0
         nests = [*feeder.nests, *(group.nests if feeder.nests[-1].tensor in self.context.staged else ())]
         over_weights = any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
