@@ -17,6 +17,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile
+from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.streams import Stream
 
 
@@ -30,6 +31,7 @@ class Choice:
     footprint: int
     traffic: int  # bytes from and to main memory
     block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
+    step: int = 0  # rows of the root that a window moves on by; 0: there is no window
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,12 @@ class Backend(Protocol):
         fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
     ) -> Choice | None:  # fmt: skip
         """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+
+    def choose_window(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        overlap: Overlap,
+    ) -> Choice | None:  # fmt: skip
+        """The best parts and steps of a window that moves over one of the nests; None where none pays or fits."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

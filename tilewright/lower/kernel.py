@@ -6,11 +6,11 @@ What a leaf becomes, and how tiles are handed out, the backends say: they derive
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
 from tilewright.ir.compute import Compute, Map
-from tilewright.ir.expr import Axis, Expr, var
+from tilewright.ir.expr import Axis, Expr, const, load, substitute, var
 from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
@@ -20,6 +20,7 @@ from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.rolling import Window, reads_of, window_of
 from tilewright.tile_graph.streams import Carrier, Work, stream_of
 
 
@@ -91,6 +92,9 @@ class KernelLowering:
         self.arguments: list[str] = []
         self.kept: list[Buffer] = []  # buffers of what the kernel holds
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
+        self.begun: dict[Tensor, Box] = {}  # the same before the first step of a window
+        self.moved: dict[Tensor, tuple[Tensor, Window]] = {}  # copies inside a window's buffer
+        self.early: list[Work] = []
         self.by_name = {n.tensor.name: n for n in nests}
         self.leaves = dict(zip(nests, tile.leaves, strict=True))
         self.roots = roots_of(nests)
@@ -109,6 +113,7 @@ class KernelLowering:
             self._bind_reads(work, {t for w in works(items) for t in w.nest.stores})
         for work in works(items):
             self._bind_writes(work)
+        self.begun_access = self._at_first()
         body = self.grid(index, items)
         return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
 
@@ -148,7 +153,9 @@ class KernelLowering:
             elif node.over == "lanes":
                 items.extend(self._body(node, ranges))
             else:
-                items.append(self._in_order(node, dict(ranges), list(node.sizes)))
+                loop = self._in_order(node, dict(ranges), list(node.sizes))
+                items.extend((*self.early, loop))
+                self.early = []
         return tuple(items)
 
     def _in_order(self, tile: Tile, ranges: dict[str, Range], left: list[tuple[str, int]]) -> Loop:
@@ -162,8 +169,57 @@ class KernelLowering:
         loop = Axis("block" if is_carried else name, trips)
         if size < axis.extent:
             ranges[name] = Range(simplify(around.low + var(loop) * size), size, axis.extent)
-        inner = (self._in_order(tile, ranges, rest),) if rest else self._body(tile, ranges)
-        return Loop(loop, inner)
+        if rest:
+            return Loop(loop, (self._in_order(tile, ranges, rest),))
+        rolling = [self.by_name[h.tensor] for h in tile.holds if h.mode == "rolling"]
+        if not rolling:
+            return Loop(loop, self._body(tile, ranges))
+        (nest,) = rolling
+        return Loop(loop, self._moving(tile, ranges, nest, loop))
+
+    def _moving(self, tile: Tile, ranges: Mapping[str, Range], nest: Nest, loop: Axis) -> tuple[Work | Loop, ...]:
+        """A step with a window over what one nest stores: only what is new is computed, what is shared is copied to
+        the window's front for the next step; what the first step shares is computed before the loop."""
+        boxes, limits = self._boxes(ranges)
+        window = window_of(boxes[nest], loop)
+        if window is None or limits:
+            raise InternalError(f"kernel '{self.plan.name}': no window moves over '{nest.tensor.name}'")
+        (tensor,) = nest.stores
+        seen = window.of(boxes[nest], window.whole())
+        added = window.of(boxes[nest], window.new())
+        inside = propagate(self.nests, {**{r: boxes[r] for r in self.roots}, nest: added})
+        leading = reads_of(nest, self.nests)
+        first = {loop: const(0)}
+        begun = propagate(leading, _at(window.of(boxes[nest], window.first(loop)), first))
+        for hold in tile.holds:
+            held = self.by_name[hold.tensor]
+            self.held.update(dict.fromkeys(held.stores, inside[held]))
+            if held in begun:
+                self.begun.update({t: _at(begun[held], first) for t in held.stores})
+        self.held[tensor] = seen
+        self.begun[tensor] = _at(seen, first)
+        leaves = [n for n in tile.body if isinstance(n, Leaf)]
+        self.early = [Work(self.by_name[x.tensor], x, _at(begun[self.by_name[x.tensor]], first), early=True)
+                      for x in leaves if self.by_name[x.tensor] in begun]  # fmt: skip
+        steps = [Work(self.by_name[x.tensor], x, inside[self.by_name[x.tensor]]) for x in leaves]
+        return (*steps, self._copied(nest, window, seen))
+
+    def _copied(self, nest: Nest, window: Window, seen: Box) -> Work:
+        """The end of a window to its front: the same buffer, whose first element is later by what the window moves."""
+        (tensor,) = nest.stores
+        moved = Tensor(f"{tensor.name}@next", tensor.shape, tensor.dtype)
+        self.moved[moved] = (tensor, window)
+        axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
+        value = load(tensor, [var(a) for a in axes])
+        copy = Nest((moved,), axes, (), (), None, (), (value,), moved.name)
+        given = self.leaves[nest]
+        vector = given.vector if given.vector and given.vector[0] == "o" else None
+        order = tuple(a for a in given.order if a[0] == "o")
+        if vector is not None:
+            order = (*(a for a in order if a != vector), vector)
+        leaf = Leaf(moved.name, moved.name, vector=vector, lanes=given.lanes if vector else 1,
+                    register=((vector, given.lanes),) if vector else (), order=order)  # fmt: skip
+        return Work(copy, leaf, window.of(seen, window.kept()))
 
     def _boxes(self, ranges: Mapping[str, Range]) -> tuple[dict[Nest, Box], dict[Nest, dict[Axis, Range]]]:
         """The box of every nest where axes of the tree run over these parts, and parts of reductions."""
@@ -203,6 +259,17 @@ class KernelLowering:
 
     # --- places
 
+    def access_of(self, work: Work) -> Access:
+        return self.begun_access if work.early else self.access
+
+    def _at_first(self) -> Access:
+        """Places as they are before the first step of a window."""
+        read, write = dict(self.access.read), dict(self.access.write)
+        for tensor, box in self.begun.items():
+            place = replace(self.access.read[tensor], lows=tuple(part.low for part in box))
+            read[tensor], write[tensor] = place, [place]
+        return Access(read, write)
+
     def _parameter(self, tensor: Tensor) -> Place:
         place = global_place(tensor, self.layout(tensor), f"p{len(self.params)}")
         self.params.append(place.buffer)
@@ -218,10 +285,20 @@ class KernelLowering:
         for tensor in work.nest.stores:
             if tensor in self.access.read:
                 continue
+            if tensor in self.moved:
+                source, window = self.moved[tensor]
+                place = self.access.read[source]
+                lows = tuple(simplify(low + window.advance) if d == window.dim else low
+                             for d, low in enumerate(place.lows))  # fmt: skip
+                self.access.put(tensor, Place(place.buffer, place.layout, lows))
+                continue
             if work.owner is not None or tensor in self.held:
                 box = self.held.get(tensor, work.box)
                 order = self.layout(tensor)
-                shape = order.storage_shape(tuple(min(int(r.size), r.extent) for r in box))
+                sizes = [min(int(r.size), r.extent) for r in box]
+                if tensor in self.begun:
+                    sizes = [max(n, int(r.size)) for n, r in zip(sizes, self.begun[tensor], strict=True)]
+                shape = order.storage_shape(tuple(sizes))
                 buffer = Buffer(f"s{len(self.kept)}", shape, tensor.dtype, self.memory)
                 self.kept.append(buffer)
                 self.access.put(tensor, Place(buffer, order, tuple(r.low for r in box)))
@@ -232,6 +309,10 @@ class KernelLowering:
                 out = self._parameter(stacked)
                 place = Place(out.buffer, Layout.natural(tensor.rank), (), (var(self.scan.step),))
                 self.access.write[tensor].append(place)
+
+
+def _at(box: Box, place: Mapping[Axis, Expr]) -> Box:
+    return tuple(Range(simplify(substitute(part.low, place)), part.size, part.extent) for part in box)
 
 
 def _parts(around: Range, size: int) -> Expr:

@@ -16,6 +16,7 @@ from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
@@ -86,7 +87,7 @@ class Connector:
                     known[key] = None
                     return None
                 fixed = fixed_or_none
-            known[key] = self._choose(nests, stored, fixed)
+            known[key] = self._windowed(nests, stored, self._choose(nests, stored, fixed))
         return known[key]
 
     def _choose(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> Choice | None:
@@ -113,6 +114,20 @@ class Connector:
         if self.streaming == "always" or best.seconds < resident.seconds * self.backend.stream_worth:
             return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
+
+    def _windowed(
+        self, nests: Sequence[Nest], stored: frozenset[Tensor], resident: Choice | None
+    ) -> Choice | None:
+        """A window over rows that tiles would compute again, where that is predicted to be faster."""
+        if len(nests) == 1 or self.repeated or any(t in stored for n in nests[:-1] for t in n.stores):
+            return resident
+        overlap = find_overlap(nests)
+        if overlap is None:
+            return resident
+        moving = self.backend.choose_window(nests, [self.plans[n] for n in nests], self.context, stored, overlap)
+        if moving is None or (resident is not None and resident.seconds <= moving.seconds):
+            return resident
+        return moving
 
     def _blocks(self, stream: Stream) -> list[int]:
         """Sizes of a streamed axis' parts worth a look: whole register tiles of the nests that are cut along it."""

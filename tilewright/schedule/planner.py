@@ -195,8 +195,8 @@ class _Builder:
             round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
         )
         return kernel_tile(
-            self.backend.launch, self.context.target.tile_level.name, nests, leaves, choice.tile,
-            self.connector.stored(nests), stream, choice.block, lanes, step.prefetched if step else (), about,
+            self.backend.launch, self.context.target.tile_level.name, nests, leaves,
+            self.connector.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Sizes, Tile, TileAxis, cut_axes
+from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.propagate import Range, extent_of, propagate
+from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.streams import Stream
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
@@ -20,10 +22,12 @@ _STREAMED = "s"  # the axis that a stream walks
 
 
 def kernel_tile(
-    launch: str, level: str, nests: Sequence[Nest], leaves: Sequence[Leaf], tile: Sizes, stored: frozenset[Tensor],
-    stream: Stream | None, block: int, lanes: int, prefetched: Sequence[str], about: Estimate,
+    launch: str, level: str, nests: Sequence[Nest], leaves: Sequence[Leaf], stored: frozenset[Tensor],
+    stream: Stream | None, choice: Choice, lanes: int, prefetched: Sequence[str], about: Estimate,
 ) -> Tile:  # fmt: skip
-    """A kernel: its leaves in order, a stream's inside a Tile of their own, and what is held at the kernel's level."""
+    """A kernel: its leaves in order, those of a stream or under a window inside a Tile of their own, and what is held
+    at the kernel's level."""
+    block = choice.block
     wide = stream.wide if stream is not None else {}
     held = [Hold(n.tensor.name) for n in nests if n not in wide and not any(t in stored for t in n.stores)]
     held += [Hold(name, fill="prefetch") for name in prefetched]
@@ -34,8 +38,18 @@ def kernel_tile(
         body = (Tile(level, over="lanes", count=lanes, body=body),)
     root = nests[-1]
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
-    axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
+    axes, sizes = cut_axes(root.tensor.name, extents, dict(choice.tile))
     axes = _tied(axes, nests)
+    if choice.step:
+        overlap = find_overlap(nests)
+        assert overlap is not None
+        name = f"t{overlap.axis}"
+        if name not in dict(sizes):
+            (whole,), _ = cut_axes(root.tensor.name, extents, {f"o{overlap.axis}": 1})
+            axes = (*axes, whole)
+        held = [Hold(h.tensor, "rolling", name) if h.tensor == overlap.nest.tensor.name else h for h in held]
+        body = (Tile(level, ((name, choice.step),), "order", body, tuple(held)),)
+        held = []
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
 
 

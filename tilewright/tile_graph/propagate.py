@@ -159,7 +159,7 @@ def merge(a: Box, b: Box) -> Box:
 
 def _merged_unclipped(x: Range, y: Range) -> Range:
     """The union of ranges that differ by a constant but for the clipping of one of them, as neighbours' reads do."""
-    first, second = _unclipped(x), _unclipped(y)
+    first, second = unclipped(x), unclipped(y)
     gap = difference(second, first)
     if gap is None:
         return whole(x.extent)
@@ -168,7 +168,8 @@ def _merged_unclipped(x: Range, y: Range) -> Range:
     return _clipped(first if gap >= 0 else second, size, x.extent)
 
 
-def _unclipped(part: Range) -> Expr:
+def unclipped(part: Range) -> Expr:
+    """Where a range would begin if its axis had no ends."""
     low = part.low
     if is_op(low, "max") and isinstance(low.args[1], Const) and low.args[1].value == 0:
         low = low.args[0]

@@ -202,6 +202,7 @@ class Work:
     box: Box
     limits: Mapping[Axis, Range] = field(default_factory=dict)
     owner: Nest | None = None
+    early: bool = False  # before the first step of a window: places are those of the first step
 
 
 class Carrier:

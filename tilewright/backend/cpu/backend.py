@@ -15,7 +15,7 @@ from tilewright.backend.cpu.plan.apart import views_apart
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.steps import plan_steps
-from tilewright.backend.cpu.plan.tile import choose_tile
+from tilewright.backend.cpu.plan.tile import choose_tile, choose_window
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import LoopProgram
@@ -27,6 +27,7 @@ from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.streams import Stream
 
 
@@ -48,6 +49,12 @@ class CpuBackend:
         fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
     ) -> Choice | None:  # fmt: skip
         return choose_tile(nests, leaves, context, stored, fixed, stream, block)
+
+    def choose_window(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        overlap: Overlap,
+    ) -> Choice | None:  # fmt: skip
+        return choose_window(nests, leaves, context, stored, overlap)
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

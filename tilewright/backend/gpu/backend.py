@@ -21,6 +21,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.streams import Stream
 
 
@@ -43,6 +44,12 @@ class GpuBackend:
         fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
     ) -> Choice | None:  # fmt: skip
         return choose_gpu_tile(nests, leaves, context, stored, fixed, stream, block)
+
+    def choose_window(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        overlap: Overlap,
+    ) -> Choice | None:  # fmt: skip
+        return None
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -58,8 +58,8 @@ class GpuKernel(KernelLowering):
             if self.hazards.meets(reads, writes):
                 body.append(Barrier(Scope.BLOCK))
                 self.hazards.clear()
-            lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access, self.names, self.thread,
-                              self.shared)  # fmt: skip
+            lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
+                              self.thread, self.shared)  # fmt: skip
             body.extend(lowered.statements())
             self.hazards.add(reads, writes)
         return body

@@ -40,8 +40,9 @@ class CpuKernel(KernelLowering):
     def _leaf_statements(self, work: Work) -> tuple[Stmt, ...]:
         instruction = work.leaf.instruction
         kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
-        lowered = kind(work.nest, work.leaf, work.box, dict(work.limits), self.access, self.names, self.step)
-        return (*lowered.statements(), *filled_up(work.nest, work.box, self.access, work.leaf.lanes))
+        access = self.access_of(work)
+        lowered = kind(work.nest, work.leaf, work.box, dict(work.limits), access, self.names, self.step)
+        return (*lowered.statements(), *filled_up(work.nest, work.box, access, work.leaf.lanes))
 
 
 def lower_cpu_kernel(

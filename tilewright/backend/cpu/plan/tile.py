@@ -40,6 +40,7 @@ from tilewright.tile_graph.propagate import (
     reads_box,
     whole_blocks,
 )
+from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.runs import stretch
 from tilewright.tile_graph.streams import Stream
 
@@ -48,6 +49,7 @@ _WIDE = 8  # lanes of a vector that is put together through one port of the proc
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
 _ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
+_STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
@@ -90,6 +92,41 @@ def choose_tile(
                   block if stream else 0)  # fmt: skip
 
 
+def choose_window(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor], overlap: Overlap
+) -> Choice | None:
+    """Parts of the root's rows for the units, and steps in which a window moves over each; None where none fits."""
+    root, units = nests[-1], context.target.units
+    rows = extent_of(root.axes[overlap.axis].extent)
+    along = _axis_sizes(root, plans[-1], {})
+    along[overlap.axis] = np.array([n for n in _STEP_ROWS if n * overlap.scale >= overlap.rows and 2 * n <= rows])
+    if not len(along[overlap.axis]):
+        return None
+    candidates = np.meshgrid(*along, indexing="ij")
+    sizes = {axis: each.ravel() for axis, each in zip(root.axes, candidates, strict=True)}
+    times = predict(nests, plans, context, stored, sizes, overlap=overlap)
+    steps = sizes[root.axes[overlap.axis]]
+    others: Numbers = np.ones(len(steps), dtype=np.int64)
+    for number, axis in enumerate(root.axes):
+        if number != overlap.axis:
+            others = others * -(-extent_of(axis.extent) // sizes[axis])
+    # rows are cut into parts, whole steps each, only as far as units need it
+    parts = np.clip(-(-units // others), 1, np.maximum(1, rows // (2 * steps)))
+    part = -(-rows // (parts * steps)) * steps
+    tiles = others * -(-rows // part)
+    idle = -(-tiles // units) * units * part / (others * rows)
+    # what the first window of a part shares with none is computed for it alone
+    again = 1 + overlap.rows / (overlap.scale * part)
+    seconds = times.seconds * again * np.maximum(1.0, idle)
+    best = int(np.lexsort((times.tiles, np.round(seconds * 1e9)))[0])
+    if not np.isfinite(seconds[best]):
+        return None
+    cut = {f"o{i}": int(part[best] if i == overlap.axis else sizes[a][best]) for i, a in enumerate(root.axes)}
+    tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
+                  int(times.traffic[best] * times.tiles[best]), step=int(steps[best]))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Times:
     """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds and moves."""
@@ -102,7 +139,7 @@ class Times:
 
 def predict(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0,
+    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0, overlap: Overlap | None = None,
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
@@ -111,6 +148,13 @@ def predict(
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
+    seen = boxes
+    if overlap is not None:  # a step computes what is new of the window, and holds all of it
+        part = boxes[overlap.nest][overlap.dim]
+        added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
+        once = tuple(added if d == overlap.dim else other for d, other in enumerate(boxes[overlap.nest]))
+        boxes = propagate(nests, {root: box, overlap.nest: once}, limits)
+        seen = {**boxes, overlap.nest: seen[overlap.nest]}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
@@ -119,7 +163,7 @@ def predict(
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
     far = far * resting_share(tiles, context)
-    held = footprint(nests, boxes, stored, stream)
+    held = footprint(nests, seen, stored, stream)
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes

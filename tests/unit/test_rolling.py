@@ -1,0 +1,76 @@
+"""Windows that move over rows: what neighbouring steps share is kept, and the answer stays the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, random_inputs
+from tilewright import ops
+from tilewright.frontend.onnx import load
+from tilewright.ir.compute import Program, all_computes
+from tilewright.lower.kernel import plan_nests
+from tilewright.schedule.planner import make_plan
+from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.rolling import find_overlap
+from tilewright.transform.fold import fold_constants
+
+
+def chain(channels: int, height: int, width: int, kernel: int, stride: int, pad: int) -> Program:
+    """A product over channels at every point, then a window over every channel by itself."""
+    rng = np.random.default_rng(0)
+    rows = (height + 2 * pad - kernel) // stride + 1
+    columns = (width + 2 * pad - kernel) // stride + 1
+    steps = [
+        ("Conv", ["x", "w0"], "wide", {}), ("Relu", ["wide"], "active", {}),
+        ("Conv", ["active", "w1"], "y", {"pads": [pad] * 4, "strides": [stride] * 2, "group": 2 * channels}),
+    ]  # fmt: skip
+    weights = {"w0": rng.standard_normal((2 * channels, channels, 1, 1)).astype(np.float32),
+               "w1": rng.standard_normal((2 * channels, 1, kernel, kernel)).astype(np.float32)}  # fmt: skip
+    model = model_of(steps, {"x": (1, channels, height, width)}, {"y": (1, 2 * channels, rows, columns)}, weights)
+    return fold_constants(ops.lower(load(model, {})))
+
+
+def rolled(plan: Plan, program: Program, part: int, step: int) -> Plan:
+    """All kernels as one: parts of the rows of the last result to cores, each walked in steps with a window."""
+    leaves = tuple(leaf for kernel in plan.kernels for leaf in kernel.leaves)
+    last = leaves[-1].tensor
+    rows = extent_of(all_computes(program)[last].outputs[0].shape[2])
+    axis = TileAxis("rows", rows, (Bind(last, "o2"),))
+    holds = (*(Hold(leaf.tensor) for leaf in leaves[:-2]), Hold(leaves[-2].tensor, "rolling", "rows"))
+    level = plan.kernels[0].level
+    walked = Tile(level, (("rows", step),), "order", leaves, holds)
+    kernel = Tile(level, (("rows", part),), "cores", (walked,), (), (axis,), name="k0")
+    return replace(plan, body=replace(plan.body, body=(kernel,), holds=()))
+
+
+CASES = [
+    (3, 12, 9, 3, 1, 1, 6, 2), (4, 13, 8, 3, 1, 1, 8, 4), (2, 17, 21, 5, 1, 2, 8, 4), (4, 16, 16, 3, 2, 1, 4, 2),
+    (3, 15, 11, 3, 1, 0, 13, 3), (2, 20, 7, 5, 2, 2, 4, 4), (8, 11, 19, 3, 1, 1, 10, 5), (5, 9, 30, 3, 1, 1, 4, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("channels", "height", "width", "kernel", "stride", "pad", "part", "step"), CASES)
+def test_a_window_gives_the_same_answer(
+    channels: int, height: int, width: int, kernel: int, stride: int, pad: int, part: int, step: int, tmp_path: Path
+) -> None:
+    program = chain(channels, height, width, kernel, stride, pad)
+    plan = rolled(make_plan(program, CPU, "register"), program, part, step)
+    made = lowered(program, plan=plan)
+    inputs = random_inputs(program, 5)
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    for threads in (1, 3):
+        assert error(made.natively(inputs, tmp_path, threads)["y"], wanted) < 1e-6
+
+
+def test_the_window_that_overlaps_is_found() -> None:
+    program = chain(4, 12, 12, 3, 1, 1)
+    plan = make_plan(program, CPU, "register")
+    nests = [n for kernel in plan.kernels for n in plan_nests(kernel, all_computes(program))]
+    found = find_overlap(nests)
+    assert found is not None and found.nest is nests[-2]
+    assert (found.axis, found.scale, found.rows) == (2, 1, 2)

@@ -1,0 +1,136 @@
+"""Windows that move along an axis: of what neighbouring parts both need, the overlap is kept instead of computed again.
+
+A Tile walks parts of an axis in order. A nest whose readers look beyond their own part (the taps of a convolution) is
+computed only where the window is new; its last elements are copied to the front for the part that follows, and the
+overlap of the first part is computed before the walk begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.ir import bounds
+from tilewright.ir.expr import Axis, Expr, Load, const, maximum, minimum, substitute, var
+from tilewright.ir.simplify import linear, simplify
+from tilewright.tile_graph.nest import Nest, roots_of
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, unclipped
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a nest's axis that the readers of one step need, and how it moves from step to step."""
+
+    dim: int  # of the nest's axes
+    low: Expr  # of the whole window; may lie outside the axis, where nothing is read
+    size: int
+    advance: int
+    extent: int
+
+    @property
+    def overlap(self) -> int:
+        return self.size - self.advance
+
+    def of(self, box: Box, part: Range) -> Box:
+        return tuple(part if d == self.dim else other for d, other in enumerate(box))
+
+    def whole(self) -> Range:
+        return Range(self.low, self.size, self.extent)
+
+    def new(self) -> Range:
+        """What this step adds: nothing where a last short step needs only what lies outside the axis."""
+        return Range(self._inside(self.low + self.overlap), self.advance, self.extent)
+
+    def first(self, loop: Axis) -> Range:
+        """What the first step shares with the one before it, which there is not."""
+        return Range(simplify(maximum(self.at_first(loop), 0)), self.overlap, self.extent)
+
+    def at_first(self, loop: Axis) -> Expr:
+        return simplify(substitute(self.low, {loop: const(0)}))
+
+    def kept(self) -> Range:
+        """What the next step needs again."""
+        return Range(self._inside(self.low + self.advance), self.overlap, self.extent)
+
+    def _inside(self, low: Expr) -> Expr:
+        low = simplify(low)
+        return low if bounds.upper(low) <= self.extent else simplify(minimum(low, self.extent))
+
+
+def window_of(box: Box, loop: Axis) -> Window | None:
+    """How a box moves with a loop; None where it does not, or not by whole steps along one axis alone."""
+    found: Window | None = None
+    for dim, part in enumerate(box):
+        low = unclipped(part)
+        advance = linear(low).terms.get(var(loop))
+        if advance is None:
+            continue
+        if found is not None or advance < 1 or int(part.size) >= part.extent:
+            return None
+        found = Window(dim, low, int(part.size), advance, part.extent)
+    if found is None or found.overlap < 0 or found.advance < found.overlap:
+        return None
+    # what lies before the axis is never new
+    return found if bounds.lower(found.new().low) >= 0 and bounds.lower(found.kept().low) >= 0 else None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A nest whose readers share rows from one part of a root's axis to the next."""
+
+    nest: Nest
+    dim: int
+    axis: int  # of the root
+    scale: int  # rows of the nest a row of the root
+    rows: int  # that neighbouring parts share
+
+
+def find_overlap(nests: Sequence[Nest]) -> Overlap | None:
+    """The one nest of a group that a window can move over, along the outermost axis of the root that makes it move."""
+    root = nests[-1]
+    if len(roots_of(nests)) > 1:
+        return None
+    for number, axis in enumerate(root.axes):
+        extent = extent_of(axis.extent)
+        if extent < 2:
+            continue
+        found = [n for n in reversed(nests[:-1]) if _overlap(nests, n, number, {}) is not None]
+        if not found:
+            continue
+        overlap = _overlap(nests, found[0], number, {})
+        assert overlap is not None
+        # computed once a row, it must not leave another that overlaps
+        once = {found[0]: overlap}
+        if all(_overlap(nests, n, number, once) is None for n in found[1:]):
+            return overlap
+    return None
+
+
+def _overlap(nests: Sequence[Nest], nest: Nest, number: int, once: dict[Nest, Overlap]) -> Overlap | None:
+    root = nests[-1]
+    origin = Axis("origin", extent_of(root.axes[number].extent))
+    box = tuple(
+        Range(var(origin), 1, extent_of(a.extent)) if i == number else Range(var(Axis("at", 1)), 1, extent_of(a.extent))
+        for i, a in enumerate(root.axes)
+    )
+    roots: dict[Nest, Box] = {root: box}
+    if once:
+        plain = propagate(nests, box)
+        for other, known in once.items():
+            part = plain[other][known.dim]
+            one = Range(unclipped(part), known.scale, part.extent)
+            roots[other] = tuple(one if d == known.dim else p for d, p in enumerate(plain[other]))
+    for dim, part in enumerate(propagate(nests, roots)[nest]):
+        scale = linear(unclipped(part)).terms.get(var(origin))
+        if scale is not None and scale > 0 and int(part.size) < part.extent and int(part.size) > scale:
+            return Overlap(nest, dim, number, scale, int(part.size) - scale)
+    return None
+
+
+def reads_of(nest: Nest, nests: Sequence[Nest]) -> list[Nest]:
+    """The nests that lead to one, and it itself, in order."""
+    wanted = {nest}
+    for other in reversed(nests):
+        if any(isinstance(x, Load) and x.source in other.stores for n in wanted for x in n.loads()):
+            wanted.add(other)
+    return [n for n in nests if n in wanted]
