@@ -30,7 +30,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.streams import find_stream
 
@@ -72,7 +72,7 @@ class Predicted:
 
     model: str
     call: Call
-    kernel: KernelPlan
+    kernel: Tile
     nests: tuple[Nest, ...]
     microseconds: float  # predicted
     unchanged: bool
@@ -115,14 +115,14 @@ def with_program(measured: Measured, model: Path, target: Target) -> Measured:
     return Measured(measured.model, tuple(calls), program_text(artifact.program), artifact.plan)
 
 
-def shown(kernel: KernelPlan) -> dict[str, Any]:
+def shown(kernel: Tile) -> dict[str, Any]:
     """What a file of measurements says of a kernel's plan."""
     nests = [
         {"core": n.core, "vector": n.vector, "register": dict(n.register), "order": list(n.order), "cut": dict(n.cut),
          "instruction": n.instruction}
-        for n in kernel.nests
+        for n in kernel.leaves
     ]  # fmt: skip
-    return {"root": kernel.roots[0], "tile": dict(kernel.tile), "nests": nests}
+    return {"root": kernel.roots[0], "tile": dict(kernel.cut), "nests": nests}
 
 
 def _key(plan: Mapping[str, Any]) -> str:
@@ -173,16 +173,16 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
                        frozenset(program.staged), Memo())  # fmt: skip
 
 
-def _seconds(kernel: KernelPlan, nests: Sequence[Nest], context: NestContext) -> float:
+def _seconds(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
     stored = frozenset(
-        t for nest, part in zip(nests, kernel.nests, strict=True) if part.level == context.target.main.name
+        t for nest, part in zip(nests, kernel.leaves, strict=True) if part.level == context.target.main.name
         for t in nest.stores
     )  # fmt: skip
-    tile = dict(kernel.tile)
+    tile = dict(kernel.cut)
     sizes = {
         axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent)))]) for i, axis in enumerate(nests[-1].axes)
     }
     stream = find_stream(nests) if kernel.stream is not None else None
     block = kernel.stream.block if kernel.stream is not None else 0
-    times = costs.predict(nests, kernel.nests, context, stored, sizes, stream, block)
+    times = costs.predict(nests, kernel.leaves, context, stored, sizes, stream, block)
     return float(np.max(times.seconds))

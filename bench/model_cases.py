@@ -21,7 +21,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.tile_graph.context import is_contraction
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 from tilewright.transform.fold import fold_constants
@@ -43,7 +43,7 @@ class Case:
     plan: Plan
 
     @property
-    def kernel(self) -> KernelPlan:
+    def kernel(self) -> Tile:
         return self.plan.kernels[0]
 
     def nests(self) -> list[Nest]:
@@ -73,10 +73,10 @@ def kernels_of(path: Path, name: str, target: Target) -> Iterator[tuple[Hashable
         yield key, Case(f"{name}:{kernel.roots[0]}", kind_of(nests[-1]), *cut_out(program, plan, kernel, nests))
 
 
-def cut_out(program: Program, plan: Plan, kernel: KernelPlan, nests: Sequence[Nest]) -> tuple[Program, Plan]:
+def cut_out(program: Program, plan: Plan, kernel: Tile, nests: Sequence[Nest]) -> tuple[Program, Plan]:
     """The kernel alone: what it reads becomes inputs, what it stores outputs."""
     computes = all_computes(program)
-    names = [name for nest in kernel.nests for name in (nest.core, *nest.epilogue)]
+    names = [name for nest in kernel.leaves for name in (nest.core, *nest.epilogue)]
     names += [edge.tensor for edge in kernel.edges if edge.mode == "recompute"]
     wanted: dict[Compute, None] = dict.fromkeys(computes[name] for name in names)
     ordered = [c for c in program.computes if c in wanted]

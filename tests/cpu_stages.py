@@ -10,6 +10,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tilewright import ops
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.intrinsics.cpu import MEANINGS
@@ -111,7 +112,7 @@ def lowered(
     target: Target = CPU,
 ) -> Lowered:  # fmt: skip
     chosen = plan or make_plan(program, target, schedule, streaming)
-    loops = lower_program(program, chosen, target, machine_code.lower_kernel)
+    loops = lower_program(program, chosen, backend_for(target).lower_kernel)
     verify_loops(loops)
     return Lowered(program, chosen, loops, target)
 

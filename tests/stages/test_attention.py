@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from tests.cpu_stages import Step, evaluated, lowered, model_of, programs, random_inputs
 from tilewright.target import machine
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 
 N1 = machine("neoverse_n1")  # all of it is one kernel there; with a larger cache it may pay to compute scores first
 HEADS = 2
@@ -73,10 +73,10 @@ def inputs_of(length: int, head: int, kind: str = "softmax", seed: int = 0) -> d
 # --- tests
 
 
-def one_kernel(plan: Plan) -> KernelPlan:
+def one_kernel(plan: Plan) -> Tile:
     """The kernel of all sums; keys that every tile of rows reads may be transposed before it, once for all."""
     *copies, kernel = plan.kernels
-    assert all([n.tensor for n in copy.nests] == ["kt"] for copy in copies), plan.text()
+    assert all([n.tensor for n in copy.leaves] == ["kt"] for copy in copies), plan.text()
     return kernel
 
 
@@ -85,7 +85,7 @@ def one_kernel(plan: Plan) -> KernelPlan:
 def test_one_kernel(kind: str, length: int, head: int) -> None:
     plan = lowered(programs(make(kind, length, head), N1)["layout"], target=N1).plan
     kernel = one_kernel(plan)
-    assert sum(n.level == "DRAM" for n in kernel.nests) == 1  # nothing but the result reaches main memory
+    assert sum(n.level == "DRAM" for n in kernel.leaves) == 1  # nothing but the result reaches main memory
 
 
 def sampled() -> list[object]:

@@ -136,12 +136,12 @@ def test_loops_that_do_not_follow_the_plan_are_still_explained() -> None:
 
 def test_reasons_survive_json() -> None:
     plan = explained(attention(77, 40), stop_after="plan").plan
-    assert plan is not None and any(k.reason for k in plan.kernels)
+    assert plan is not None and any(k.estimate.reason for k in plan.kernels)
     assert Plan.from_json(plan.to_json()) == plan
     old = json.loads(plan.to_json())
     for kernel in old["kernels"]:
         del kernel["reason"]
-    assert all(k.reason == "" for k in Plan.from_json(json.dumps(old)).kernels)
+    assert all(k.estimate.reason == "" for k in Plan.from_json(json.dumps(old)).kernels)
 
 
 class Page(HTMLParser):

@@ -25,7 +25,7 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.ops import control, registry
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
-from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
 
 RNG = np.random.default_rng(0)
 PACKAGE = Path(tilewright.__file__).parent
@@ -84,10 +84,10 @@ def test_equal_plans_give_equal_loops() -> None:
 # --- edited plans
 
 
-def random_kernel(kernel: KernelPlan, rng: np.random.Generator) -> KernelPlan:
+def random_kernel(kernel: Tile, rng: np.random.Generator) -> Tile:
     """Another valid plan for the same nests: other tiles, other register tiles, other orders."""
-    tile = tuple((a, int(rng.integers(1, 2 * n + 1))) for a, n in kernel.tile if rng.random() < 0.8)
-    return replace(kernel, tile=tile, nests=tuple(random_nest(n, rng) for n in kernel.nests))
+    tile = tuple((a, int(rng.integers(1, 2 * n + 1))) for a, n in kernel.cut if rng.random() < 0.8)
+    return replace(kernel, tile=tile, nests=tuple(random_nest(n, rng) for n in kernel.leaves))
 
 
 def random_nest(nest: Leaf, rng: np.random.Generator) -> Leaf:
@@ -175,7 +175,7 @@ def test_renamed_tensors_give_the_same_kernels(name: str) -> None:
     assert [nameless(k) for k in first.kernels] == [nameless(k) for k in second.kernels]
 
 
-def nameless(kernel: KernelPlan) -> str:
+def nameless(kernel: Tile) -> str:
     """A kernel's plan with the name of every tensor taken out."""
     value = json.loads(Plan("cpu", "connected", (kernel,)).to_json())["kernels"][0]
 
@@ -284,7 +284,7 @@ def test_edited_dumps_are_replayed(stage: str, dumped: Any, tmp_path: Path, kern
     model = tilewright.compile(path, options=options)
     if stage == "plan":
         assert model.artifact.plan is not None
-        assert all(k.tile == (("o0", 1), ("o1", 5)) for k in model.artifact.plan.kernels)
+        assert all(k.cut == (("o0", 1), ("o1", 5)) for k in model.artifact.plan.kernels)
     for output, array in model.run(inputs).items():
         np.testing.assert_allclose(array, wanted[output], rtol=1e-5, atol=1e-6)
 

@@ -107,7 +107,7 @@ def test_partial_sums_wait_between_passes(tmp_path: Path) -> None:
     plan = lowered(program).plan
     kernels = []
     for kernel in plan.kernels:
-        parts = [replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n for n in kernel.nests]
+        parts = [replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n for n in kernel.leaves]
         kernels.append(replace(kernel, nests=tuple(parts)))
     made = lowered(program, plan=Plan(plan.target, plan.schedule, tuple(kernels), plan.layouts))
     inputs = random_inputs(program)

@@ -123,7 +123,7 @@ def test_results_are_turned_in_registers(rows: int, tmp_path: Path) -> None:
     lanes = CPU.lanes(4)
     order = ("o0", "o2", "o3", "o1", "r0")
     nest = replace(
-        kernel.nests[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
+        kernel.leaves[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
         row_lanes=1, cut=(),
     )  # fmt: skip
     edited = replace(kernel, nests=(nest,), tile=(), tiles=1)

@@ -68,7 +68,7 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
     program = programs(model, N1)["layout"]
     made = lowered(program, target=N1)
     repeated = [k for k in made.plan.kernels if k.scan is not None]
-    assert any(n.alternate for k in repeated for n in k.nests)
+    assert any(n.alternate for k in repeated for n in k.leaves)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
@@ -105,17 +105,17 @@ def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_p
 
 def test_small_weights_are_walked_one_way() -> None:
     plan = lowered(programs(recurrence("LSTM", hidden=12), N1)["layout"], target=N1).plan
-    assert not any(n.alternate for k in plan.kernels for n in k.nests)
+    assert not any(n.alternate for k in plan.kernels for n in k.leaves)
 
 
 def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> None:
     """The state first, since other tiles wrote most of it; where one tile does everything, it is near already. The
     cell is its own, but so many weights push it out."""
     made = lowered(programs(recurrence("LSTM", hidden=84), N1)["layout"], target=N1)
-    step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
-    assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_c", "h_forward_input")
+    step = next(k for k in made.plan.kernels if k.scan is not None and len(k.leaves) > 1)
+    assert step.tiles > 1 and step.prefetched == ("h_forward_h", "h_forward_c", "h_forward_input")
     alone = lowered(programs(recurrence("LSTM", hidden=20), N1)["layout"], target=N1).plan
-    assert [k.prefetch for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
+    assert [k.prefetched for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
@@ -177,7 +177,7 @@ def test_only_steps_turn_round() -> None:
                                 {"w": np.ones((5, 4), np.float32)}))["layout"]  # fmt: skip
     plan = lowered(program).plan
     first = plan.kernels[0]
-    turned = replace(first, nests=tuple(replace(n, alternate=True) for n in first.nests))
+    turned = replace(first, nests=tuple(replace(n, alternate=True) for n in first.leaves))
     with pytest.raises(InternalError, match="only the steps of a Scan"):
         check_plan(replace(plan, kernels=(turned, *plan.kernels[1:])), program)
 
@@ -244,7 +244,7 @@ def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path:
     model = recurrence("LSTM", hidden=24, direction=direction)
     program = programs(model)["layout"]
     made = lowered(program)
-    idle = [n.idle for k in made.plan.kernels if k.scan is not None for n in k.nests if n.idle is not None]
+    idle = [n.idle for k in made.plan.kernels if k.scan is not None for n in k.leaves if n.idle is not None]
     assert idle == {"forward": [0], "reverse": [STEPS - 1], "bidirectional": [0, STEPS - 1]}[direction]
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
@@ -266,7 +266,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
         model.graph.node[0].input.extend(["", "h0"])
     program = programs(model)["layout"]
     made = lowered(program)
-    assert all(n.idle is None for k in made.plan.kernels for n in k.nests)
+    assert all(n.idle is None for k in made.plan.kernels for n in k.leaves)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs)["h"]
     np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)
@@ -275,7 +275,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
 def test_a_plan_that_counts_on_zeros_is_refused_where_there_are_none() -> None:
     """Plans are kept, and may be replayed for a model of the same shapes with other values."""
     plan = lowered(programs(recurrence("LSTM", hidden=24))["layout"]).plan
-    assert any(n.idle == 0 for k in plan.kernels for n in k.nests)
+    assert any(n.idle == 0 for k in plan.kernels for n in k.leaves)
     infinite = recurrence("LSTM", hidden=24)
     weights = next(c for c in infinite.graph.initializer if c.name == "r")
     weights.CopyFrom(numpy_helper.from_array(np.full((1, 96, 24), np.inf, np.float32), "r"))
@@ -314,7 +314,7 @@ def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:
     made = build(load(model, {}), two_units(), Options(stop_after="plan"))
     assert made.plan is not None
     projection, step = made.plan.kernels[0], made.plan.kernels[1]
-    assert step.scan is not None and (projection.tile, step.tile) == ((("o3", 128),), (("o1", 128),))
+    assert step.scan is not None and (projection.cut, step.cut) == ((("o3", 128),), (("o1", 128),))
 
 
 def test_packed_weights_are_one_stream_whatever_their_rows() -> None:
@@ -323,4 +323,4 @@ def test_packed_weights_are_one_stream_whatever_their_rows() -> None:
     made = build(load(model, {}), two_units(), Options(stop_after="plan"))
     assert made.plan is not None
     step = next(k for k in made.plan.kernels if k.scan is not None)
-    assert dict(step.nests[0].register) == {"o1": 4, "o2": 16}
+    assert dict(step.leaves[0].register) == {"o1": 4, "o2": 16}

@@ -55,7 +55,7 @@ def test_partial_sums_come_back_as_whole_registers(columns: int, name: str, tmp_
     program = fold_constants(ops.lower(load_model(layers((1, 301), (301, columns)), {})))
     program = choose_layouts(program, target)
     plan = make_plan(program, target, "register")
-    nests = [[replace(n, cut=(("r0", 100),)) if n.register else n for n in k.nests] for k in plan.kernels]
+    nests = [[replace(n, cut=(("r0", 100),)) if n.register else n for n in k.leaves] for k in plan.kernels]
     kernels = tuple(replace(k, nests=tuple(n)) for k, n in zip(plan.kernels, nests, strict=True))
     sources = sources_of(loops_of(program, replace(plan, kernels=kernels), target), target)
     assert any("pass_0" in text for text in sources.values())
