@@ -41,7 +41,7 @@ from tilewright.options import Options
 from tilewright.runtime import CpuModel
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan import Plan, Tile
 
 SHAPES = (
     (256, 256, 256), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
@@ -125,7 +125,8 @@ def measure_peak(dot: Dot, pair: tuple[str, str], threads: int, target: Target, 
     empty = Program((), (), (), {})
     sources = machine_code.render(loops, target)
     options = Options(cache_dir=cache, threads=threads)
-    with machine_code.load(sources, loops, empty, Plan("cpu", "none", ()), target, options) as model:
+    plan = Plan("cpu", "none", Tile(target.main.name))
+    with machine_code.load(sources, loops, empty, plan, target, options) as model:
         given = [np.zeros(TILE_ROWS * TILE_BYTES, dtypes.by_name(p).numpy) for p in pair]
         out = [np.zeros(t.shape, t.dtype.numpy) for t in loops.tensors if t.role == "output"]
         seconds = best_seconds(model, given, out, 0.25)

@@ -107,7 +107,7 @@ def with_program(measured: Measured, model: Path, target: Target) -> Measured:
     planned otherwise than they were measured are left out."""
     artifact = build(load(model, {}), target, Options(stop_after="plan"))
     assert artifact.program is not None and artifact.plan is not None
-    mine = {_key(shown(kernel)): kernel.name for kernel in artifact.plan.kernels if kernel.scan is None}
+    mine = {_key(shown(kernel)): kernel.name for kernel, steps in artifact.plan.launches() if steps is None}
     calls = [
         Call(c.number, mine[_key(c.shown)], c.microseconds, {})
         for c in measured.calls if c.shown and _key(c.shown) in mine
@@ -122,7 +122,7 @@ def shown(kernel: Tile) -> dict[str, Any]:
          "instruction": n.instruction}
         for n in kernel.leaves
     ]  # fmt: skip
-    return {"root": kernel.roots[0], "tile": dict(kernel.cut), "nests": nests}
+    return {"root": kernel.leaves[-1].tensor, "tile": dict(kernel.cut), "nests": nests}
 
 
 def _key(plan: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def predict(measured: Measured, target: Target) -> list[Predicted]:
     context = _context(program, measured.plan, target)
     today = {_key(shown(k)) for k in make_plan(program, target, measured.plan.schedule).kernels}
     computes = all_computes(program)
-    kernels = {k.name: k for k in measured.plan.kernels if k.scan is None}
+    kernels = {k.name: k for k, steps in measured.plan.launches() if steps is None}
     found: dict[str, Predicted] = {}
     result = []
     for call in measured.calls:
@@ -174,15 +174,13 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
 
 
 def _seconds(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
-    stored = frozenset(
-        t for nest, part in zip(nests, kernel.leaves, strict=True) if part.level == context.target.main.name
-        for t in nest.stores
-    )  # fmt: skip
+    held = kernel.held
+    stored = frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
     tile = dict(kernel.cut)
     sizes = {
         axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent)))]) for i, axis in enumerate(nests[-1].axes)
     }
     stream = find_stream(nests) if kernel.stream is not None else None
-    block = kernel.stream.block if kernel.stream is not None else 0
+    block = kernel.stream.sizes[0][1] if kernel.stream is not None else 0
     times = costs.predict(nests, kernel.leaves, context, stored, sizes, stream, block)
     return float(np.max(times.seconds))

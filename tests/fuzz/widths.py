@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.plans import with_kernels
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.ir.compute import Program
@@ -33,13 +34,13 @@ def loops_of(program: Program, plan: Plan, target: Target) -> LoopProgram:
 
 def in_passes(program: Program, plan: Plan, rng: np.random.Generator) -> Plan:
     """The plan with sums in several passes wherever partial sums may wait in the result's place."""
-    return replace(plan, kernels=tuple(_cut(k, program, rng) for k in plan.kernels))
+    return with_kernels(plan, [_cut(k, program, rng) for k in plan.kernels])
 
 
 def _cut(kernel: Tile, program: Program, rng: np.random.Generator) -> Tile:
     if kernel.stream is not None or any(n.instruction for n in kernel.leaves):
         return kernel
-    return replace(kernel, nests=tuple(_cut_nest(n, program, rng) for n in kernel.leaves))
+    return kernel.map_leaves(lambda leaf: _cut_nest(leaf, program, rng))
 
 
 def _cut_nest(nest: Leaf, program: Program, rng: np.random.Generator) -> Leaf:

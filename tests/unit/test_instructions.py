@@ -17,6 +17,7 @@ import pytest
 
 from bench.instructions import peak_loops
 from tests.cpu_stages import CPU, Lowered, run_native
+from tests.plans import resized, with_kernels
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.errors import InternalError
@@ -216,8 +217,7 @@ def test_many_tiles(dot: Dot, pair: Pair, cache: Path) -> None:
     plan = make_plan(program, target)
     kernel = plan.kernels[0]
     register = dict(kernel.leaves[0].register)
-    sizes = (("o0", 2 * register["o0"]), ("o1", register["o1"]))
-    cut = dataclasses.replace(plan, kernels=(dataclasses.replace(kernel, tile=sizes, tiles=0),))
+    cut = with_kernels(plan, [resized(kernel, program, {"o0": 2 * register["o0"], "o1": register["o1"]})])
     loops = lower_program(program, cut, backend_for(target).lower_kernel)
     verify_loops(loops)
     check(Lowered(program, cut, loops), dot, pair, cache, interpreted=False)
@@ -235,9 +235,10 @@ def test_the_instruction_with_most_real_work_is_chosen() -> None:
     assert chosen((1, 64, 64), "amx_int8", ("uint8", "int8")) == "vnni_int8"  # one row of sixteen is no tile
     assert chosen((1, 64, 64), "amx_bf16", ("bfloat16", "bfloat16")) == "vdp_bf16"
     slow = dataclasses.replace(target, rates=(("amx_int8", 1.0),))
-    assert make_plan(matmul(DOTS["amx_int8"], ("uint8", "int8"), (64, 64, 64)), slow).kernels[0].leaves[
-        0
-    ].instruction == "vnni_int8"
+    assert (
+        make_plan(matmul(DOTS["amx_int8"], ("uint8", "int8"), (64, 64, 64)), slow).kernels[0].leaves[0].instruction
+        == "vnni_int8"
+    )
 
 
 def test_a_machine_without_instructions_plans_as_before() -> None:
@@ -254,7 +255,7 @@ def test_a_plan_that_asks_for_the_impossible_is_refused() -> None:
     for changed, text in (({"instruction": "abacus"}, "no instruction 'abacus'"),
                           ({"register": (("o0", 64), ("o1", 64))}, "cannot keep a register tile")):  # fmt: skip
         nest = dataclasses.replace(kernel.leaves[0], **changed)  # type: ignore[arg-type]
-        wrong = dataclasses.replace(plan, kernels=(dataclasses.replace(kernel, nests=(nest,)),))
+        wrong = with_kernels(plan, [kernel.with_leaves({nest.tensor: nest})])
         with pytest.raises(InternalError, match=text):
             check_plan(wrong, program)
 

@@ -25,6 +25,7 @@ from tests.cpu_stages import (
     run_native,
 )
 from tests.native_models import SIGNATURE, Builder, builder, kernel
+from tests.plans import map_leaves, resized, with_kernels
 from tilewright import Options
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build as compile_graph
@@ -239,8 +240,8 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
     (only,) = plan.kernels
     vector, register = only.leaves[-1].vector, dict(only.leaves[-1].register)
     assert vector is not None
-    cut = replace(only, tile=((vector, register[vector]),))
-    return lowered(program, plan=replace(plan, kernels=(cut,)))
+    cut = resized(only, program, {vector: register[vector]})
+    return lowered(program, plan=with_kernels(plan, [cut]))
 
 
 def image_of(made: Lowered) -> ModelImage:
@@ -280,9 +281,8 @@ def test_what_waits_in_the_place_of_a_result_is_added_to_once() -> None:
     """Between passes over a sum a block that began earlier would find there what another block has just added to."""
     program = programs(followed(7, 64, 47))["layout"]
     plan = lowered(program).plan
-    (only,) = plan.kernels
-    in_passes = replace(only, nests=tuple(replace(n, cut=(("r0", 16),)) for n in only.leaves))
-    made = lowered(program, plan=replace(plan, kernels=(in_passes,)))
+    assert len(plan.kernels) == 1
+    made = lowered(program, plan=map_leaves(plan, lambda leaf: replace(leaf, cut=(("r0", 16),))))
     inputs = random_inputs(program)
     assert error(made.on_loops(inputs)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-6
 
@@ -297,9 +297,9 @@ def test_the_last_panel_is_filled_up_with_zeros(along: str | None) -> None:
     plan = lowered(program).plan
     panels = {t: layout for t, layout in plan.layouts if layout.order[-1].size is not None}
     assert panels
-    kernels = [k if along is None or k.leaves[-1].tensor not in panels else replace(k, tile=((along, 16),))
+    kernels = [k if along is None or k.leaves[-1].tensor not in panels else resized(k, program, {along: 16})
                for k in plan.kernels]  # fmt: skip
-    made = lowered(program, plan=replace(plan, kernels=tuple(kernels)))
+    made = lowered(program, plan=with_kernels(plan, kernels))
     tensors = {t.name: random_inputs(program)[t.name] for t in program.inputs}
     run_loops(made.loops, tensors)
     shapes = {t.name: t.shape for t in program.tensors()}

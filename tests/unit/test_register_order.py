@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import model_of, programs
+from tests.plans import resized, with_kernels
 from tilewright.backend import backend_for
 from tilewright.backend.cpu.plan.candidates import feasible_plans
 from tilewright.backend.cpu.plan.variants import variants_of
@@ -36,10 +37,9 @@ def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int
     wanted = {"o0": rows, "o1": vectors * lanes}
     nest = next(p for p in feasible_plans(variants.nests[0], variants.context)
                 if dict(p.register) == wanted and p.order == order and not p.cut)  # fmt: skip
-    nest = replace(nest, phase=chosen.leaves[0].phase, level=chosen.leaves[0].level)
-    made = replace(chosen, nests=(nest,), tile=(("o0", rows), ("o1", vectors * lanes)))
+    made = resized(chosen.with_leaves({nest.tensor: nest}), program, wanted)
     layouts = {**dict(plan.layouts), **{t.name: layout for t, layout in variants.layouts(made).items()}}
-    changed = replace(plan, kernels=(made,), layouts=tuple(sorted(layouts.items())))
+    changed = replace(with_kernels(plan, [made]), layouts=tuple(sorted(layouts.items())))
     return lower_program(program, changed, backend_for(target).lower_kernel).kernels[0]
 
 
