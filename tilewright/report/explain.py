@@ -349,7 +349,8 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     lines += _wrapped("tile", tile, width)
     if kernel["stream"]:
         s = kernel["stream"]
-        lines += _wrapped("stream", f"{s['tensors'][0]} and {len(s['tensors']) - 1} more in blocks of {s['block']} of {s['extent']}", width)
+        more = f" and {len(s['tensors']) - 1} more" if len(s["tensors"]) > 1 else ""
+        lines += _wrapped("stream", f"{s['tensors'][0]}{more} in blocks of {s['block']} of {s['extent']}", width)
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)

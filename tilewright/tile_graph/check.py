@@ -43,6 +43,7 @@ class _Walker:
         self.outputs = {t.name for t in program.outputs}
         self.kernel: Tile | None = None
         self.stored: set[str] = set()
+        self.launched: set[str] = set()  # kernels so far
         self.cores: dict[str, str] = {}  # of the leaves so far, by what they store
 
     @property
@@ -74,6 +75,7 @@ class _Walker:
                 self._leaf(node, inside)
         if tile.is_kernel:
             self.kernel = None
+            self.launched.add(tile.name)
 
     def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
         if self.levels is None:
@@ -128,8 +130,10 @@ class _Walker:
                 raise ValueError("only the steps of a Scan prefetch what they read")
             if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
                 raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
-            if hold.issue is not None and tile.over != "steps":
-                raise ValueError(f"'{hold.tensor}' is brought near for steps, and there are none")
+            if (hold.issue is not None or hold.fill == "read") and tile.over != "steps":
+                raise ValueError("only the steps of a Scan keep weights near")
+            if hold.issue is not None and hold.issue not in self.launched:
+                raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
 
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:
