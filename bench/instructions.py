@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.plan.instructions import available
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS, TILES, Dot
@@ -40,7 +41,7 @@ from tilewright.options import Options
 from tilewright.runtime import CpuModel
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan import Plan, Tile
 
 SHAPES = (
     (256, 256, 256), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
@@ -124,7 +125,8 @@ def measure_peak(dot: Dot, pair: tuple[str, str], threads: int, target: Target, 
     empty = Program((), (), (), {})
     sources = machine_code.render(loops, target)
     options = Options(cache_dir=cache, threads=threads)
-    with machine_code.load(sources, loops, empty, Plan("cpu", "none", ()), target, options) as model:
+    plan = Plan("cpu", "none", Tile(target.main.name))
+    with machine_code.load(sources, loops, empty, plan, target, options) as model:
         given = [np.zeros(TILE_ROWS * TILE_BYTES, dtypes.by_name(p).numpy) for p in pair]
         out = [np.zeros(t.shape, t.dtype.numpy) for t in loops.tensors if t.role == "output"]
         seconds = best_seconds(model, given, out, 0.25)
@@ -221,8 +223,8 @@ def _one(dot: Dot, pair: tuple[str, str], shape: tuple[int, int, int], target: T
     program, a, b = matmul(shape, pair, dot.accumulator)
     a = on_a_line(a)
     plan = make_plan(program, only)
-    nest = plan.kernels[0].nests[0]
-    loops = lower_program(program, plan, only, machine_code.lower_kernel)
+    nest = plan.kernels[0].leaves[0]
+    loops = lower_program(program, plan, backend_for(only).lower_kernel)
     sources = machine_code.render(loops, only)
     texts = []
     error = 0.0
@@ -234,7 +236,7 @@ def _one(dot: Dot, pair: tuple[str, str], shape: tuple[int, int, int], target: T
         rate = shape[0] * shape[1] * shape[2] / taken
         texts.append(f"{rate / 1e9:7.1f} ({100 * rate / peaks[dot.name, pair, count]:3.0f}%)")
     is_right = error == 0 if dtypes.by_name(dot.accumulator).is_int else error < 1e-5
-    how = f"{nest.instruction} {dict(nest.register)} tile {dict(plan.kernels[0].tile)} k {nest.step}"
+    how = f"{nest.instruction} {dict(nest.register)} tile {dict(plan.kernels[0].cut)} k {nest.step}"
     print(f"{'x'.join(map(str, shape)):>15} {pair[0]:>8}: {'  '.join(texts)}  "
           f"{'right' if is_right else f'WRONG by {error:.2g}'}; {how}", flush=True)  # fmt: skip
     return 0 if is_right else 1

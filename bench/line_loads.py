@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench.tile_loads import CACHES
 from tilewright import ops
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
@@ -105,17 +106,17 @@ def counted(shape: tuple[int, int, int], target: Target, folder: Path) -> Lines:
     program = product(*shape)
     plan = make_plan(program, target)
     kernel = plan.kernels[-1]
-    if len(plan.kernels) != 1 or len(kernel.nests) != 1:
+    if len(plan.kernels) != 1 or len(kernel.leaves) != 1:
         raise SystemExit(f"bench.line_loads: {shape} is planned as more than one nest; give another shape")
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     source = machine_code.render(loops, target, "portable")["k0"]
     sizes = [4 * rows * inner, 4 * inner * columns, 4 * rows * columns]
     (folder / "k.c").write_text(simulated(source, target, sizes, scratch(loops.kernels[0])[1]))
     subprocess.run(["cc", "-O1", "-w", "-o", "k", "k.c"], cwd=folder, check=True)
     done = subprocess.run(["./k"], cwd=folder, check=True, capture_output=True, text=True)
     found = [int(x) for x in done.stdout.split()]
-    nest = kernel.nests[0]
-    tile = dict(kernel.tile)
+    nest = kernel.leaves[0]
+    tile = dict(kernel.cut)
     outputs = tile.get("o0", rows) * tile.get("o1", columns)
     steps = outputs * inner / max(1, int(np.prod([n for a, n in nest.register if a[0] == "o"])))
     return Lines(tuple(found[0::2]), tuple(found[1::2]), steps, nest, tile)

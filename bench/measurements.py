@@ -23,14 +23,14 @@ from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.parse import parse_program
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.ir.text import program_text
-from tilewright.lower.kernel import plan_nests
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.streams import find_stream
 
@@ -72,7 +72,7 @@ class Predicted:
 
     model: str
     call: Call
-    kernel: KernelPlan
+    kernel: Tile
     nests: tuple[Nest, ...]
     microseconds: float  # predicted
     unchanged: bool
@@ -107,7 +107,7 @@ def with_program(measured: Measured, model: Path, target: Target) -> Measured:
     planned otherwise than they were measured are left out."""
     artifact = build(load(model, {}), target, Options(stop_after="plan"))
     assert artifact.program is not None and artifact.plan is not None
-    mine = {_key(shown(kernel)): kernel.name for kernel in artifact.plan.kernels if kernel.scan is None}
+    mine = {_key(shown(kernel)): kernel.name for kernel, steps in artifact.plan.launches() if steps is None}
     calls = [
         Call(c.number, mine[_key(c.shown)], c.microseconds, {})
         for c in measured.calls if c.shown and _key(c.shown) in mine
@@ -115,14 +115,14 @@ def with_program(measured: Measured, model: Path, target: Target) -> Measured:
     return Measured(measured.model, tuple(calls), program_text(artifact.program), artifact.plan)
 
 
-def shown(kernel: KernelPlan) -> dict[str, Any]:
+def shown(kernel: Tile) -> dict[str, Any]:
     """What a file of measurements says of a kernel's plan."""
     nests = [
         {"core": n.core, "vector": n.vector, "register": dict(n.register), "order": list(n.order), "cut": dict(n.cut),
          "instruction": n.instruction}
-        for n in kernel.nests
+        for n in kernel.leaves
     ]  # fmt: skip
-    return {"root": kernel.roots[0], "tile": dict(kernel.tile), "nests": nests}
+    return {"root": kernel.leaves[-1].tensor, "tile": dict(kernel.cut), "nests": nests}
 
 
 def _key(plan: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def predict(measured: Measured, target: Target) -> list[Predicted]:
     context = _context(program, measured.plan, target)
     today = {_key(shown(k)) for k in make_plan(program, target, measured.plan.schedule).kernels}
     computes = all_computes(program)
-    kernels = {k.name: k for k in measured.plan.kernels if k.scan is None}
+    kernels = {k.name: k for k, steps in measured.plan.launches() if steps is None}
     found: dict[str, Predicted] = {}
     result = []
     for call in measured.calls:
@@ -173,16 +173,14 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
                        frozenset(program.staged), Memo())  # fmt: skip
 
 
-def _seconds(kernel: KernelPlan, nests: Sequence[Nest], context: NestContext) -> float:
-    stored = frozenset(
-        t for nest, part in zip(nests, kernel.nests, strict=True) if part.level == context.target.main.name
-        for t in nest.stores
-    )  # fmt: skip
-    tile = dict(kernel.tile)
+def _seconds(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
+    held = kernel.held
+    stored = frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
+    tile = dict(kernel.cut)
     sizes = {
         axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent)))]) for i, axis in enumerate(nests[-1].axes)
     }
     stream = find_stream(nests) if kernel.stream is not None else None
-    block = kernel.stream.block if kernel.stream is not None else 0
-    times = costs.predict(nests, kernel.nests, context, stored, sizes, stream, block)
+    block = kernel.stream.sizes[0][1] if kernel.stream is not None else 0
+    times = costs.predict(nests, kernel.leaves, context, stored, sizes, stream, block)
     return float(np.max(times.seconds))

@@ -20,16 +20,17 @@ from bench.model_report import KernelReport, PlanTime, summarise, to_markdown, w
 from bench.plan_times import Bench, Prepared, compile_ahead, prepare
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, write_files
 from tilewright.backend.cpu.plan.candidates import predict
-from tilewright.backend.cpu.plan.variants import Variants
+from tilewright.backend.cpu.plan.variants import Variants, run_another_way
 from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime.toolchain import find_compiler
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Tile
 
 Tell = Callable[[str], None]
 # What a plan says of a kernel beside the names of its tensors.
-_NAMES = ("tensor", "core", "epilogue", "level", "phase")
+_NAMES = ("tensor", "core", "epilogue", "composed", "part")
 _SHOWN = ("vector", "lanes", "register", "order", "unroll", "row_lanes")
 
 
@@ -110,18 +111,18 @@ def chosen_cases(
     return spread(found, count) if len(found) > count else found
 
 
-def plans_of(case: Case, settings: Settings, target: Target) -> list[KernelPlan]:
+def plans_of(case: Case, settings: Settings, target: Target) -> list[Tile]:
     """The planner's kernel first, predicted like the others, then different random ones."""
     variants = case.variants(target)
     own = with_prediction(case.kernel, variants)
     rng = np.random.default_rng([settings.seed, len(case.name), sum(case.name.encode())])
     drawn = variants.random(settings.plans, rng)
-    return [own, *(k for k in drawn if (k.nests, k.tile) != (own.nests, own.tile))]
+    return [own, *(k for k in drawn if (k.leaves, k.cut) != (own.leaves, own.cut))]
 
 
-def with_prediction(kernel: KernelPlan, variants: Variants) -> KernelPlan:
-    seconds = predict(variants.nests, kernel.nests, variants.context, variants.stored, [kernel.tile])
-    return replace(kernel, predicted_seconds=float(seconds[0]))
+def with_prediction(kernel: Tile, variants: Variants) -> Tile:
+    seconds = predict(variants.nests, kernel.leaves, variants.context, variants.stored, [kernel.cut])
+    return replace(kernel, estimate=replace(kernel.estimate, seconds=float(seconds[0])))
 
 
 def prepared_plans(case: Case, settings: Settings, target: Target) -> list[Prepared]:
@@ -130,7 +131,7 @@ def prepared_plans(case: Case, settings: Settings, target: Target) -> list[Prepa
     for kernel in plans_of(case, settings, target):
         layouts = {t.name: layout for t, layout in case.program.layouts.items()}
         layouts |= {t.name: layout for t, layout in variants.layouts(kernel).items()}
-        plan = Plan(case.plan.target, case.plan.schedule, (kernel,), tuple(sorted(layouts.items())))
+        plan = replace(case.plan.with_kernels({kernel.name: kernel}), layouts=tuple(sorted(layouts.items())))
         found.append(prepare(case.program, plan, target))
     compile_ahead([each.ready for each in found], settings.options)
     return found
@@ -149,7 +150,7 @@ def measure_cases(cases: Sequence[Case], settings: Settings, target: Target, tel
         measure = bench.measure_wall if settings.clock == "wall" else bench.measure_cpu
         times = measure(settings.seconds, settings.is_cold)
         plans = tuple(
-            PlanTime(values_of(each.kernel), each.kernel.predicted_seconds, least, median)
+            PlanTime(values_of(each.kernel), each.kernel.estimate.seconds, least, median)
             for each, least, median in zip(prepared[number], times.least, times.median, strict=True)
         )
         reports.append(KernelReport(case.name, case.kind, plans, times.runs))
@@ -192,27 +193,26 @@ def prepare_all(cases: Sequence[Case], settings: Settings, target: Target, tell:
     return found
 
 
-def values_of(kernel: KernelPlan) -> dict[str, Any]:
+def values_of(kernel: Tile) -> dict[str, Any]:
     """What distinguishes this plan of a kernel from its others, as JSON keeps it."""
     nests = [
-        {f.name: getattr(n, f.name) for f in fields(Leaf) if f.name in _SHOWN or _is_set(n, f)}
-        for n in kernel.nests
+        {f.name: getattr(n, f.name) for f in fields(Leaf) if f.name in _SHOWN or _is_set(n, f)} for n in kernel.leaves
     ]
-    return {"tile": kernel.tile, "tiles": kernel.tiles, "nests": nests}
+    return {"tile": kernel.cut, "tiles": kernel.tiles, "nests": nests}
 
 
 def _is_set(nest: Leaf, each: Field[Any]) -> bool:
     return each.name not in _NAMES and getattr(nest, each.name) != each.default
 
 
-def from_values(kernel: KernelPlan, values: Mapping[str, Any]) -> KernelPlan:
+def from_values(kernel: Tile, values: Mapping[str, Any], root: Nest) -> Tile:
     """What is not said is as it is by default."""
     plain = {f.name: f.default for f in fields(Leaf) if f.name not in _NAMES}
-    nests = tuple(
+    leaves = tuple(
         replace(own, **{k: _frozen(part.get(k, v)) for k, v in plain.items()})
-        for own, part in zip(kernel.nests, values["nests"], strict=True)
+        for own, part in zip(kernel.leaves, values["nests"], strict=True)
     )
-    return replace(kernel, nests=nests, tile=_frozen(values["tile"]), tiles=values["tiles"])
+    return run_another_way(kernel, leaves, _frozen(values["tile"]), root, kernel.estimate.seconds)
 
 
 def _frozen(value: Any) -> Any:
@@ -230,8 +230,8 @@ def replay(cases: Sequence[Case], earlier: Mapping[str, Any], target: Target) ->
         variants = case.variants(target)
         plans = []
         for each in row["plans"]:
-            kernel = with_prediction(from_values(case.kernel, each["plan"]), variants)
-            plans.append(PlanTime(each["plan"], kernel.predicted_seconds, each["us"] * 1e-6, each["median_us"] * 1e-6))
+            kernel = with_prediction(from_values(case.kernel, each["plan"], variants.nests[-1]), variants)
+            plans.append(PlanTime(each["plan"], kernel.estimate.seconds, each["us"] * 1e-6, each["median_us"] * 1e-6))
         reports.append(KernelReport(case.name, case.kind, tuple(plans), row["runs"]))
     return reports
 

@@ -15,13 +15,13 @@ from tilewright.backend.cpu.plan.variants import Variants, variants_of
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Compute, Program, all_computes, reads
 from tilewright.ir.expr import Axis, Expr, axes_of, loads
-from tilewright.lower.kernel import plan_nests
 from tilewright.ops import lower
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.tile_graph.context import is_contraction
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 from tilewright.transform.fold import fold_constants
@@ -43,7 +43,7 @@ class Case:
     plan: Plan
 
     @property
-    def kernel(self) -> KernelPlan:
+    def kernel(self) -> Tile:
         return self.plan.kernels[0]
 
     def nests(self) -> list[Nest]:
@@ -65,19 +65,19 @@ def kernels_of(path: Path, name: str, target: Target) -> Iterator[tuple[Hashable
     program = choose_layouts(fold_constants(lower(load(path, {}))), target)
     plan = make_plan(program, target, "register")
     computes = all_computes(program)
-    for kernel in plan.kernels:
+    for kernel, steps in plan.launches():
         nests = plan_nests(kernel, computes)
-        if kernel.scan is not None or not LEAST_WORK <= work(nests) <= MOST_WORK:
+        if steps is not None or not LEAST_WORK <= work(nests) <= MOST_WORK:
             continue
         key = signature(nests, lambda t: (program.layout(t), t in program.constants))
-        yield key, Case(f"{name}:{kernel.roots[0]}", kind_of(nests[-1]), *cut_out(program, plan, kernel, nests))
+        called = f"{name}:{kernel.leaves[-1].tensor}"
+        yield key, Case(called, kind_of(nests[-1]), *cut_out(program, plan, kernel, nests))
 
 
-def cut_out(program: Program, plan: Plan, kernel: KernelPlan, nests: Sequence[Nest]) -> tuple[Program, Plan]:
+def cut_out(program: Program, plan: Plan, kernel: Tile, nests: Sequence[Nest]) -> tuple[Program, Plan]:
     """The kernel alone: what it reads becomes inputs, what it stores outputs."""
     computes = all_computes(program)
-    names = [name for nest in kernel.nests for name in (nest.core, *nest.epilogue)]
-    names += [edge.tensor for edge in kernel.edges if edge.mode == "recompute"]
+    names = [name for nest in kernel.leaves for name in (nest.core, *nest.epilogue, *nest.composed)]
     wanted: dict[Compute, None] = dict.fromkeys(computes[name] for name in names)
     ordered = [c for c in program.computes if c in wanted]
     inside = {t for c in ordered for t in c.outputs}
@@ -89,7 +89,7 @@ def cut_out(program: Program, plan: Plan, kernel: KernelPlan, nests: Sequence[Ne
     )  # fmt: skip
     present = {t.name for t in (*inside, *outside)}
     layouts = tuple((name, layout) for name, layout in plan.layouts if name in present)
-    return alone, Plan(plan.target, plan.schedule, (replace(kernel, name="k0"),), layouts)
+    return alone, Plan(plan.target, plan.schedule, Tile(plan.body.level, body=(replace(kernel, name="k0"),)), layouts)
 
 
 def work(nests: Iterable[Nest]) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu import machine_code
+from tilewright.backend import backend_for
 from tilewright.backend.cpu.machine_code import render
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Map, Program
@@ -45,7 +45,7 @@ from tilewright.runtime import build as build_image
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 
 
@@ -72,7 +72,7 @@ class Step:
 class Prepared:
     """A plan of the measured kernel, lowered and rendered."""
 
-    kernel: KernelPlan
+    kernel: Tile
     layouts: tuple[tuple[str, Layout], ...]
     ready: Ready
 
@@ -89,7 +89,7 @@ class Times:
 def prepare(program: Program, plan: Plan, target: Target) -> Prepared:
     """The one kernel of a plan as C."""
     check_plan(plan, program)
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     return Prepared(plan.kernels[0], plan.layouts, _ready(loops, target))
 
 
@@ -109,7 +109,7 @@ def copy_kernel(size: int, dtype: DType, target: Target) -> Ready:
     axis = Axis("i", size)
     source, result = Tensor("x", (size,), dtype), Tensor("y", (size,), dtype)
     program = Program((source,), (result,), (Map(result, (axis,), load(source, [var(axis)])),))
-    return _ready(lower_program(program, make_plan(program, target, "none"), target, machine_code.lower_kernel), target)
+    return _ready(lower_program(program, make_plan(program, target, "none"), backend_for(target).lower_kernel), target)
 
 
 def compile_ahead(readies: Sequence[Ready], options: Options) -> None:

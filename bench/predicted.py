@@ -158,9 +158,9 @@ def free_factor(ratios: np.ndarray) -> float:
 
 def described(call: Predicted) -> str:
     """What a kernel is: its tile, and each nest with its loops and register tile."""
-    tile = " ".join(f"{a}:{n}" for a, n in call.kernel.tile) or "whole"
+    tile = " ".join(f"{a}:{n}" for a, n in call.kernel.cut) or "whole"
     lines = [f"    tile {tile} x {call.kernel.tiles}{', streamed' if call.kernel.stream else ''}"]
-    for nest, plan in zip(call.nests, call.kernel.nests, strict=True):
+    for nest, plan in zip(call.nests, call.kernel.leaves, strict=True):
         sizes = "x".join(str(extent_of(a.extent)) for a in nest.axes)
         sums = "x".join(str(extent_of(a.extent)) for a in nest.reduce_axes)
         register = " ".join(f"{a}:{n}" for a, n in plan.register) or "none"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.instructions import matmul
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS
 from tilewright.ir import dtypes
@@ -96,11 +97,11 @@ def counted(shape: tuple[int, int, int], kind: str, target: Target, folder: Path
     dot = DOTS[f"amx_{kind}"]
     program, _, _ = matmul(shape, KINDS[kind], dot.accumulator)
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     source = machine_code.render(loops, target, "portable")["k0"]
     (folder / "k.c").write_text(simulated(source, target))
     subprocess.run(["cc", "-O2", "-w", "-o", "k", "k.c"], cwd=folder, check=True)
-    nest = plan.kernels[0].nests[0]
+    nest = plan.kernels[0].leaves[0]
     size = dtypes.by_name(KINDS[kind][0]).bytes
     rows, columns, inner = (-(-n // 64) * 64 + 64 for n in shape)
     sizes = [rows * inner * size, columns * inner * size, rows * columns * 4]
@@ -108,7 +109,7 @@ def counted(shape: tuple[int, int, int], kind: str, target: Target, folder: Path
     done = subprocess.run(run, cwd=folder, check=True, capture_output=True, text=True)
     products, *lines = (int(x) for x in done.stdout.split())
     steps = products / 4
-    how = f"tile {dict(plan.kernels[0].tile)} k {nest.step}"
+    how = f"tile {dict(plan.kernels[0].cut)} k {nest.step}"
     return how, [float(np.round(n / steps, 2)) for n in lines]
 
 

@@ -52,7 +52,7 @@ class Stages:
             self.options.progress(name)
         start = time.perf_counter()
         edited = dict(self.options.overrides).get(name)
-        result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs)
+        result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs, self.target)
         self.seconds[name] = time.perf_counter() - start
         self.results[name] = result
         _verify(result, inputs, self.target)
@@ -211,7 +211,7 @@ def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
     elif isinstance(result, Program):
         verify.verify_program(result)
     elif isinstance(result, Plan):
-        check_plan(result, inputs[0], target)
+        check_plan(result, inputs[0], target, measured=False)
     elif isinstance(result, LoopProgram):
         verify.verify_loops(result)
 
@@ -238,7 +238,7 @@ def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> 
         raise OptionError(f"cannot write to {folder}: {error.strerror}; dump takes a folder") from error
 
 
-def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any, ...], target: Target) -> Any:
     """An edited dump in place of a stage's result; what is wrong with it is the editor's to mend."""
     try:
         edited = path.read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
     try:
         if name == "plan":
             plan = Plan.from_json(edited)
-            check_plan(plan, inputs[0])  # here too, so that it is reported as the editor's mistake
+            check_plan(plan, inputs[0], target)  # here too, so that it is reported as the editor's mistake
             return plan
         if name == "loops":
             return parse.parse_loops(edited)

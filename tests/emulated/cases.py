@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.unit.test_instructions import Pair, conv, matmul, numbers
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
@@ -112,7 +113,7 @@ def _contractions(dot: Dot, pair: Pair, exact: float, quick: bool) -> Iterator[t
 
 def _made(name: str, program: Program, target: Target, processor: str, tolerance: float) -> Case:
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     given = {t.name: numbers(t.dtype, t.shape, 3) for t in program.inputs}  # type: ignore[arg-type]
     sources = machine_code.render(loops, target)
     return _case(name, target, processor, machine_code.model_image(sources, loops, program, plan), program, plan, given,
@@ -132,7 +133,7 @@ def _compiled(
 def _case(name: str, target: Target, processor: str, image: ModelImage, program: Program, plan: Plan,
           given: dict[str, np.ndarray], tolerance: float) -> Case:  # fmt: skip
     found = evaluate(program, given)
-    used = {n.instruction for k in plan.kernels for n in k.nests if n.instruction}
+    used = {n.instruction for k in plan.kernels for n in k.leaves if n.instruction}
     wanted = tuple(found[t.name] for t in program.outputs)
     return Case(name, target, processor, image, tuple(given.values()), wanted, tolerance, tuple(sorted(used)))
 

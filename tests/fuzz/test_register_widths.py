@@ -86,5 +86,5 @@ def test_every_machine_has_a_compiler_that_takes_it(seed: int, name: str, tmp_pa
 def test_passes_are_drawn() -> None:
     """Some of the plans above have sums in passes that end inside a vector."""
     target = replace(machine("emerald_rapids"))
-    found = [n for s in range(ALL) for k in planned(s, target, True).plan.kernels for n in k.nests if n.cut]
+    found = [n for s in range(ALL) for k in planned(s, target, True).plan.kernels for n in k.leaves if n.cut]
     assert len(found) > 10

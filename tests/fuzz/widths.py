@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.plans import with_kernels
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
@@ -16,7 +18,7 @@ from tilewright.ir.verify import verify_loops
 from tilewright.lower.program import lower_program
 from tilewright.runtime import find_compiler
 from tilewright.target import Target
-from tilewright.tile_graph.plan import KernelPlan, Leaf, Plan
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
 
 # processors by their names in the compiler; the others are x86 with AVX-512 and AMX
 _PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}
@@ -25,20 +27,20 @@ _LARGEST = "-march=sapphirerapids"
 
 def loops_of(program: Program, plan: Plan, target: Target) -> LoopProgram:
     """The verified Loops of a plan."""
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     verify_loops(loops)
     return loops
 
 
 def in_passes(program: Program, plan: Plan, rng: np.random.Generator) -> Plan:
     """The plan with sums in several passes wherever partial sums may wait in the result's place."""
-    return replace(plan, kernels=tuple(_cut(k, program, rng) for k in plan.kernels))
+    return with_kernels(plan, [_cut(k, program, rng) for k in plan.kernels])
 
 
-def _cut(kernel: KernelPlan, program: Program, rng: np.random.Generator) -> KernelPlan:
-    if kernel.stream is not None or any(n.instruction for n in kernel.nests):
+def _cut(kernel: Tile, program: Program, rng: np.random.Generator) -> Tile:
+    if kernel.stream is not None or any(n.instruction for n in kernel.leaves):
         return kernel
-    return replace(kernel, nests=tuple(_cut_nest(n, program, rng) for n in kernel.nests))
+    return kernel.map_leaves(lambda leaf: _cut_nest(leaf, program, rng))
 
 
 def _cut_nest(nest: Leaf, program: Program, rng: np.random.Generator) -> Leaf:

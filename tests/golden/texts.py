@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from tests.cpu_stages import model_of
 from tilewright import ops
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir import text
@@ -50,7 +51,7 @@ def texts(name: str) -> dict[str, str]:
     """File name -> what it holds."""
     lowered = ops.lower(load(MODELS[name], {}))
     program = choose_layouts(fold_constants(lowered), MACHINE)
-    loops = lower_program(program, make_plan(program, MACHINE), MACHINE, machine_code.lower_kernel)
+    loops = lower_program(program, make_plan(program, MACHINE), backend_for(MACHINE).lower_kernel)
     found = {f"{name}.program.txt": text.program_text(program), f"{name}.loops.txt": text.loops_text(loops)}
     if name in SOURCES:
         found |= {f"{name}.{kernel}.c": source for kernel, source in machine_code.render(loops, MACHINE).items()}

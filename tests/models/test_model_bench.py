@@ -66,8 +66,8 @@ def test_measured_plans(tmp_path: Path, kernel_cache: Path) -> None:
     options = Options(cache_dir=kernel_cache, threads=2)
     settings = model.Settings(3, 1, 0.05, 2, 1, True, "cpu", options)
     prepared = model.prepared_plans(case, settings, CPU)
-    assert prepared[0].kernel.nests == case.kernel.nests
-    assert len({(p.kernel.nests, p.kernel.tile) for p in prepared}) == len(prepared)
+    assert prepared[0].kernel.leaves == case.kernel.leaves
+    assert len({(p.kernel.leaves, p.kernel.cut) for p in prepared}) == len(prepared)
     bench = Bench(case.program, prepared, CPU, options)
     for times in (bench.measure_wall(0.05, True), bench.measure_cpu(0.05, False)):
         assert len(times.least) == len(prepared) and all(
@@ -75,8 +75,8 @@ def test_measured_plans(tmp_path: Path, kernel_cache: Path) -> None:
         )
     for each in prepared:
         values = json.loads(json.dumps(model.values_of(each.kernel)))
-        again = model.from_values(case.kernel, values)
-        assert (again.nests, again.tile, again.tiles) == (each.kernel.nests, each.kernel.tile, each.kernel.tiles)
+        again = model.from_values(case.kernel, values, case.nests()[-1])
+        assert (again.leaves, again.cut, again.tiles) == (each.kernel.leaves, each.kernel.cut, each.kernel.tiles)
 
 
 def test_main_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path) -> None:

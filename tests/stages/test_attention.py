@@ -15,8 +15,9 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import Step, evaluated, lowered, model_of, programs, random_inputs
+from tests.plans import map_tiles
 from tilewright.target import machine
-from tilewright.tile_graph.plan import KernelPlan, Plan
+from tilewright.tile_graph.plan import Plan, Tile
 
 N1 = machine("neoverse_n1")  # all of it is one kernel there; with a larger cache it may pay to compute scores first
 HEADS = 2
@@ -73,10 +74,10 @@ def inputs_of(length: int, head: int, kind: str = "softmax", seed: int = 0) -> d
 # --- tests
 
 
-def one_kernel(plan: Plan) -> KernelPlan:
+def one_kernel(plan: Plan) -> Tile:
     """The kernel of all sums; keys that every tile of rows reads may be transposed before it, once for all."""
     *copies, kernel = plan.kernels
-    assert all([n.tensor for n in copy.nests] == ["kt"] for copy in copies), plan.text()
+    assert all([n.tensor for n in copy.leaves] == ["kt"] for copy in copies), plan.text()
     return kernel
 
 
@@ -85,7 +86,7 @@ def one_kernel(plan: Plan) -> KernelPlan:
 def test_one_kernel(kind: str, length: int, head: int) -> None:
     plan = lowered(programs(make(kind, length, head), N1)["layout"], target=N1).plan
     kernel = one_kernel(plan)
-    assert sum(n.level == "DRAM" for n in kernel.nests) == 1  # nothing but the result reaches main memory
+    assert sum(n.tensor not in kernel.held for n in kernel.leaves) == 1  # nothing but the result reaches main memory
 
 
 def sampled() -> list[object]:
@@ -100,9 +101,10 @@ def sampled() -> list[object]:
 
 def with_block(plan: Plan, block: int) -> Plan:
     """The plan of one streamed kernel with another block."""
-    kernel = one_kernel(plan)
-    assert kernel.stream is not None
-    return replace(plan, kernels=(*plan.kernels[:-1], replace(kernel, stream=replace(kernel.stream, block=block))))
+    stream = one_kernel(plan).stream
+    assert stream is not None
+    walked = replace(stream, sizes=((stream.sizes[0][0], block),))
+    return map_tiles(plan, lambda tile: walked if tile == stream else tile)
 
 
 @pytest.mark.parametrize(("kind", "length", "head"), sampled())
@@ -116,7 +118,7 @@ def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_c
         if streaming == "never":
             assert stream is None
         else:
-            assert stream is not None and -(-length // stream.block) >= 2  # several blocks, the last one cut
+            assert stream is not None and -(-length // stream.sizes[0][1]) >= 2  # several blocks, the last one cut
         found = low.natively(inputs, kernel_cache)["o"]
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=5e-5, err_msg=streaming)
 

@@ -18,6 +18,7 @@ from tests.gpu_stages import (
     random_inputs,
     softmax_of_matmul,
 )
+from tilewright.backend import backend_for
 from tilewright.backend.gpu import machine_code
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
@@ -70,7 +71,7 @@ def test_streamed_attention(length: int, tmp_path: Path) -> None:
     target = machine("cuda-emulated")
     plan = make_plan(program, target, "connected", streaming="always")
     assert [k.stream is not None for k in plan.kernels] == [True]
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     sources = machine_code.render(loops, target)
     runner = machine_code.load(
         sources, loops, program, plan, target, Options(target="cuda-emulated", cache_dir=tmp_path)
@@ -107,7 +108,7 @@ def test_softmax_of_matmul_is_one_kernel(size: int, tmp_path: Path) -> None:
 def test_a_contraction_is_staged_and_a_row_reduction_is_shared(tmp_path: Path) -> None:
     plan = compiled(softmax_of_matmul(512, 64, 512), "none", tmp_path, stop_after="plan").plan
     assert plan is not None
-    nests = {n.tensor: n for k in plan.kernels for n in k.nests}
+    nests = {n.tensor: n for k in plan.kernels for n in k.leaves}
     product, largest = nests["s"], next(n for t, n in nests.items() if "max" in t)
     assert product.step > 0 and product.register and product.vector == "o1"
     assert largest.split == 32 and largest.vector == "r0"

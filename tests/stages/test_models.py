@@ -100,7 +100,8 @@ def test_connecting_moves_less(export, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_unfused_is_one_kernel_a_compute(export, name: str) -> None:
     plain = export(name).lowered("none").plan
-    assert all(len(k.nests) == 1 and not k.nests[0].epilogue and not k.edges for k in plain.kernels)
+    assert all(len(k.leaves) == 1 and not k.held for k in plain.kernels)
+    assert not any(leaf.epilogue or leaf.composed for k in plain.kernels for leaf in k.leaves)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,13 +54,13 @@ def test_where_columns_are_copied(
 ) -> None:
     program = programs(heads(rows, length, count, size), N1)["layout"]
     plan = make_plan(program, target, "register")
-    assert [n.tensor for k in plan.kernels for n in k.nests] == (["t", "o"] if copied else ["o"])
+    assert [n.tensor for k in plan.kernels for n in k.leaves] == (["t", "o"] if copied else ["o"])
 
 
 def test_copied_columns_give_the_same(kernel_cache: Path) -> None:
     program = programs(heads(37, 130, 8, 32), N1)["layout"]
     inputs = random_inputs(program)
     low = lowered(program, target=N1)
-    assert any(n.tensor == "t" for k in low.plan.kernels for n in k.nests)
+    assert any(n.tensor == "t" for k in low.plan.kernels for n in k.leaves)
     wanted = evaluated(program, inputs, wide=True)["o"]
     np.testing.assert_allclose(low.natively(inputs, kernel_cache)["o"], wanted, rtol=2e-4, atol=2e-5)

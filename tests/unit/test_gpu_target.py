@@ -62,7 +62,7 @@ def planned(target: Target, columns: int = 384) -> Plan:
 def test_plans_follow_the_machine() -> None:
     """With an eighth of the multiprocessors a thread may take more outputs."""
     many, few = machine("h200"), replace(machine("h200"), units=16)
-    sizes = [int(np.prod([n for _, n in planned(t).kernels[0].nests[0].register])) for t in (many, few)]
+    sizes = [int(np.prod([n for _, n in planned(t).kernels[0].leaves[0].register])) for t in (many, few)]
     assert sizes[0] < sizes[1]
 
 
@@ -72,7 +72,7 @@ def test_a_table_costs_what_is_looked_up(rows: int) -> None:
     table = np.zeros((rows, 768), np.float32)
     model = model_of([("Gather", ["t", "i"], "y", {})], {"i": (128,)}, {"y": (128, 768)}, {"t": table}, {"i": 7})
     plan = build(load(model, {}), machine("h200"), Options(stop_after="plan")).plan
-    assert plan is not None and plan.kernels[0].predicted_seconds < 10e-6
+    assert plan is not None and plan.kernels[0].estimate.seconds < 10e-6
 
 
 def test_a_description_can_be_planned_for_but_not_run() -> None:

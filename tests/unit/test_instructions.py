@@ -17,6 +17,8 @@ import pytest
 
 from bench.instructions import peak_loops
 from tests.cpu_stages import CPU, Lowered, run_native
+from tests.plans import resized, with_kernels
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import CPU as TABLE
@@ -132,14 +134,14 @@ def lowered(program: Program, target: Target) -> Lowered:
     plan = make_plan(program, target)
     check_plan(plan, program)
     assert Plan.from_json(plan.to_json()) == plan
-    loops = lower_program(program, plan, target, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
     verify_loops(loops)
     return Lowered(program, plan, loops)
 
 
 def check(made: Lowered, dot: Dot, pair: Pair, cache: Path, interpreted: bool = True) -> None:
     """The instruction was chosen; interpreter, portable C and, where it runs, native C all agree with the Program."""
-    assert dot.name in {nest.instruction for kernel in made.plan.kernels for nest in kernel.nests}
+    assert dot.name in {nest.instruction for kernel in made.plan.kernels for nest in kernel.leaves}
     used = {s.name for k in made.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)}
     assert dot.instruction(*pair) in used
     given = {t.name: numbers(t.dtype, t.shape, 3) for t in made.program.inputs}  # type: ignore[arg-type]
@@ -170,7 +172,7 @@ SHAPES = [
 def test_odd_matrices(dot: Dot, pair: Pair, shape: tuple[int, int, int], cache: Path) -> None:
     program = matmul(dot, pair, shape, epilogue=shape[0] == 37)
     if dot.is_tile and shape[2] < dot.block // 4:
-        assert make_plan(program, target_of(dot)).kernels[0].nests[0].instruction is None
+        assert make_plan(program, target_of(dot)).kernels[0].leaves[0].instruction is None
         return
     check(lowered(program, target_of(dot)), dot, pair, cache)
 
@@ -203,7 +205,7 @@ def test_tiles_sum_a_long_reduction_in_parts(name: str, cache: Path) -> None:
     pair = dot.instructions[0][0]
     target = target_of(dot, level1=8 << 10)
     made = lowered(matmul(dot, pair, (20, 40, 700), epilogue=True), target)
-    assert 0 < made.plan.kernels[0].nests[0].step < 700
+    assert 0 < made.plan.kernels[0].leaves[0].step < 700
     check(made, dot, pair, cache)
 
 
@@ -214,10 +216,9 @@ def test_many_tiles(dot: Dot, pair: Pair, cache: Path) -> None:
     target = target_of(dot)
     plan = make_plan(program, target)
     kernel = plan.kernels[0]
-    register = dict(kernel.nests[0].register)
-    sizes = (("o0", 2 * register["o0"]), ("o1", register["o1"]))
-    cut = dataclasses.replace(plan, kernels=(dataclasses.replace(kernel, tile=sizes, tiles=0),))
-    loops = lower_program(program, cut, target, machine_code.lower_kernel)
+    register = dict(kernel.leaves[0].register)
+    cut = with_kernels(plan, [resized(kernel, program, {"o0": 2 * register["o0"], "o1": register["o1"]})])
+    loops = lower_program(program, cut, backend_for(target).lower_kernel)
     verify_loops(loops)
     check(Lowered(program, cut, loops), dot, pair, cache, interpreted=False)
 
@@ -227,22 +228,23 @@ def test_the_instruction_with_most_real_work_is_chosen() -> None:
     target = dataclasses.replace(target_of(DOTS["amx_int8"]), features=every)
 
     def chosen(shape: tuple[int, int, int], name: str, pair: Pair) -> str | None:
-        return make_plan(matmul(DOTS[name], pair, shape), target).kernels[0].nests[0].instruction
+        return make_plan(matmul(DOTS[name], pair, shape), target).kernels[0].leaves[0].instruction
 
     assert chosen((64, 64, 64), "amx_int8", ("uint8", "int8")) == "amx_int8"
     assert chosen((64, 64, 64), "amx_bf16", ("bfloat16", "bfloat16")) == "amx_bf16"
     assert chosen((1, 64, 64), "amx_int8", ("uint8", "int8")) == "vnni_int8"  # one row of sixteen is no tile
     assert chosen((1, 64, 64), "amx_bf16", ("bfloat16", "bfloat16")) == "vdp_bf16"
     slow = dataclasses.replace(target, rates=(("amx_int8", 1.0),))
-    assert make_plan(matmul(DOTS["amx_int8"], ("uint8", "int8"), (64, 64, 64)), slow).kernels[0].nests[
-        0
-    ].instruction == "vnni_int8"
+    assert (
+        make_plan(matmul(DOTS["amx_int8"], ("uint8", "int8"), (64, 64, 64)), slow).kernels[0].leaves[0].instruction
+        == "vnni_int8"
+    )
 
 
 def test_a_machine_without_instructions_plans_as_before() -> None:
     target = dataclasses.replace(target_of(DOTS["amx_int8"]), features=())
     plan = make_plan(matmul(DOTS["amx_int8"], ("int8", "int8"), (8, 8, 64)), target)
-    assert plan.kernels[0].nests[0].instruction is None
+    assert plan.kernels[0].leaves[0].instruction is None
 
 
 def test_a_plan_that_asks_for_the_impossible_is_refused() -> None:
@@ -252,8 +254,8 @@ def test_a_plan_that_asks_for_the_impossible_is_refused() -> None:
     kernel = plan.kernels[0]
     for changed, text in (({"instruction": "abacus"}, "no instruction 'abacus'"),
                           ({"register": (("o0", 64), ("o1", 64))}, "cannot keep a register tile")):  # fmt: skip
-        nest = dataclasses.replace(kernel.nests[0], **changed)  # type: ignore[arg-type]
-        wrong = dataclasses.replace(plan, kernels=(dataclasses.replace(kernel, nests=(nest,)),))
+        nest = dataclasses.replace(kernel.leaves[0], **changed)  # type: ignore[arg-type]
+        wrong = with_kernels(plan, [kernel.with_leaves({nest.tensor: nest})])
         with pytest.raises(InternalError, match=text):
             check_plan(wrong, program)
 
@@ -315,7 +317,7 @@ def test_inner_loops_for_sapphire_rapids(name: str, tmp_path: Path) -> None:
         # the columns of a step some steps ahead, line by line, and a share of the next rows
         assert sum(x.startswith("prefetcht0") for x in loop) in range(32, 45)
     else:
-        rows, columns = (n for _, n in made.plan.kernels[0].nests[0].register)
+        rows, columns = (n for _, n in made.plan.kernels[0].leaves[0].register)
         assert dots == rows * columns // dot.lanes >= 20
         assert reads == rows + columns // dot.lanes  # every operand is read once
 
@@ -326,7 +328,7 @@ def test_rows_of_the_other_type_cost_one_row_more(name: str, tmp_path: Path) -> 
     made = lowered(matmul(dot, ("int8", "int8"), (256, 192, 512)), target_of(dot))
     source = machine_code.render(made.loops, target_of(dot))["k0"]
     loop = innermost(assembly(source, "sapphirerapids", tmp_path), MNEMONICS[name])
-    rows, columns = (n for _, n in made.plan.kernels[0].nests[0].register)
+    rows, columns = (n for _, n in made.plan.kernels[0].leaves[0].register)
     assert sum(x.startswith(MNEMONICS[name]) for x in loop) == (rows + 1) * columns // dot.lanes
     assert not any("(%rsp)" in x or "(%rbp)" in x for x in loop)
 

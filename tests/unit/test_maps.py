@@ -53,7 +53,7 @@ def test_what_is_done_before_a_loop_does_not_make_it_heavy(operator: str) -> Non
     """The last step of a softmax is one multiplication: lines are walked whole."""
     steps: list[Step] = [(operator, ("x",), "y", {"axis": -1})]
     made = lowered(programs(model_of(steps, {"x": (64, 1003)}, {"y": (64, 1003)}))["layout"])
-    last = made.plan.kernels[-1].nests[-1]
+    last = made.plan.kernels[-1].leaves[-1]
     assert dict(last.register)[last.vector or ""] == 4 * last.lanes
 
 

@@ -12,6 +12,7 @@ import pytest
 from bench.tile_loads import counted
 from tests.cpu_stages import CPU, Lowered, run_native
 from tests.unit.test_instructions import assembly, conv, matmul, numbers
+from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS
 from tilewright.ir import dtypes
@@ -40,7 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(program: Program) -> Lowered:
     plan = make_plan(program, TARGET)
-    loops = lower_program(program, plan, TARGET, machine_code.lower_kernel)
+    loops = lower_program(program, plan, backend_for(TARGET).lower_kernel)
     verify_loops(loops)
     return Lowered(program, plan, loops)
 
@@ -76,13 +77,13 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
     chosen = NARROW if dot is NARROW else BYTES
     pair = chosen.instructions[0][0]
     (kernel,) = make_plan(matmul(chosen, pair, shape), TARGET).kernels
-    (nest,) = kernel.nests
+    (nest,) = kernel.leaves
     rows, columns = (n for _, n in nest.register)
     assert (nest.instruction, rows, columns) == (chosen.name, 32, 32)
     size = dtypes.by_name(pair[0]).bytes
     depth = nest.step or shape[2]
     assert (rows + columns) * depth * size + 3 * 4 * rows * columns <= TARGET.levels[1].capacity
-    tile = {"o0": shape[0], "o1": shape[1], **dict(kernel.tile)}
+    tile = {"o0": shape[0], "o1": shape[1], **dict(kernel.cut)}
     sums = 4 * tile["o0"] * tile["o1"] if nest.step else 0
     assert tile["o1"] * depth * size + sums <= TARGET.tile_level.capacity
     assert kernel.tiles >= TARGET.units
@@ -94,18 +95,18 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
 def test_rows_that_fall_on_few_sets_are_copied(inner: int, packs: bool) -> None:
     """A pass takes 8 lines of each row: of 64 sets 32 rows 2 KB apart fall on 16, rows 1.5 KB apart on all."""
     (kernel,) = make_plan(matmul(NARROW, PAIR, (256, 256, inner)), TARGET).kernels
-    assert kernel.nests[0].packs is packs
+    assert kernel.leaves[0].packs is packs
 
 
 def test_few_columns_are_not_worth_a_copy_of_the_rows() -> None:
     (kernel,) = make_plan(matmul(NARROW, PAIR, (256, 32, 1024)), TARGET).kernels
-    assert kernel.nests[0].instruction == "amx_bf16" and not kernel.nests[0].packs
+    assert kernel.leaves[0].instruction == "amx_bf16" and not kernel.leaves[0].packs
 
 
 @pytest.mark.parametrize("shape", [(40, 72, 1024), (70, 50, 1000), (33, 65, 777)], ids=str)
 def test_staged_rows_of_several_passes(shape: tuple[int, int, int], cache: Path) -> None:
     made = planned(matmul(NARROW, PAIR, shape, epilogue=True))
-    assert made.plan.kernels[0].nests[0].step and "rows" in scratch_names(made)
+    assert made.plan.kernels[0].leaves[0].step and "rows" in scratch_names(made)
     assert "sums" in hints(made, PREFETCH)
     check(made, cache, interpreted=shape[2] == 1000)
 
@@ -138,7 +139,7 @@ def test_windows_read_one_copy_of_their_input(
 ) -> None:
     made = planned(conv(NARROW, PAIR, size, outputs, window, stride, pad))
     (kernel,) = made.plan.kernels
-    assert dict(kernel.nests[0].register)["o2"] == rows
+    assert dict(kernel.leaves[0].register)["o2"] == rows
     assert "window" in scratch_names(made) and "rows" not in scratch_names(made)
     done = [s for s in statements(made.loops.kernels[0].body) if isinstance(s, Instruction) and s.name == "copy_run"]
     assert len(done) == 1  # every place of the input once, not once for every place of the window
@@ -229,6 +230,6 @@ def test_sums_that_no_matrix_register_takes_stay_in_float32() -> None:
 
 def test_a_plan_with_copied_rows_round_trips() -> None:
     plan = make_plan(matmul(NARROW, PAIR, (64, 64, 1024)), TARGET)
-    assert plan.kernels[0].nests[0].packs
+    assert plan.kernels[0].leaves[0].packs
     assert type(plan).from_json(plan.to_json()) == plan
-    assert dataclasses.replace(plan.kernels[0].nests[0], packs=False) != plan.kernels[0].nests[0]
+    assert dataclasses.replace(plan.kernels[0].leaves[0], packs=False) != plan.kernels[0].leaves[0]

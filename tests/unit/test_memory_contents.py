@@ -25,6 +25,7 @@ from tests.cpu_stages import (
     run_native,
 )
 from tests.native_models import SIGNATURE, Builder, builder, kernel
+from tests.plans import map_leaves, resized, with_kernels
 from tilewright import Options
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build as compile_graph
@@ -237,10 +238,10 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
     program = programs(model)["layout"]
     plan = lowered(program).plan
     (only,) = plan.kernels
-    vector, register = only.nests[-1].vector, dict(only.nests[-1].register)
+    vector, register = only.leaves[-1].vector, dict(only.leaves[-1].register)
     assert vector is not None
-    cut = replace(only, tile=((vector, register[vector]),))
-    return lowered(program, plan=replace(plan, kernels=(cut,)))
+    cut = resized(only, program, {vector: register[vector]})
+    return lowered(program, plan=with_kernels(plan, [cut]))
 
 
 def image_of(made: Lowered) -> ModelImage:
@@ -258,7 +259,7 @@ def test_what_two_tiles_store_is_the_same(name: str, built: Builder) -> None:
         for _ in range(20):
             assert results(made.program, image, built, threads) == wanted
     # the last tile by itself stores whole vectors, more than is its own
-    (vector,), (y,) = ([n for _, n in k.tile] for k in made.plan.kernels), made.program.outputs
+    (vector,), (y,) = ([n for _, n in k.cut] for k in made.plan.kernels), made.program.outputs
     columns = int(y.shape[-1])  # type: ignore[arg-type]
     last = replace(image, kernels={**image.kernels, "last": other_tiles("last", stage.kernel, str(stage.tiles - 1))},
                    stages=(replace(stage, kernel="last", tiles=1),))  # fmt: skip
@@ -271,7 +272,7 @@ def test_a_tile_with_operands_of_its_own_begins_where_it_begins() -> None:
     steps: list[Step] = [("Tanh", ["x"], "t", {}), ("AveragePool", ["t"], "y", {"kernel_shape": [3, 3]})]
     made = cut_along_the_vector(model_of(steps, {"x": (1, 2, 9, 49)}, {"y": (1, 2, 7, 47)}))
     (only,) = made.plan.kernels
-    assert len(only.nests) == 2 and 0 < 47 % dict(only.tile)["o3"] < LANES
+    assert len(only.leaves) == 2 and 0 < 47 % dict(only.cut)["o3"] < LANES
     inputs = random_inputs(made.program)
     assert error(made.on_loops(inputs)["y"], evaluated(made.program, inputs, wide=True)["y"]) < 1e-6
 
@@ -280,9 +281,8 @@ def test_what_waits_in_the_place_of_a_result_is_added_to_once() -> None:
     """Between passes over a sum a block that began earlier would find there what another block has just added to."""
     program = programs(followed(7, 64, 47))["layout"]
     plan = lowered(program).plan
-    (only,) = plan.kernels
-    in_passes = replace(only, nests=tuple(replace(n, cut=(("r0", 16),)) for n in only.nests))
-    made = lowered(program, plan=replace(plan, kernels=(in_passes,)))
+    assert len(plan.kernels) == 1
+    made = lowered(program, plan=map_leaves(plan, lambda leaf: replace(leaf, cut=(("r0", 16),))))
     inputs = random_inputs(program)
     assert error(made.on_loops(inputs)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-6
 
@@ -297,9 +297,9 @@ def test_the_last_panel_is_filled_up_with_zeros(along: str | None) -> None:
     plan = lowered(program).plan
     panels = {t: layout for t, layout in plan.layouts if layout.order[-1].size is not None}
     assert panels
-    kernels = [k if along is None or k.nests[-1].tensor not in panels else replace(k, tile=((along, 16),))
+    kernels = [k if along is None or k.leaves[-1].tensor not in panels else resized(k, program, {along: 16})
                for k in plan.kernels]  # fmt: skip
-    made = lowered(program, plan=replace(plan, kernels=tuple(kernels)))
+    made = lowered(program, plan=with_kernels(plan, kernels))
     tensors = {t.name: random_inputs(program)[t.name] for t in program.inputs}
     run_loops(made.loops, tensors)
     shapes = {t.name: t.shape for t in program.tensors()}

@@ -51,7 +51,7 @@ def test_no_vector_along_a_window_that_does_not_fill_it(
     size = (-(-33 // stride), -(-47 // stride))
     model = alone((1, channels, 33, 47), (outputs, channels, 3, 3), (1, outputs, *size), strides=[stride] * 2,
                   pads=[1, 1, 1, 1])  # fmt: skip
-    nest = planned(model, target).kernels[-1].nests[-1]
+    nest = planned(model, target).kernels[-1].leaves[-1]
     assert nest.vector not in (None, "r1", "r2")
 
 
@@ -61,7 +61,7 @@ def test_a_copy_that_is_predicted_to_pay_is_made(kernel_cost: float) -> None:
     faster than the sum without a copy."""
     model = alone((1, 17, 33, 47), (5, 17, 3, 3), (1, 5, 33, 47), pads=[1, 1, 1, 1])
     plan = planned(model, replace(NEON, kernel_cost=kernel_cost))
-    assert [k.roots for k in plan.kernels] == [("x_staged",), ("y",)]
+    assert [k.leaves[-1].tensor for k in plan.kernels] == ["x_staged", "y"]
 
 
 @pytest.mark.parametrize(("batch", "rows", "inner", "columns"), [(11, 96, 300, 160), (9, 509, 97, 67)])
@@ -70,7 +70,7 @@ def test_a_batch_that_does_not_divide_is_shared_out_evenly(batch: int, rows: int
     steps: list[Step] = [("MatMul", ["a", "b"], "y", {})]
     shapes = {"a": (batch, rows, inner), "b": (batch, inner, columns)}
     kernel = planned(model_of(steps, shapes, {"y": (batch, rows, columns)}), NEON).kernels[-1]
-    tile = dict(kernel.tile)
+    tile = dict(kernel.cut)
     parts = []
     for axis, extent in enumerate((batch, rows, columns)):
         size = tile.get(f"o{axis}", extent)
@@ -88,5 +88,5 @@ def test_few_rows_side_by_side_where_they_come_from_main_memory(columns: int) ->
         steps: list[Step] = [("MatMul", ["a", "b"], "y", {})]
         constants = {"b": np.ones((128, columns), np.float32)}
         model = model_of(steps, {"a": (rows, 128)}, {"y": (rows, columns)}, constants)
-        heights.append(dict(planned(model, NEON).kernels[-1].nests[-1].register).get("o0", 1))
+        heights.append(dict(planned(model, NEON).kernels[-1].leaves[-1].register).get("o0", 1))
     assert heights[0] >= 4 and heights[1] <= 4 and heights[1] < heights[0]

@@ -12,6 +12,7 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, model_of
+from tilewright.backend.cpu.backend import CpuBackend
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir import decide as deciding
@@ -19,7 +20,6 @@ from tilewright.ir.compute import Map
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.options import Options
-from tilewright.schedule import connect, planner
 from tilewright.tile_graph import nest
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, build_nest
@@ -38,14 +38,14 @@ class Work:
         self.planned: list[Hashable] = []
         self.tiles = 0
         self.blocks = 0
-        plan_nest, choose_tile, block_counts = planner.select_plan, connect.choose_tile, Nest.block_counts
+        plan_nest, choose_tile, block_counts = CpuBackend.plan_leaf, CpuBackend.choose_tile, Nest.block_counts
 
-        def planning(own: Nest, context: NestContext) -> Leaf:
+        def planning(backend: CpuBackend, own: Nest, context: NestContext) -> Leaf:
             def about(tensor: Tensor) -> Hashable:
                 return (tensor in context.constants, tensor in context.staged, context.layout(tensor))
 
             self.planned.append(signature([own], about))
-            return plan_nest(own, context)
+            return plan_nest(backend, own, context)
 
         def choosing(*arguments: object) -> object:
             self.tiles += 1
@@ -55,8 +55,8 @@ class Work:
             self.blocks += 1
             return block_counts(own)
 
-        patch.setattr(planner, "select_plan", planning)
-        patch.setattr(connect, "choose_tile", choosing)
+        patch.setattr(CpuBackend, "plan_leaf", planning)
+        patch.setattr(CpuBackend, "choose_tile", choosing)
         patch.setattr(nest.Nest, "block_counts", counting)
 
 

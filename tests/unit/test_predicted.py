@@ -42,7 +42,7 @@ def measured(path: Path, target: Target, times: Sequence[float] = ()) -> Measure
     artifact = build(load(path, {}), target, Options(stop_after="plan"))
     assert artifact.program is not None and artifact.plan is not None
     kernels = artifact.plan.kernels
-    each = times or [2e6 * k.predicted_seconds for k in kernels]
+    each = times or [2e6 * k.estimate.seconds for k in kernels]
     calls = tuple(Call(i, k.name, time, {}) for i, (k, time) in enumerate(zip(kernels, each, strict=True)))
     return Measured(path.stem, calls, program_text(artifact.program), artifact.plan)
 

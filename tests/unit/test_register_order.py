@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import model_of, programs
-from tilewright.backend.cpu import machine_code
+from tests.plans import resized, with_kernels
+from tilewright.backend import backend_for
 from tilewright.backend.cpu.plan.candidates import feasible_plans
 from tilewright.backend.cpu.plan.variants import variants_of
 from tilewright.ir.compute import all_computes
 from tilewright.ir.expr import walk
 from tilewright.ir.loops import For, ForKind, Kernel, Stmt, Store
-from tilewright.lower.kernel import plan_nests
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.held import plan_nests
 
 AVX512 = machine("emerald_rapids")
 NEON = machine("neoverse_n1")
@@ -36,11 +37,10 @@ def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int
     wanted = {"o0": rows, "o1": vectors * lanes}
     nest = next(p for p in feasible_plans(variants.nests[0], variants.context)
                 if dict(p.register) == wanted and p.order == order and not p.cut)  # fmt: skip
-    nest = replace(nest, phase=chosen.nests[0].phase, level=chosen.nests[0].level)
-    made = replace(chosen, nests=(nest,), tile=(("o0", rows), ("o1", vectors * lanes)))
+    made = resized(chosen.with_leaves({nest.tensor: nest}), program, wanted)
     layouts = {**dict(plan.layouts), **{t.name: layout for t, layout in variants.layouts(made).items()}}
-    changed = replace(plan, kernels=(made,), layouts=tuple(sorted(layouts.items())))
-    return lower_program(program, changed, target, machine_code.lower_kernel).kernels[0]
+    changed = replace(with_kernels(plan, [made]), layouts=tuple(sorted(layouts.items())))
+    return lower_program(program, changed, backend_for(target).lower_kernel).kernels[0]
 
 
 def unrolled_around_sums(body: tuple[Stmt, ...], around: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -31,7 +31,7 @@ def test_a_vector_meets_all_rows_before_the_next_is_read(rows: int, inner: int, 
     made = build(load(model, {}), BY_LANES, Options(stop_after="source"))
     assert made.plan is not None
     (kernel,) = made.plan.kernels
-    assert dict(kernel.nests[0].register) == {"o0": 5, "o1": 16}
+    assert dict(kernel.leaves[0].register) == {"o0": 5, "o1": 16}
     (text,) = made.sources.values()
     products = re.findall(r"acc_\d_\d = \(acc_\d_\d \+ .*(x_\d+)\)\);", text)
     assert len(products) >= 4 * 4 * 5
@@ -44,6 +44,6 @@ def test_a_short_run_takes_a_whole_line() -> None:
     weight = {"w": np.zeros((2048, 512, 1, 1), np.float32)}
     model = model_of([("Conv", ["x", "w"], "y", {})], {"x": (1, 512, 7, 7)}, {"y": (1, 2048, 7, 7)}, weight)
     (kernel,) = make_plan(choose_layouts(programs(model)["fold"], BY_LANES), BY_LANES).kernels
-    (nest,) = kernel.nests
+    (nest,) = kernel.leaves
     assert nest.vector == "o1"
     assert 512 * (64 + 4 * dict(nest.register)["o1"]) <= LEVELS[1].capacity

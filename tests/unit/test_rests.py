@@ -10,13 +10,13 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, Lowered, Step, error, evaluated, lowered, model_of, programs, random_inputs
+from tests.plans import map_leaves
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Program
 from tilewright.ir.expr import Axis, const, loads, substitute, var
 from tilewright.ir.loops import For, ForKind, Memory, Store, statements
 from tilewright.ir.simplify import simplify
 from tilewright.lower.blocks import Rest, pieces
-from tilewright.tile_graph.plan import Plan
 from tilewright.tile_graph.propagate import Range, whole
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -105,11 +105,8 @@ def test_partial_sums_wait_between_passes(tmp_path: Path) -> None:
     """Lanes beyond the end begin anew in every pass: nothing of theirs was kept."""
     program = programs(layer(7, 64, WIDE))["layout"]
     plan = lowered(program).plan
-    kernels = []
-    for kernel in plan.kernels:
-        parts = [replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n for n in kernel.nests]
-        kernels.append(replace(kernel, nests=tuple(parts)))
-    made = lowered(program, plan=Plan(plan.target, plan.schedule, tuple(kernels), plan.layouts))
+    in_passes = map_leaves(plan, lambda n: replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n)
+    made = lowered(program, plan=in_passes)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["y"]
     assert set(sums(made)) == {LANES}

@@ -12,8 +12,8 @@ from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, random_in
 from tilewright import ops
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program, all_computes
-from tilewright.lower.kernel import plan_nests
 from tilewright.schedule.planner import make_plan
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.rolling import find_overlap

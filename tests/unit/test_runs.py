@@ -10,6 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, Lowered, error, evaluated, lowered, model_of, programs, random_inputs
+from tests.plans import resized, with_kernels
 from tilewright.backend.cpu.plan.vectorise import candidate_plans, facts_of
 from tilewright.ir.loops import Alloc, For, ForKind, statements
 from tilewright.ir.tensor import Layout
@@ -123,11 +124,11 @@ def test_results_are_turned_in_registers(rows: int, tmp_path: Path) -> None:
     lanes = CPU.lanes(4)
     order = ("o0", "o2", "o3", "o1", "r0")
     nest = replace(
-        kernel.nests[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
+        kernel.leaves[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
         row_lanes=1, cut=(),
     )  # fmt: skip
-    edited = replace(kernel, nests=(nest,), tile=(), tiles=1)
-    found = lowered(program, plan=replace(plan, kernels=(edited,), layouts=()))
+    edited = resized(kernel.with_leaves({nest.tensor: nest}), program, {})
+    found = lowered(program, plan=replace(with_kernels(plan, [edited]), layouts=()))
     squares = [s for s in statements(found.loops.kernels[0].body) if isinstance(s, Alloc) and "square" in s.buffer.name]
     assert bool(squares) == (rows >= lanes)
     inputs = random_inputs(program)

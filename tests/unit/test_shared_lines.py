@@ -45,7 +45,7 @@ def test_rows_are_not_cut_between_workers(model: ModelProto) -> None:
     (kernel,) = planned(model).kernels
     last = f"o{len(model.graph.output[0].type.tensor_type.shape.dim) - 1}"
     assert kernel.tiles > 1
-    assert last not in dict(kernel.tile)
+    assert last not in dict(kernel.cut)
 
 
 def shared(shape: tuple[int, ...], tile: tuple[int, ...]) -> float:
@@ -71,4 +71,4 @@ def test_a_table_costs_what_is_looked_up() -> None:
     points = prod((30, 64))
     assert looked_up(nest, table, points, CONTEXT) == 4 * points
     assert places not in nest.tables
-    assert planned(gather(500_000, 64, 30)).kernels[0].predicted_seconds < 1e-4
+    assert planned(gather(500_000, 64, 30)).kernels[0].estimate.seconds < 1e-4

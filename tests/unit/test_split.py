@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from tests.cpu_stages import evaluated, model_of, random_inputs
-from tilewright import compile as compile_model
 from tilewright import Options, ops
+from tilewright import compile as compile_model
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program, Reduce
 from tilewright.schedule.planner import make_plan, predicted_seconds

@@ -131,7 +131,7 @@ def test_copies_are_nests_of_their_own() -> None:
     """A copy composed into its reader again would be no copy."""
     _, staged = always("same")
     plan = lowered(choose_layouts(staged, CPU)).plan
-    assert staged.staged[0].name in {n.tensor for k in plan.kernels for n in k.nests}
+    assert staged.staged[0].name in {n.tensor for k in plan.kernels for n in k.leaves}
 
 
 def test_the_model_decides() -> None:
@@ -172,7 +172,7 @@ def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
     assert kept.layouts[copy].is_natural and not turned.layouts[turned.staged[0]].is_natural
     assert predict(kept) < predict(turned)
     made = lowered(kept, target=N1)
-    assert [n.vector for n in made.plan.kernels[-1].nests] == ["o3"]
+    assert [n.vector for n in made.plan.kernels[-1].leaves] == ["o3"]
     inputs = random_inputs(folded)
     other = lowered(turned, target=N1).natively(inputs, tmp_path)["y"]
     assert error(made.natively(inputs, tmp_path)["y"], other) < 1e-6

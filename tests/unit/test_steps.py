@@ -12,6 +12,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
+from tests.plans import map_leaves, map_tiles, step_kernels, with_kernels
 from tilewright import Options
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler import build
@@ -33,7 +34,7 @@ from tilewright.ir.loops import (
 from tilewright.ir.simplify import simplify
 from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan import Hold, Plan
 from tilewright.tile_graph.propagate import extent_of
 
 N1 = machine("neoverse_n1")
@@ -67,8 +68,8 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
     model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)
     program = programs(model, N1)["layout"]
     made = lowered(program, target=N1)
-    repeated = [k for k in made.plan.kernels if k.scan is not None]
-    assert any(n.alternate for k in repeated for n in k.nests)
+    repeated = step_kernels(made.plan)
+    assert any(n.alternate for k in repeated for n in k.leaves)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
@@ -105,17 +106,17 @@ def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_p
 
 def test_small_weights_are_walked_one_way() -> None:
     plan = lowered(programs(recurrence("LSTM", hidden=12), N1)["layout"], target=N1).plan
-    assert not any(n.alternate for k in plan.kernels for n in k.nests)
+    assert not any(n.alternate for k in plan.kernels for n in k.leaves)
 
 
 def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> None:
     """The state first, since other tiles wrote most of it; where one tile does everything, it is near already. The
     cell is its own, but so many weights push it out."""
     made = lowered(programs(recurrence("LSTM", hidden=84), N1)["layout"], target=N1)
-    step = next(k for k in made.plan.kernels if k.scan is not None and len(k.nests) > 1)
-    assert step.tiles > 1 and step.prefetch == ("h_forward_h", "h_forward_c", "h_forward_input")
+    step = next(k for k in step_kernels(made.plan) if len(k.leaves) > 1)
+    assert step.tiles > 1 and step.prefetched == ("h_forward_h", "h_forward_c", "h_forward_input")
     alone = lowered(programs(recurrence("LSTM", hidden=20), N1)["layout"], target=N1).plan
-    assert [k.prefetch for k in alone.kernels if k.scan is not None and k.tiles == 1] == [("h_forward_input",)]
+    assert [k.prefetched for k in step_kernels(alone) if k.tiles == 1] == [("h_forward_input",)]
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
@@ -176,26 +177,31 @@ def test_only_steps_turn_round() -> None:
     program = programs(model_of([("MatMul", ["x", "w"], "y", {})], {"x": (3, 5)}, {"y": (3, 4)},
                                 {"w": np.ones((5, 4), np.float32)}))["layout"]  # fmt: skip
     plan = lowered(program).plan
-    first = plan.kernels[0]
-    turned = replace(first, nests=tuple(replace(n, alternate=True) for n in first.nests))
+    turned = map_leaves(plan, lambda leaf: replace(leaf, alternate=True))
     with pytest.raises(InternalError, match="only the steps of a Scan"):
-        check_plan(replace(plan, kernels=(turned, *plan.kernels[1:])), program)
+        check_plan(turned, program)
 
 
 def test_a_light_step_is_left_to_one_worker() -> None:
     """A step reads one row of its input: meeting at every step would cost more than the row."""
     axis = {"axis": np.array(0, np.int64)}
     model = model_of([("CumSum", ["x", "axis"], "y", {})], {"x": (1000, 64)}, {"y": (1000, 64)}, axis)
-    (kernel,) = lowered(programs(model, N1)["layout"], target=N1).plan.kernels
-    assert kernel.scan is not None and kernel.tiles == 1
+    plan = lowered(programs(model, N1)["layout"], target=N1).plan
+    (kernel,) = step_kernels(plan)
+    assert plan.kernels == (kernel,) and kernel.tiles == 1
 
 
 @pytest.mark.parametrize("hidden", [128, 256, 384])
 def test_a_step_over_large_weights_is_one_kernel(hidden: int) -> None:
     """A second kernel would make the workers meet twice at every step."""
     plan = lowered(programs(recurrence("LSTM", hidden=hidden, steps=50), N1)["layout"], target=N1).plan
-    stepped = [k for k in plan.kernels if k.scan is not None]
+    stepped = step_kernels(plan)
     assert len(stepped) == 1 and stepped[0].tiles > 1
+
+
+def keeping(plan: Plan, hold: Hold) -> Plan:
+    """The plan with something held near through all steps."""
+    return map_tiles(plan, lambda t: replace(t, holds=(*t.holds, hold)) if t.over == "steps" else t)
 
 
 def two_units(l2: int = 1 << 20) -> Target:
@@ -212,18 +218,20 @@ def test_the_projection_brings_weights_near_that_stay_there(l2: int, warmed: boo
     model = recurrence("LSTM", hidden=256, steps=100, inputs=256)
     made = build(load(model, {}), two_units(l2), Options(stop_after="plan"))
     assert made.plan is not None
-    (step,) = [k for k in made.plan.kernels if k.scan is not None]
-    before = made.plan.kernels[made.plan.kernels.index(step) - 1]
-    assert step.tiles == 2
-    assert (before.warms == ("h_forward_recurrence_as_4x256x256",)) is warmed
-    assert step.keeps == before.warms
+    before, step, _ = made.plan.kernels
+    assert step_kernels(made.plan) == [step] and step.tiles == 2
+    weights = ("h_forward_recurrence_as_4x256x256",) if warmed else ()
+    assert made.plan.issued_in(before.name) == weights
+    (steps,) = [steps for kernel, steps in made.plan.launches() if kernel is step]
+    assert steps is not None and tuple(h.tensor for h in steps.holds) == weights
+    assert steps.level == ("L2" if warmed else "DRAM")
 
 
 def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
     program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]
     plan = lowered(program).plan
     weights = next(t.name for t in program.constants if "recurrence" in t.name)
-    warming = replace(plan, kernels=(replace(plan.kernels[0], warms=(weights,)), *plan.kernels[1:]))
+    warming = keeping(plan, Hold(weights, fill="prefetch", issue=plan.kernels[0].name))
     check_plan(warming, program)
     made = lowered(program, plan=Plan.from_json(warming.to_json()))
     first = made.loops.kernels[0]
@@ -233,9 +241,8 @@ def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
     assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
-    with pytest.raises(InternalError, match="cannot bring weights near for itself"):
-        steps = tuple(replace(k, warms=(weights,)) if k.scan else k for k in plan.kernels)
-        check_plan(replace(plan, kernels=steps), program)
+    with pytest.raises(InternalError, match="is brought near in 'k1', no kernel before the steps"):
+        check_plan(keeping(plan, Hold(weights, fill="prefetch", issue=step_kernels(plan)[0].name)), program)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -244,7 +251,7 @@ def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path:
     model = recurrence("LSTM", hidden=24, direction=direction)
     program = programs(model)["layout"]
     made = lowered(program)
-    idle = [n.idle for k in made.plan.kernels if k.scan is not None for n in k.nests if n.idle is not None]
+    idle = [n.idle for k in step_kernels(made.plan) for n in k.leaves if n.idle is not None]
     assert idle == {"forward": [0], "reverse": [STEPS - 1], "bidirectional": [0, STEPS - 1]}[direction]
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
@@ -266,7 +273,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
         model.graph.node[0].input.extend(["", "h0"])
     program = programs(model)["layout"]
     made = lowered(program)
-    assert all(n.idle is None for k in made.plan.kernels for n in k.nests)
+    assert all(n.idle is None for k in made.plan.kernels for n in k.leaves)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs)["h"]
     np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)
@@ -275,7 +282,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
 def test_a_plan_that_counts_on_zeros_is_refused_where_there_are_none() -> None:
     """Plans are kept, and may be replayed for a model of the same shapes with other values."""
     plan = lowered(programs(recurrence("LSTM", hidden=24))["layout"]).plan
-    assert any(n.idle == 0 for k in plan.kernels for n in k.nests)
+    assert any(n.idle == 0 for k in plan.kernels for n in k.leaves)
     infinite = recurrence("LSTM", hidden=24)
     weights = next(c for c in infinite.graph.initializer if c.name == "r")
     weights.CopyFrom(numpy_helper.from_array(np.full((1, 96, 24), np.inf, np.float32), "r"))
@@ -286,10 +293,9 @@ def test_a_plan_that_counts_on_zeros_is_refused_where_there_are_none() -> None:
 def test_a_plan_names_weights_that_there_are() -> None:
     program = programs(recurrence("LSTM", hidden=24))["layout"]
     plan = lowered(program).plan
-    for field, in_scan in (("warms", False), ("keeps", True)):
-        kernels = [replace(k, **{field: ("nothing",)}) if (k.scan is not None) is in_scan else k for k in plan.kernels]
+    for hold in (Hold("nothing", fill="prefetch", issue=plan.kernels[0].name), Hold("nothing", fill="read")):
         with pytest.raises(InternalError, match="it brings near or keeps 'nothing', which is no weight"):
-            check_plan(replace(plan, kernels=tuple(kernels)), program)
+            check_plan(keeping(plan, hold), program)
 
 
 def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
@@ -297,15 +303,16 @@ def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
     program = programs(recurrence("LSTM", hidden=84, inputs=40), N1)["layout"]
     plan = lowered(program, target=N1).plan
     weights = next(name for name, _ in plan.layouts if "recurrence" in name)
-    keeping = replace(plan, kernels=tuple(replace(k, keeps=(weights,)) if k.scan else k for k in plan.kernels))
-    made = lowered(program, plan=Plan.from_json(keeping.to_json()), target=N1)
+    kept_near = keeping(plan, Hold(weights, fill="read"))
+    made = lowered(program, plan=Plan.from_json(kept_near.to_json()), target=N1)
     image = machine_code.model_image(machine_code.render(made.loops, N1), made.loops, made.program, made.plan)
     (kept,) = image.kept
     shape = dict(plan.layouts)[weights].storage_shape((4, 84, 84))
     assert (kept.bytes, kept.parts) == (prod(extent_of(e) for e in shape) * 4, 2)
     assert {r.value for s in image.stages for r in s.buffers if r.space == "weight"} >= {kept.offset}
+    first = plan.kernels[0]
     with pytest.raises(InternalError, match="only the steps of a Scan keep weights near"):
-        check_plan(replace(plan, kernels=(replace(plan.kernels[0], keeps=(weights,)), *plan.kernels[1:])), program)
+        check_plan(with_kernels(plan, [replace(first, holds=(*first.holds, Hold(weights, fill="read")))]), program)
 
 
 def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:
@@ -314,7 +321,7 @@ def test_a_projection_is_cut_as_the_steps_that_read_it() -> None:
     made = build(load(model, {}), two_units(), Options(stop_after="plan"))
     assert made.plan is not None
     projection, step = made.plan.kernels[0], made.plan.kernels[1]
-    assert step.scan is not None and (projection.tile, step.tile) == ((("o3", 128),), (("o1", 128),))
+    assert step_kernels(made.plan) == [step] and (projection.cut, step.cut) == ((("o3", 128),), (("o1", 128),))
 
 
 def test_packed_weights_are_one_stream_whatever_their_rows() -> None:
@@ -322,5 +329,5 @@ def test_packed_weights_are_one_stream_whatever_their_rows() -> None:
     model = recurrence("LSTM", hidden=256, steps=100, inputs=256)
     made = build(load(model, {}), two_units(), Options(stop_after="plan"))
     assert made.plan is not None
-    step = next(k for k in made.plan.kernels if k.scan is not None)
-    assert dict(step.nests[0].register) == {"o1": 4, "o2": 16}
+    (step,) = step_kernels(made.plan)
+    assert dict(step.leaves[0].register) == {"o1": 4, "o2": 16}

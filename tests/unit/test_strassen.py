@@ -151,7 +151,7 @@ def test_sums_are_written_stream_by_stream(monkeypatch: pytest.MonkeyPatch) -> N
     """Of one stored tensor at a time: no block holds a piece of all seven."""
     program = placed(forced(folded(MODELS["lanes"]), monkeypatch))
     plan = lowered(program, "none").plan
-    sums = next(n for k in plan.kernels for n in k.nests if n.tensor.endswith("_strassen_sums"))
+    sums = next(n for k in plan.kernels for n in k.leaves if n.tensor.endswith("_strassen_sums"))
     assert "o0" not in dict(sums.register)
     result = next(c for c in program.computes if isinstance(c, Map) and c.output.name == "c")
     assert not writes_streams({result.axes[0]: 2}, result.value)

@@ -64,7 +64,7 @@ WRONG = [
     (edited(fma_rate=-1.0), "the field 'fma_rate' must be a number above 0, not -1.0"),
     (edited(fma_rate=float("nan")), "the field 'fma_rate' must be a number above 0, not NaN"),
     (edited(kind="tpu"), "the field 'kind' must be cpu or gpu, not \"tpu\""),
-    (edited(kind="gpu"), "the levels of a gpu are registers, shared, L2, then any others, main memory last, not "),
+    (edited(kind="gpu"), "a gpu needs its 'clock' and the 'latency' of every level but the registers"),
     (edited(lane_multiply=1), "the field 'lane_multiply' must be true or false, not 1"),
     (edited(features="avx2"), "the field 'features' must be a list, not \"avx2\""),
     (edited(rates={"amx_bf16": 0}), "the field 'rates.amx_bf16' must be a number above 0, not 0"),
@@ -72,8 +72,7 @@ WRONG = [
     (edited(vector_bytes=24), "the field 'vector_bytes' must be a power of two, 4 or more, not 24"),
     (edited(levels=level(capacity="48K")), "the field 'levels[1].capacity' must be a whole number, 1 or more, not "),
     (edited(levels=level(bandwith=1.0)), "there is no field 'levels[1].bandwith', did you mean 'bandwidth'?"),
-    (edited(levels=level(name="L0")), "the levels of a cpu are registers, L1, L2, then any others, main memory last"),
-    (edited(levels=LEVELS[:3]), "the levels of a cpu are registers, L1, L2, then any others, main memory last"),
+    (edited(levels=LEVELS[:3]), "the levels of a cpu are registers, the nearest cache, that of a core's tiles,"),
     (edited(levels=[*LEVELS, LEVELS[-1]]), "two of the levels have the same name"),
 ]
 

@@ -51,7 +51,7 @@ def test_same_answers_and_kept(model: ModelProto, tmp_path: Path, monkeypatch: p
     plain = tilewright.compile(model, options=options(tmp_path))
     tuned = tilewright.compile(model, tune=3, options=options(tmp_path))
     np.testing.assert_allclose(tuned.run(inputs)["y"], plain.run(inputs)["y"], rtol=1e-5, atol=1e-6)
-    assert any("plans measured" in k.reason for k in tuned.artifact.plan.kernels)
+    assert any("plans measured" in k.estimate.reason for k in tuned.artifact.plan.kernels)
     assert "tune" in tuned.artifact.stage_seconds and "tune" not in plain.artifact.stage_seconds
 
     def refuse(*_: object) -> None:
@@ -81,12 +81,12 @@ def test_never_slower_by_its_own_numbers(model: ModelProto, tmp_path: Path, monk
     monkeypatch.setattr(tuner, "_profiles", made_up)
     tuned = tuner.tune_plan(program, plan, CPU, options(tmp_path, tune=4))
     for before, after in zip(plan.kernels, tuned.kernels, strict=True):
-        told = re.search(r"tuned: ([\d.]+) us measured against ([\d.]+) us", after.reason)
+        told = re.search(r"tuned: ([\d.]+) us measured against ([\d.]+) us", after.estimate.reason)
         if told is None:
-            assert (after.nests, after.tile) == (before.nests, before.tile)
+            assert (after.leaves, after.cut) == (before.leaves, before.cut)
         else:
             assert float(told[1]) <= float(told[2])
-            assert (after.nests, after.tile) != (before.nests, before.tile)
+            assert (after.leaves, after.cut) != (before.leaves, before.cut)
 
 
 def test_a_time_is_kept_to(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_time_is_kept_to(model: ModelProto, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tuner._Tuner, "_round", lambda *_: rounds.append(1))
     tuned = tuner.tune_plan(program, plan, CPU, options(tmp_path, tune_seconds=0.5))
     assert not rounds
-    assert [k.nests for k in tuned.kernels] == [k.nests for k in plan.kernels]
+    assert [k.leaves for k in tuned.kernels] == [k.leaves for k in plan.kernels]
 
 
 def test_equal_kernels_are_one_group(model: ModelProto) -> None:
@@ -109,14 +109,14 @@ def test_equal_kernels_are_one_group(model: ModelProto) -> None:
     groups = find_groups(program, plan, N1)
     assert sorted(len(g.members) for g in groups) == [1, 2]
     both = next(g for g in groups if len(g.members) == 2)
-    width = dict(both.own.nests[0].register)["o1"]
+    width = dict(both.own.leaves[0].register)["o1"]
     variants = both.variants[0]
     wide = next(c for c in variants.choices() if c[0].vector == "o1" and dict(c[0].register)["o1"] not in (width, 32))
     other = variants.tiled(wide)[0]
     changed = with_choices(program, plan, [(both, other)])
     first, second = (changed.kernels[i] for i in both.members)
-    assert first.nests[0].register == second.nests[0].register == other.nests[0].register
-    assert first.nests[0].tensor != second.nests[0].tensor
+    assert first.leaves[0].register == second.leaves[0].register == other.leaves[0].register
+    assert first.leaves[0].tensor != second.leaves[0].tensor
     packed = dict(changed.layouts)
     assert packed["a"] == packed["b"] != dict(plan.layouts).get("a"), "weights are packed for the register tile"
     assert packed.get("c") == dict(plan.layouts).get("c")
@@ -137,10 +137,10 @@ def test_the_default_is_a_candidate(model: ModelProto) -> None:
     plan = make_plan(program, CPU, "register")
     for group in find_groups(program, plan, CPU):
         (nest,) = group.variants[0].nests
-        (own,) = group.own.nests
+        (own,) = group.own.leaves
         context = group.variants[0].context
         assert own in feasible_plans(nest, context)
-        seconds = predict([nest], [own], context, group.variants[0].stored, [group.own.tile, ()])
+        seconds = predict([nest], [own], context, group.variants[0].stored, [group.own.cut, ()])
         assert seconds.shape == (2,) and np.all(seconds > 0)
 
 
@@ -149,9 +149,9 @@ def test_best_differ_and_are_ranked(model: ModelProto) -> None:
     plan = make_plan(program, CPU, "register")
     for group in find_groups(program, plan, CPU):
         best = group.alternatives(5)
-        seen = {(k.nests, k.tile) for k in (group.own, *best)}
+        seen = {(k.leaves, k.cut) for k in (group.own, *best)}
         assert len(seen) == len(best) + 1
-        times = [k.predicted_seconds for k in best]
+        times = [k.estimate.seconds for k in best]
         assert times == sorted(times)
 
 

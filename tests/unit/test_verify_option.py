@@ -69,7 +69,9 @@ def test_loops_that_read_what_nobody_wrote_are_caught(tmp_path: Path) -> None:
 def test_a_changed_but_right_plan_passes(tmp_path: Path) -> None:
     def one_row_a_tile(text: str) -> str:
         plan = json.loads(text)
-        plan["kernels"][0]["tile"] = [["o0", 1]]
+        kernel = plan["body"]["tile"]["body"][0]["tile"]
+        kernel["axes"] = [{"name": "rows", "extent": 4, "binds": [{"tensor": "o", "axis": "o0"}]}]
+        kernel["sizes"] = [["rows", 1]]
         return json.dumps(plan)
 
     edited(softmax_of_matmul(4, 8, 6), tmp_path, "plan", "plan.json", one_row_a_tile)

@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import tilewright
 from tests.cpu_stages import CPU, error, evaluated, lowered, programs, random_inputs, read_back
+from tests.plans import step_kernels
 from tilewright.ir.compute import Program, Scan
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
@@ -198,8 +199,8 @@ def test_stacks_nobody_thought_of(seed: int, kernel_cache: Path) -> None:
 def test_a_step_of_all_layers_is_one_kernel() -> None:
     program = folded(stacked("LSTM", 4, hidden=32, steps=20, inputs=32, wanted="last"))
     plan = make_plan(choose_layouts(rewritten(program), MACHINE), MACHINE)
-    (step,) = [k for k in plan.kernels if k.scan is not None]
-    assert len(step.nests) == 4  # what is between the layers, the gates, and the two states
+    (step,) = step_kernels(plan)
+    assert len(step.leaves) == 4  # what is between the layers, the gates, and the two states
 
 
 def test_the_text_of_a_wavefront_reads_back() -> None:
@@ -386,7 +387,7 @@ def test_weights_of_a_step_come_from_where_they_fit() -> None:
 
     def a_step(hidden: int) -> float:
         program = choose_layouts(folded(stacked("LSTM", 1, hidden=hidden, inputs=hidden)), MACHINE)
-        return sum(k.predicted_seconds for k in make_plan(program, MACHINE).kernels if k.scan is not None)
+        return sum(k.estimate.seconds for k in step_kernels(make_plan(program, MACHINE)))
 
     meeting = MACHINE.kernel_cost
     times = {hidden: a_step(hidden) - meeting for hidden in (64, 128, 256, 512)}

@@ -111,7 +111,7 @@ def test_long_rows_stay() -> None:
 def test_weights_of_few_rows_are_asked_for_early() -> None:
     artifact = made(layers(50, 768, 4), "emerald_rapids")
     assert artifact.plan is not None
-    plans = [k.nests[-1] for k in artifact.plan.kernels]
+    plans = [k.leaves[-1] for k in artifact.plan.kernels]
     assert all(p.ahead > 0 for p in plans) and all("__builtin_prefetch" in s for s in artifact.sources.values())
     # all blocks of rows together ask for all of the next panel
     assert all(p.ahead * (50 // dict(p.register)["o0"]) >= dict(p.register)["o1"] for p in plans)
@@ -120,7 +120,7 @@ def test_weights_of_few_rows_are_asked_for_early() -> None:
 @pytest.mark.parametrize(("rows", "width", "count"), [(50, 256, 2), (4096, 768, 4), (1, 768, 4)])
 def test_weights_that_stay_or_pass_once_are_not(rows: int, width: int, count: int) -> None:
     artifact = made(layers(rows, width, count), "emerald_rapids")
-    assert artifact.plan is not None and not any(n.ahead for k in artifact.plan.kernels for n in k.nests)
+    assert artifact.plan is not None and not any(n.ahead for k in artifact.plan.kernels for n in k.leaves)
 
 
 @pytest.mark.parametrize("name", ["emerald_rapids", "neoverse_n1"])
@@ -128,4 +128,4 @@ def test_asking_changes_nothing(name: str) -> None:
     small = replace(machine(name), levels=tuple(
         replace(level, capacity=16384) if level.name == "L2" else level for level in machine(name).levels))  # fmt: skip
     artifact = build(load(layers(37, 67, 2), {}), small, Options(stop_after="loops", verify=True))
-    assert artifact.plan is not None and any(n.ahead for k in artifact.plan.kernels for n in k.nests)
+    assert artifact.plan is not None and any(n.ahead for k in artifact.plan.kernels for n in k.leaves)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.widths import loops_of, refused, sources_of
+from tests.plans import map_leaves
 from tests.unit.test_memory_contents import layers
 from tilewright import ops
 from tilewright.errors import InternalError
@@ -55,9 +56,8 @@ def test_partial_sums_come_back_as_whole_registers(columns: int, name: str, tmp_
     program = fold_constants(ops.lower(load_model(layers((1, 301), (301, columns)), {})))
     program = choose_layouts(program, target)
     plan = make_plan(program, target, "register")
-    nests = [[replace(n, cut=(("r0", 100),)) if n.register else n for n in k.nests] for k in plan.kernels]
-    kernels = tuple(replace(k, nests=tuple(n)) for k, n in zip(plan.kernels, nests, strict=True))
-    sources = sources_of(loops_of(program, replace(plan, kernels=kernels), target), target)
+    in_passes = map_leaves(plan, lambda leaf: replace(leaf, cut=(("r0", 100),)) if leaf.register else leaf)
+    sources = sources_of(loops_of(program, in_passes, target), target)
     assert any("pass_0" in text for text in sources.values())
     assert not refused(sources, target, tmp_path)
 

@@ -97,7 +97,7 @@ def test_windows_are_exact(name: str, dot: Dot, cache: Path) -> None:
 def test_few_channels_run_as_any_sum(channels: int, cache: Path) -> None:
     dot = WINDOW_DOTS["sdot_int8_lanes"]
     made = lowered(window(dot, (1, 6, 7, channels), (3, 3), 1, (1, 1, 1, 1)), target_of(dot))
-    assert all(n.instruction is None for k in made.plan.kernels for n in k.nests)
+    assert all(n.instruction is None for k in made.plan.kernels for n in k.leaves)
     given = {"x": numbers(dtypes.int8, (1, 6, 7, channels), 3)}
     sources = machine_code.render(made.loops, target_of(dot), "portable")
     with machine_code.load(sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache)) as model:

@@ -64,7 +64,7 @@ def planned(model: object, target: Target) -> Artifact:
 
 def nests(artifact: Artifact) -> dict[str, Leaf]:
     assert artifact.plan is not None
-    return {n.core: n for kernel in artifact.plan.kernels for n in kernel.nests}
+    return {n.core: n for kernel in artifact.plan.kernels for n in kernel.leaves}
 
 
 def test_a_transpose_stays_beside_the_sum() -> None:
@@ -127,7 +127,7 @@ def test_forms_are_compared_with_what_they_bring_from_memory() -> None:
     assert made.plan is not None
     (kernel,) = made.plan.kernels
     ideal = 2048**3 / WIDE.fma_rate / WIDE.units
-    assert kernel.nests[0].cut and ideal / kernel.predicted_seconds > 0.84
+    assert kernel.leaves[0].cut and ideal / kernel.estimate.seconds > 0.84
 
 
 def test_lanes_cost_more_where_they_are_inserted() -> None:

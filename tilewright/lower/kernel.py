@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, Expr, const, load, substitute, var
 from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
@@ -17,7 +16,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
-from tilewright.tile_graph.nest import Nest, build_nest, roots_of
+from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import Window, reads_of, window_of
@@ -58,20 +57,6 @@ def works(items: Sequence[Work | Loop]) -> Iterator[Work]:
             yield from item.works()
         else:
             yield item
-
-
-def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
-    """The nests of a kernel's leaves."""
-    nests = []
-    for leaf in tile.leaves:
-        maps: dict[Tensor, Map] = {}
-        for name in leaf.composed:
-            compute = computes[name]
-            assert isinstance(compute, Map)
-            maps[compute.output] = compute
-        epilogue = [computes[name] for name in leaf.epilogue]
-        nests.append(build_nest(computes[leaf.core], epilogue, maps))  # type: ignore[arg-type]
-    return nests
 
 
 class KernelLowering:

@@ -12,8 +12,9 @@ from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.expr import Axis, substitute, var
 from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
 from tilewright.ir.tensor import Layout, Tensor, elements
-from tilewright.lower.kernel import Binding, ScanView, plan_nests
+from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.warming import warming
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile

@@ -16,8 +16,8 @@ from tilewright.compiler import Artifact
 from tilewright.ir.compute import Compute, Program, Reduce, Scan
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Tensor, elements
-from tilewright.lower.kernel import plan_nests
 from tilewright.lower.memory import arena
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import is_view
 from tilewright.tile_graph.plan import Plan, Tile
 
@@ -349,8 +349,8 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     lines += _wrapped("tile", tile, width)
     if kernel["stream"]:
         s = kernel["stream"]
-        along = f"{', '.join(s['tensors'])} in blocks of {s['block']} of {s['extent']}"
-        lines += _wrapped("stream", along, width)
+        more = f" and {len(s['tensors']) - 1} more" if len(s["tensors"]) > 1 else ""
+        lines += _wrapped("stream", f"{s['tensors'][0]}{more} in blocks of {s['block']} of {s['extent']}", width)
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)

@@ -14,8 +14,8 @@ from tilewright.target.machine import MemoryLevel, Target, usual_costs
 
 SUFFIX = ".json"
 _WAY_OUT = "'tilewright devices cpu --json' prints a whole description to start from"
-_CPU_LEVELS = ("registers", "L1", "L2")
-_GPU_LEVELS = ("registers", "shared", "L2")
+_CPU_LEVELS = ("registers", "the nearest cache", "that of a core's tiles")
+_GPU_LEVELS = ("registers", "a block's shared memory", "the cache of all blocks")
 
 
 def read_target(path: Path) -> Target:
@@ -36,7 +36,7 @@ def from_json(text: str, where: str = "the machine description") -> Target:
         raise OptionError(f"{where} is not JSON: line {error.lineno}: {error.msg}; {_WAY_OUT}") from error
     reader = _Reader(where)
     values = reader.record(given, "", Target, _TARGET)
-    near = next((level.capacity for level in values["levels"] if level.name == "L1"), 0)
+    near = values["levels"][1].capacity if len(values["levels"]) > 1 else 0
     target = Target(**{**usual_costs(values["architecture"], near), **values})
     reader.check(target)
     return target
@@ -72,7 +72,7 @@ class _Reader:
         first = _CPU_LEVELS if target.kind == "cpu" else _GPU_LEVELS
         if len(set(names)) < len(names):
             raise self.wrong(f"two of the levels have the same name: {', '.join(names)}")
-        if names[: len(first)] != first or len(names) <= len(first):
+        if len(names) <= len(first):
             order = f"{', '.join(first)}, then any others, main memory last"
             raise self.wrong(f"the levels of a {target.kind} are {order}, not {', '.join(names) or 'none'}")
         if target.kind == "gpu" and (not target.clock or not all(level.latency for level in target.levels[1:])):

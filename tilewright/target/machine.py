@@ -50,7 +50,9 @@ class Target:
     vector_bytes: int  # width of a vector register; on a GPU the widest access of a thread
     vector_registers: int
     fma_rate: float  # float32 multiply-adds a second and unit, all units busy
-    levels: tuple[MemoryLevel, ...]  # registers first, main memory last
+    # Registers first, main memory last. What a level is for follows from its place, not from its name: on a CPU the
+    # nearest cache, that of a core's tiles, what cores share; on a GPU a block's memory, what blocks share.
+    levels: tuple[MemoryLevel, ...]
     kernel_cost: float  # seconds to start a kernel (CPU: the barrier before it)
     warp: int = 1  # threads that run in lock-step
     max_threads: int = 1  # of a block
@@ -76,12 +78,13 @@ class Target:
     @property
     def tile_level(self) -> MemoryLevel:
         """Where intermediate tiles of connected computes live: a core's L2, a block's shared memory."""
-        return self.level("shared" if self.kind == "gpu" else "L2")
+        return self.levels[1 if self.kind == "gpu" else 2]
 
     @property
     def outer(self) -> MemoryLevel | None:
         """The cache that cores share before main memory, where it is large enough to count."""
-        return next((level for level in self.levels if level.name == "L3"), None)
+        beyond = self.levels[self.levels.index(self.tile_level) + 1]
+        return beyond if beyond is not self.main else None
 
     @property
     def main(self) -> MemoryLevel:

@@ -11,15 +11,17 @@ from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
 from tilewright.target import Target
+from tilewright.tile_graph.held import held_bytes, plan_nests
 from tilewright.tile_graph.plan import HANDED_OUT, MODES, PARTS, Leaf, Plan, Tile, TileAxis
 
 _FILLS = (None, "read", "prefetch")
 
 
-def check_plan(plan: Plan, program: Program, target: Target | None = None) -> None:
-    """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known."""
+def check_plan(plan: Plan, program: Program, target: Target | None = None, measured: bool = True) -> None:
+    """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known.
+    What kernels hold need not be `measured` again for a plan that was just made: its tiles were chosen to fit."""
     computes = all_computes(program)
-    walker = _Walker(program, computes, target)
+    walker = _Walker(program, computes, target, measured)
     try:
         walker.tile(plan.body, (), {})
     except ValueError as error:
@@ -33,9 +35,11 @@ def check_plan(plan: Plan, program: Program, target: Target | None = None) -> No
 class _Walker:
     """One way through the tree, knowing the Tiles around each node."""
 
-    def __init__(self, program: Program, computes: Mapping[str, Compute], target: Target | None) -> None:
+    def __init__(self, program: Program, computes: Mapping[str, Compute], target: Target | None, measured: bool) -> None:
         self.program = program
         self.computes = computes
+        self.target = target
+        self.measured = measured
         self.levels = None if target is None else [level.name for level in target.levels]
         self.constants = {t.name for t in program.constants}
         self.given = self.constants | {t.name for t in program.inputs}
@@ -43,6 +47,7 @@ class _Walker:
         self.outputs = {t.name for t in program.outputs}
         self.kernel: Tile | None = None
         self.stored: set[str] = set()
+        self.launched: set[str] = set()  # kernels so far
         self.cores: dict[str, str] = {}  # of the leaves so far, by what they store
 
     @property
@@ -73,7 +78,17 @@ class _Walker:
             else:
                 self._leaf(node, inside)
         if tile.is_kernel:
+            self._capacity(tile)
+            self.launched.add(tile.name)
             self.kernel = None
+
+    def _capacity(self, kernel: Tile) -> None:
+        if self.target is None or not self.measured:
+            return
+        room = self.target.level(kernel.level).capacity
+        held = held_bytes(kernel, plan_nests(kernel, self.computes))
+        if held > room:
+            raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
 
     def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
         if self.levels is None:
@@ -128,8 +143,10 @@ class _Walker:
                 raise ValueError("only the steps of a Scan prefetch what they read")
             if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
                 raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
-            if hold.issue is not None and tile.over != "steps":
-                raise ValueError(f"'{hold.tensor}' is brought near for steps, and there are none")
+            if (hold.issue is not None or hold.fill == "read") and tile.over != "steps":
+                raise ValueError("only the steps of a Scan keep weights near")
+            if hold.issue is not None and hold.issue not in self.launched:
+                raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
 
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:

@@ -9,8 +9,8 @@ from tilewright.backend.cpu.plan.variants import Variants, shared_constants, var
 from tilewright.ir.compute import Program, Scan, all_computes
 from tilewright.ir.loops import LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.lower.kernel import plan_nests
 from tilewright.target import Target
+from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
 from tilewright.tile_graph.signature import signature
 

@@ -63,7 +63,7 @@ def choose_gpu_tile(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
     )
     lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
-    near = target.level("L2").bandwidth / target.clock
+    near = (target.outer or target.main).bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     for nest, plan, positions in zip(nests, plans, work, strict=True):
