@@ -20,7 +20,7 @@ from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
-_MOST_NESTS = 16
+_MOST_NESTS = 48
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035

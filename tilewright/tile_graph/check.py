@@ -35,7 +35,9 @@ def check_plan(plan: Plan, program: Program, target: Target | None = None, measu
 class _Walker:
     """One way through the tree, knowing the Tiles around each node."""
 
-    def __init__(self, program: Program, computes: Mapping[str, Compute], target: Target | None, measured: bool) -> None:
+    def __init__(
+        self, program: Program, computes: Mapping[str, Compute], target: Target | None, measured: bool
+    ) -> None:
         self.program = program
         self.computes = computes
         self.target = target
