@@ -21,6 +21,7 @@ from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
 _MOST_NESTS = 48
+_MOST_STREAMED = 16  # nests around a product that are looked at for a stream
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035
@@ -206,7 +207,7 @@ class Connector:
             more = [g for g in around.values() if g not in taken]
             taken += more
             merged = sorted({n for g in taken for n in g.nests}, key=lambda n: order[n])
-            if not more or len(merged) > _MOST_NESTS or merged[-1] is not nest:
+            if not more or len(merged) > _MOST_STREAMED or merged[-1] is not nest:
                 return None
             if find_stream(merged) is None or self._cyclic(merged, groups, order):
                 continue

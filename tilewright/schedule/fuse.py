@@ -17,6 +17,7 @@ _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
+_CHEAP_COMPOSED = 8  # the same with all that is composed into the map: chains repeat what every link before repeats
 _ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
 _SEVERAL_SOURCES = 1.5  # reads of an element up to which its reader may choose where it comes from
 
@@ -48,6 +49,7 @@ def fuse_registers(
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
     sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
+    costs: dict[Tensor, int] = {}  # operations, likewise
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
@@ -56,9 +58,13 @@ def fuse_registers(
             choosing.add(compute.output)
         size = sum(1 for _ in walk(compute.value))
         sizes[compute.output] = size + sum(sizes[t] for t in reads(compute) if t in result.inlined)
+        behind = [n.source for n in loads(compute.value) if n.source in result.inlined]
+        costs[compute.output] = data_cost(compute.value) + sum(costs[t] for t in behind)
         if compute.output in kept or sizes[compute.output] > _LARGEST_COMPOSED:
             continue
         readers = users.get(compute.output, [])
+        if len(readers) > 1 and behind and costs[compute.output] > _CHEAP_COMPOSED:
+            continue
         if _pads_bytes(compute, readers, staged):
             continue
         if _composes(compute, readers, compute.output in choosing):

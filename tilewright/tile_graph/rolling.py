@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import bounds
-from tilewright.ir.expr import Axis, Expr, Load, const, maximum, minimum, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, const, maximum, minimum, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, unclipped
@@ -88,7 +88,9 @@ class Overlap:
 def find_overlap(nests: Sequence[Nest]) -> Overlap | None:
     """The one nest of a group that a window can move over, along the outermost axis of the root that makes it move."""
     root = nests[-1]
-    if len(roots_of(nests)) > 1:
+    inside = {t for n in nests for t in n.stores}
+    moved = (i for n in nests for x in n.loads() if x.source in inside for i in x.indices)
+    if all(isinstance(i, Var | Const) for i in moved) or len(roots_of(nests)) > 1:
         return None
     for number, axis in enumerate(root.axes):
         extent = extent_of(axis.extent)

@@ -29,10 +29,11 @@ _WORTH = 0.9  # of the time as it stands: less gain is within the model's error
 def split_reductions(program: Program, target: Target, predict: Predict) -> Program:
     """The Program with such reductions in two, where that is predicted to pay."""
     taken = names_of(program)
+    around = _Around(program)
     computes: list[Compute] = []
     remarks: list[str] = []
     for compute in program.computes:
-        cut = _best(compute, program, target, predict) if isinstance(compute, Reduce) else None
+        cut = _best(compute, around, target, predict) if isinstance(compute, Reduce) else None
         if cut is None:
             computes.append(compute)
             continue
@@ -81,12 +82,24 @@ class Split:
         return first, Reduce(whole.outputs, axes, (last,), found, monoid, whole.origin)
 
 
-def _best(reduce: Reduce, program: Program, target: Target, predict: Predict) -> Split | None:
+class _Around:
+    """Who makes and who reads each tensor."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.made = program.producers()
+        self.users = program.consumers()
+
+
+def _best(reduce: Reduce, around: _Around, target: Target, predict: Predict) -> Split | None:
+    program = around.program
     results = prod(_extent(a) for a in reduce.axes)
     length = prod(_extent(a) for a in reduce.reduce_axes)
-    feeding = _feeding(reduce, program)
+    if target.units < 2 or length < _LEAST_LENGTH or not results:
+        return None
+    feeding = _feeding(reduce, around)
     few = (_FEW_BEHIND_SUMS if feeding else _FEW_RESULTS) * target.units
-    if target.units < 2 or results >= few or length < _LEAST_LENGTH or not results:
+    if results >= few:
         return None
     axis = _outermost(reduce)
     best, limit = None, _WORTH * predict(_alone((*feeding, reduce), program))
@@ -102,14 +115,12 @@ def _best(reduce: Reduce, program: Program, target: Target, predict: Predict) ->
     return best
 
 
-def _feeding(reduce: Reduce, program: Program) -> tuple[Reduce, ...]:
+def _feeding(reduce: Reduce, around: _Around) -> tuple[Reduce, ...]:
     """The sum of products whose results are read once, here: parts of the reduction may be computed with it."""
-    made = program.producers()
-    users = program.consumers()
-    read = [t for t in reads(reduce) if isinstance(made.get(t), Reduce)]
-    if len(read) != 1 or len(users[read[0]]) != 1 or read[0] in program.outputs:
+    read = [t for t in reads(reduce) if isinstance(around.made.get(t), Reduce)]
+    if len(read) != 1 or len(around.users[read[0]]) != 1 or read[0] in around.program.outputs:
         return ()
-    producer = made[read[0]]
+    producer = around.made[read[0]]
     assert isinstance(producer, Reduce)
     return (producer,) if len(loads(*producer.elements)) == 2 else ()
 
