@@ -13,6 +13,7 @@ from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
@@ -151,14 +152,13 @@ class Connector:
             gain = 0.0
             for feeder in (*feeders.values(), *self._with_siblings(feeders.values(), group, groups, order)):
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
-                if len(merged) > _MOST_NESTS or merged[-1] is not nest or self._cyclic(merged, groups, order):
-                    unable = f"with {nest.tensor.name} it would wait for itself, or hold more than {_MOST_NESTS} nests"
-                    self.refused.setdefault(feeder.nests[-1], unable)
+                unable = self._unable(merged, nest, groups, order)
+                if unable is not None:
+                    self.refused.setdefault(feeder.nests[-1], f"with {nest.tensor.name} {unable}")
                     continue
                 choice = self.cost(merged)
                 if choice is None or feeder.choice is None or group.choice is None:
-                    level = self.context.target.tile_level.name
-                    self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} no tile fits {level}"
+                    self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} {self._why_not(merged)}"
                     continue
                 apart = (feeder.choice.seconds, group.choice.seconds)
                 saved = sum(apart) - choice.seconds
@@ -171,6 +171,32 @@ class Connector:
                 return
             for member in best.nests:
                 groups[member] = best
+
+    def _unable(
+        self, merged: Sequence[Nest], nest: Nest, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
+    ) -> str | None:
+        """Why nests cannot be one kernel whatever their tiles; None where they can."""
+        if len(merged) > _MOST_NESTS:
+            return f"it would be a kernel of {len(merged)} nests, more than {_MOST_NESTS}"
+        if merged[-1] is not nest:
+            return f"{merged[-1].tensor.name} would have to come first"
+        if self._cyclic(merged, groups, order):
+            return "it would wait for a kernel that waits for it"
+        return None
+
+    def _why_not(self, nests: Sequence[Nest]) -> str:
+        """Why no tile will do for nests that could be one kernel."""
+        root, stored = nests[-1], self.stored(nests)
+        if not _tied(nests):
+            return "it has no tile in common"
+        if len(nests) > 1 and not self._partitions(nests, stored, {}) and self._partition_axes(nests, stored) is None:
+            written = next(t.name for n in nests[:-1] for t in n.stores if t in stored)
+            return f"tiles of {root.tensor.name} overlap in {written}, which is stored"
+        box: Box = tuple(Range(var(Axis(f"origin_{i}", extent_of(a.extent))), 1, extent_of(a.extent))
+                         for i, a in enumerate(root.axes))  # fmt: skip
+        least = int(footprint(nests, propagate(nests, box), stored, None))
+        level = self.context.target.tile_level
+        return f"a single element of {root.tensor.name} needs {least} bytes at {level.name}, which has {level.capacity}"
 
     def _with_siblings(
         self, feeders: Iterable[Group], group: Group, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
