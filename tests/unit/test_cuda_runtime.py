@@ -168,7 +168,8 @@ def test_a_profile_has_every_launch(model: tilewright.Model) -> None:
 
 
 def test_too_little_memory_is_said_before_anything_is_launched(tmp_path: Path) -> None:
-    shape = (1 << 20, 1 << 18)  # a terabyte
-    made = model_of([("Exp", ["x"], "y", {})], {"x": shape}, {"y": shape})
+    shape = (1 << 15, 1 << 15)  # 4 gigabytes each, and 200 of them
+    steps = [("Exp", ["x"], f"y{number}", {}) for number in range(200)]
+    made = model_of(steps, {"x": shape}, {f"y{number}": shape for number in range(200)})
     with pytest.raises(tilewright.TilewrightError, match="the model needs .* on the GPU, which has .* free"):
         tilewright.compile(made, options=Options(target="cuda", cache_dir=tmp_path))

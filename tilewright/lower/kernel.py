@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, const, load, substitute, var
+from tilewright.ir import bounds
+from tilewright.ir.expr import Axis, Expr, const, load, minimum, substitute, var
 from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
@@ -153,7 +154,13 @@ class KernelLowering:
         trips = -(-axis.extent // size) if is_carried else trip_count(_parts(around, size))
         loop = Axis("block" if is_carried else name, trips)
         if size < axis.extent:
-            ranges[name] = Range(simplify(around.low + var(loop) * size), size, axis.extent)
+            low = simplify(around.low + var(loop) * size)
+            is_plain = not is_carried and all(h.mode == "store" for h in tile.holds)
+            if is_plain and bounds.upper(low) >= axis.extent:
+                # no part begins beyond the end: said here, since the number of parts of a last, short part around is
+                # not known before it runs, and boxes that seem to would be moved back out of what is held around them
+                low = minimum(low, axis.extent - 1)
+            ranges[name] = Range(low, size, axis.extent)
         if rest:
             return Loop(loop, (self._in_order(tile, ranges, rest),))
         rolling = [self.by_name[h.tensor] for h in tile.holds if h.mode == "rolling"]

@@ -161,7 +161,8 @@ class _Walker:
         if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
             raise ValueError("only the steps of a Scan walk to and fro and rest")
         _check_leaf(leaf, self.computes)
-        held = {h.tensor for t in around for h in t.holds if h.mode != "carry" and h.fill is None}
+        held = {o.name for t in around for h in t.holds if h.mode != "carry" and h.fill is None
+                for o in self.computes[h.tensor].outputs}  # fmt: skip
         if leaf.tensor not in held | self.outputs and not self._escapes(leaf):
             raise ValueError(f"nothing holds '{leaf.tensor}'")
         inner = {h.tensor for t in around for h in t.holds if t.level != around[0].level}

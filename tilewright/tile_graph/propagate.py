@@ -174,7 +174,7 @@ def unclipped(part: Range) -> Expr:
     if is_op(low, "max") and isinstance(low.args[1], Const) and low.args[1].value == 0:
         low = low.args[0]
     if is_op(low, "min") and isinstance(low.args[1], Const) and not isinstance(part.size, np.ndarray):
-        low = low.args[0] if low.args[1].value == part.extent - part.size else low
+        low = low.args[0] if low.args[1].value >= part.extent - part.size else low
     return low
 
 

@@ -1,0 +1,122 @@
+"""Seeded random trees: kernels cut twice, leaves at either level, windows that move; all give the interpreter's answer.
+
+A failure prints its seed; `pytest tests/fuzz/test_trees.py -k "[SEED]"` runs that one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import CPU, lowered
+from tests.fuzz.programs import random_arrays
+from tests.fuzz.test_programs import compare, prepared, told
+from tests.unit.test_rolling import chain
+from tilewright.ir.compute import Program, all_computes
+from tilewright.schedule.planner import make_plan
+from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.nest import Nest, roots_of
+from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.rolling import find_overlap
+from tilewright.transform.fold import fold_constants
+from tilewright.transform.layout import choose_layouts
+
+ALL = 2000
+QUICK = 60
+
+
+def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Tile:
+    """The kernel cut into random parts, each walked in random parts of its own, some leaves outside that walk."""
+    root = nests[-1]
+    whole = [n.tensor.name for n in nests[:-1] if n.tensor.name not in kernel.held]
+    if whole or kernel.stream is not None or len(roots_of(nests)) > 1 or not root.axes:
+        return kernel  # what is stored beside the root would be stored more than once
+    if any(n.written_out for n in nests) or any(extent_of(a.extent) < 1 for a in root.axes):
+        return kernel
+    chosen = rng.permutation(len(root.axes))[: int(rng.integers(1, 3))]
+    axes, outer, inner = [], [], []
+    for number in sorted(int(n) for n in chosen):
+        extent = extent_of(root.axes[number].extent)
+        step = int(rng.integers(1, extent + 1))
+        part = step * int(rng.integers(1, -(-extent // step) + 1))
+        axes.append(TileAxis(f"a{number}", extent, (Bind(root.tensor.name, f"o{number}"),)))
+        outer.append((f"a{number}", part))
+        inner.append((f"a{number}", step))
+    leaves = kernel.leaves
+    outside = int(rng.integers(0, len(leaves)))
+    early = {leaf.tensor for leaf in leaves[:outside]}
+    holds = tuple(Hold(leaf.tensor) for leaf in leaves[:-1] if leaf.tensor not in early)
+    walked = Tile(kernel.level, tuple(inner), "order", leaves[outside:], holds)
+    return replace(kernel, axes=tuple(axes), sizes=tuple(outer), body=(*leaves[:outside], walked),
+                   holds=tuple(Hold(name) for name in sorted(early)))  # fmt: skip
+
+
+def rolling(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Tile | None:
+    """The kernel with a window that moves over what it would compute again; None where nothing overlaps."""
+    overlap = find_overlap(nests)
+    if overlap is None:
+        return None
+    root, extent = nests[-1], extent_of(nests[-1].axes[overlap.axis].extent)
+    steps = [n for n in range(1, extent // 2 + 1) if n * overlap.scale >= overlap.rows]
+    if not steps:
+        return None
+    step = int(rng.choice(steps))
+    part = step * int(rng.integers(2, max(3, extent // step + 1)))
+    axis = TileAxis("rows", extent, (Bind(root.tensor.name, f"o{overlap.axis}"),))
+    holds = tuple(
+        Hold(leaf.tensor, "rolling", "rows") if leaf.tensor == overlap.nest.tensor.name else Hold(leaf.tensor)
+        for leaf in kernel.leaves[:-1]
+    )
+    walked = Tile(kernel.level, (("rows", step),), "order", kernel.leaves, holds)
+    return replace(kernel, axes=(axis,), sizes=(("rows", part),), body=(walked,), holds=())
+
+
+def random_tree(program: Program, seed: int) -> Plan:
+    rng = np.random.default_rng([seed, 9])
+    plan = make_plan(program, CPU, "connected", streaming="never")
+    computes = all_computes(program)
+    changed = {}
+    for kernel, steps in plan.launches():
+        if steps is None:
+            changed[kernel.name] = nested(kernel, plan_nests(kernel, computes), rng)
+    return plan.with_kernels(changed)
+
+
+def cases(count: int, quick: int) -> list[object]:
+    return [pytest.param(s, marks=() if s < quick else pytest.mark.slow) for s in range(count)]
+
+
+@pytest.mark.parametrize("seed", cases(ALL, QUICK))
+def test_random_trees(seed: int) -> None:
+    program = prepared(seed)
+    with told(seed, program):
+        plan = random_tree(program, seed)
+        check_plan(plan, program)
+        inputs = random_arrays(program, seed)
+        compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
+
+
+@pytest.mark.parametrize("seed", cases(100, 6))
+def test_random_windows(seed: int) -> None:
+    rng = np.random.default_rng([seed, 4])
+    kernel, stride = int(rng.choice([2, 3, 5])), int(rng.integers(1, 3))
+    sizes = [int(n) for n in rng.integers(kernel + 4, 16, 2)]
+    shape = chain(int(rng.integers(1, 6)), *sizes, kernel, stride, int(rng.integers(0, kernel // 2 + 1)))
+    program = choose_layouts(fold_constants(shape), CPU)
+    with told(seed, program):
+        plan = make_plan(program, CPU, "register")
+        kernels = plan.kernels
+        leaves = tuple(leaf for k in kernels for leaf in k.leaves)
+        one = replace(kernels[0], axes=(), sizes=(), body=leaves, holds=tuple(Hold(x.tensor) for x in leaves[:-1]))
+        made = rolling(one, [n for k in kernels for n in plan_nests(k, all_computes(program))], rng)
+        if made is None:
+            pytest.skip("nothing overlaps by whole steps")
+        plan = replace(plan, body=replace(plan.body, body=(made,), holds=()))
+        check_plan(plan, program)
+        inputs = random_arrays(program, seed)
+        compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
