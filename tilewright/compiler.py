@@ -26,6 +26,7 @@ from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import Target
 from tilewright.transform.algorithms import Predict, choose_algorithms
 from tilewright.transform.fold import fold_constants
+from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
 from tilewright.transform.staging import stage_operands
@@ -98,7 +99,8 @@ class Artifact:
 
 
 STAGES = (
-    "graph", "program", "precision", "fold", "algorithm", "staging", "layout", "plan", "loops", "source", "machine",
+    "graph", "program", "precision", "fold", "merge", "algorithm", "staging", "layout", "plan", "loops", "source",
+    "machine",
 )  # fmt: skip
 _PLANNED = STAGES.index("plan") + 1
 
@@ -124,6 +126,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
+        program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, *_predictors(target, options, memo))
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
@@ -134,7 +137,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         sources = run("source", partial(backend.render, early=early), loops, target)
         run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results
-    programs = ("layout", "staging", "algorithm", "fold", "precision", "program")
+    programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
@@ -185,6 +188,19 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         alone if options.contraction == "strassen" else None,
         recurrence,
     )
+
+
+def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Program:
+    """Alike computes as one, where that takes no longer with all that the later stages make of it."""
+    if options.merging == "off":
+        return program
+
+    def predict(part: Program) -> float:
+        chosen = choose_algorithms(part, *_predictors(target, options, memo))
+        staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
+        return predicted_seconds(choose_layouts(staged, target), target, options.schedule, memo)
+
+    return merge_alike(program, predict, lambda whole: choose_layouts(whole, target).layouts)
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
@@ -260,7 +276,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
             return plan
         if name == "loops":
             return parse.parse_loops(edited)
-        if name in ("precision", "fold", "algorithm", "staging", "layout"):
+        if name in ("precision", "fold", "merge", "algorithm", "staging", "layout"):
             made = stage(*inputs).constants  # a stage may make constants, which the text only names
             return parse.parse_program(edited, {t.name: a for t, a in {**inputs[0].constants, **made}.items()})
     except InternalError as error:
@@ -271,5 +287,5 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if kernel not in sources:
             raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
         return {**sources, kernel: edited}
-    takes = "precision, fold, algorithm, staging, layout, plan, loops and source"
+    takes = "precision, fold, merge, algorithm, staging, layout, plan, loops and source"
     raise OptionError(f"stage '{name}' takes no edited dump; {takes} do")

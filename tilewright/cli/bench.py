@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=tell,
             torch_spec=arguments.torch,
             target=arguments.target,
-            algorithms={name: getattr(arguments, name) for name in ("convolution", "contraction", "denormals")},
+            algorithms={name: getattr(arguments, name) for name in ("merging", "convolution", "contraction", "denormals")},
         )
     if arguments.json:
         common.print_json(comparison.to_json())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
 from tilewright.ir.expr import Expr, Load, loads
@@ -21,6 +22,7 @@ from tilewright.transform.concatenate import Joiner, without_seams
 from tilewright.transform.forms import Views, compute_form
 
 _MOST_BEHIND = 48  # computes of a neighbourhood that read its group, directly or not
+_MOST_SEEN = 256  # that depend on the group and are looked at
 _MOST_BEFORE = 12  # that make what the group reads
 _MOST_TRIALS = 48  # groups that are judged; equal ones count once
 
@@ -238,7 +240,8 @@ class _Part:
         for depth, places in sorted(_by_depth([self.depth[p] for p in near]).items()):
             own = [near[p] for p in places if near[p] not in trial.now and near[p] not in self.now]
             maps = [p for p in own if isinstance(self.computes[p], Map) and depth > first]
-            behind = [p for p in maps if self._is_behind(p, trial)]
+            # a result of the model is written by a compute of its own: a slice of something would have to be copied
+            behind = [p for p in maps if self.computes[p].outputs[0] not in self.kept and self._is_behind(p, trial)]
             for ways in self._ways(behind, trial.views):
                 for group in ways[0]:
                     if trial.merged.intersection(group.members[0].form.sources):
@@ -282,18 +285,7 @@ class _Part:
         body, the step being what is repeated."""
         if self.scan is not None:
             return list(range(len(self.computes)))
-        found = dict.fromkeys(members)
-        limit = len(found) + _MOST_BEHIND
-        waiting = deque(members)
-        while waiting and len(found) < limit:
-            place = waiting.popleft()
-            if place not in members and self._sums_weights(place):
-                continue
-            for tensor in self.computes[place].outputs:
-                for user in self.users.get(tensor, ()):
-                    if user not in found and isinstance(self.computes[user], Map | Reduce):
-                        found[user] = None
-                        waiting.append(user)
+        found = dict.fromkeys(self._behind(members))
         limit = len(found) + _MOST_BEFORE
         waiting = deque(members)
         while waiting and len(found) < limit:
@@ -305,6 +297,26 @@ class _Part:
                     found[place] = None
                     waiting.append(place)
         return sorted(found)
+
+    def _behind(self, members: Sequence[int]) -> list[int]:
+        """The members and what reads them. Something that also waits for what lies beyond is beyond itself: which sum
+        it would ride on cannot be told without that."""
+        inside: dict[int, None] = {}
+        waiting = list(members)
+        seen = set(members)
+        while waiting and len(seen) < _MOST_SEEN and len(inside) < len(members) + _MOST_BEHIND:
+            place = heappop(waiting)
+            compute = self.computes[place]
+            before = [p for t in reads(compute) if (p := self.producer.get(t, -1)) in seen]
+            ends = [p for p in before if p not in inside or p not in members and self._sums_weights(p)]
+            if place in members or not ends and isinstance(compute, Map | Reduce):
+                inside[place] = None
+            for tensor in compute.outputs:
+                for user in self.users.get(tensor, ()):
+                    if user not in seen:
+                        seen.add(user)
+                        heappush(waiting, user)
+        return list(inside)
 
     def _sums_weights(self, place: int) -> bool:
         compute = self.computes[place]
