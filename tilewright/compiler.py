@@ -29,6 +29,7 @@ from tilewright.transform.fold import fold_constants
 from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
+from tilewright.transform.reroll import reroll
 from tilewright.transform.staging import stage_operands
 from tilewright.verifying import Verifier
 
@@ -195,12 +196,14 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
     if options.merging == "off":
         return program
 
-    def predict(part: Program) -> float:
+    def predict(part: Program, connecting: bool) -> float:
+        schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         chosen = choose_algorithms(part, *_predictors(target, options, memo))
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
-        return predicted_seconds(choose_layouts(staged, target), target, options.schedule, memo)
+        return predicted_seconds(choose_layouts(staged, target), target, schedule, memo)
 
-    return merge_alike(program, predict, lambda whole: choose_layouts(whole, target).layouts)
+    # steps first: what is alike in every one of them is then merged once, in the Scan
+    return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:

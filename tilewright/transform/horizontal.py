@@ -8,10 +8,9 @@ connecting counts. Maps behind a merged group that are alike are merged along wi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
 from tilewright.ir.expr import Expr, Load, loads
@@ -21,13 +20,14 @@ from tilewright.transform.alike import Constants, Group, Member, alternatives, m
 from tilewright.transform.concatenate import Joiner, without_seams
 from tilewright.transform.forms import Views, compute_form
 
-_MOST_BEHIND = 48  # computes of a neighbourhood that read its group, directly or not
-_MOST_SEEN = 256  # that depend on the group and are looked at
+_MOST_BEHIND = 16  # computes of a neighbourhood that read its group, directly or not, for each member
+_MOST_SEEN = 64  # that depend on the group and are looked at, for each member
 _MOST_BEFORE = 12  # that make what the group reads
-_MOST_TRIALS = 48  # groups that are judged; equal ones count once
+_MOST_CONNECTED = 64  # of a neighbourhood in which ways to connect are looked for: how many there are grows faster
+_MOST_TRIALS = 24  # groups that are judged; equal ones count once
 
-Predict = Callable[[Program], float]
-"""The time a Program is predicted to take, in seconds."""
+Predict = Callable[[Program, bool], float]
+"""The time a Program is predicted to take, in seconds; whether its kernels may be connected."""
 
 
 def merge_alike(
@@ -69,8 +69,8 @@ class _Judge:
         if key not in self.known:
             if len(self.known) >= _MOST_TRIALS:
                 return None
-            before = self.predict(apart)
-            times = [self.predict(p) for p in merged]
+            connecting = len(apart.computes) <= _MOST_CONNECTED
+            before, *times = (self.predict(p, connecting) for p in (apart, *merged))
             fastest = min(range(len(times)), key=times.__getitem__)
             text = f"predicted {1e6 * times[fastest]:.1f} us against {1e6 * before:.1f} us"
             self.known[key] = (fastest if times[fastest] <= before else None, text)
@@ -193,7 +193,7 @@ class _Part:
         with each other are judged one by one."""
         if len(ways) == 1:
             for group in ways[0]:
-                self._try_groups([[group], *self._by_readers(group)])
+                self._try_groups([[group], *self._by_readers(group), *_apart(group)])
         else:
             self._try_groups(ways)
 
@@ -285,18 +285,29 @@ class _Part:
         body, the step being what is repeated."""
         if self.scan is not None:
             return list(range(len(self.computes)))
-        found = dict.fromkeys(self._behind(members))
+        return sorted(self._before(members, self._behind(members)))
+
+    def _before(self, members: Sequence[int], behind: Sequence[int]) -> dict[int, None]:
+        """With what makes the operands of computes; what others read too is stored in any case, and ends the way. So
+        does a sum over weights, which counts where a map behind the members may ride on it."""
+        found = dict.fromkeys((*members, *behind))
+        waiting = [-p for p in found]
+        heapify(waiting)
         limit = len(found) + _MOST_BEFORE
-        waiting = deque(members)
+        riding = {p for p in behind if isinstance(self.computes[p], Map)}
         while waiting and len(found) < limit:
-            for tensor in reads(self.computes[waiting.popleft()]):
-                place = self.producer.get(tensor, -1)
-                if place < 0 or place in found or not isinstance(self.computes[place], Map | Reduce):
+            place = -heappop(waiting)
+            for tensor in reads(self.computes[place]):
+                maker = self.producer.get(tensor, -1)
+                if maker < 0 or maker in found or tensor in self.kept or any(u not in found for u in self.users[tensor]):
                     continue
-                if not self._sums_weights(place):
-                    found[place] = None
-                    waiting.append(place)
-        return sorted(found)
+                if self._sums_weights(maker):
+                    if place in riding:
+                        found[maker] = None
+                elif isinstance(self.computes[maker], Map | Reduce):
+                    found[maker] = None
+                    heappush(waiting, -maker)
+        return found
 
     def _behind(self, members: Sequence[int]) -> list[int]:
         """The members and what reads them. Something that also waits for what lies beyond is beyond itself: which sum
@@ -304,7 +315,7 @@ class _Part:
         inside: dict[int, None] = {}
         waiting = list(members)
         seen = set(members)
-        while waiting and len(seen) < _MOST_SEEN and len(inside) < len(members) + _MOST_BEHIND:
+        while waiting and len(seen) < _MOST_SEEN * len(members) and len(inside) < _MOST_BEHIND * len(members):
             place = heappop(waiting)
             compute = self.computes[place]
             before = [p for t in reads(compute) if (p := self.producer.get(t, -1)) in seen]
@@ -358,7 +369,7 @@ class _Part:
         return {t: None for t in wanted if t in made}
 
     def _signature(self, near: Sequence[int]) -> Hashable:
-        """Equal for neighbourhoods that differ in names alone."""
+        """Equal for neighbourhoods that differ in names alone, or in which step or slice of something they read."""
         numbers: dict[Tensor, int] = {}
         parts: list[Hashable] = [self.outer]
         for place in near:
@@ -373,8 +384,19 @@ class _Part:
                         numbers[tensor] = len(numbers)
                         users = tuple(u in near for u in self.users.get(tensor, ()))
                         parts.append((tensor.shape, tensor in self.constants, tensor in self.kept, all(users)))
-                parts.append((kind, form.numbers, tuple(numbers[t] for t in (*form.sources, *compute.outputs))))
+                parts.append((kind, tuple(numbers[t] for t in (*form.sources, *compute.outputs))))
         return tuple(parts)
+
+
+def _apart(group: Group) -> list[list[Group]]:
+    """The members along a new axis, where they are as wide as each other: what reads one element of each, as gates are
+    read, then reads a part of every one."""
+    if group.axis is None or group.steps or len({m.extents for m in group.members}) > 1:
+        return []
+    first = group.members[0].form.numbers
+    if any(m.form.numbers != first for m in group.members):
+        return []
+    return [[replace(group, axis=None)]]
 
 
 def _whole(tensor: Tensor, made: Mapping[Tensor, Compute], merged: set[Tensor]) -> Tensor:
