@@ -16,6 +16,7 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressio
 from tilewright.ir.expr import Expr, Load, loads
 from tilewright.ir.folding import without_dead
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.transform.analysis import intensity, peak_bytes
 from tilewright.transform.alike import Constants, Group, Member, alternatives, member_of
 from tilewright.transform.concatenate import Joiner, without_seams
 from tilewright.transform.forms import Views, compute_form
@@ -71,15 +72,16 @@ class _Judge:
                 return None
             connecting = len(apart.computes) <= _MOST_CONNECTED
             before, *times = (self.predict(p, connecting) for p in (apart, *merged))
-            fastest = min(range(len(times)), key=times.__getitem__)
+            fastest = min(range(len(times)), key=lambda n: (times[n], peak_bytes(merged[n])))
             text = f"predicted {1e6 * times[fastest]:.1f} us against {1e6 * before:.1f} us"
             self.known[key] = (fastest if times[fastest] <= before else None, text)
         return self.known[key][0]
 
-    def remark(self, key: Hashable, group: Group) -> None:
-        origins = dict.fromkeys(m.compute.origin for m in group.members)
+    def remark(self, key: Hashable, group: Group, merged: Compute) -> None:
+        first = group.members[0].compute
         text = f"; {self.known[key][1]}" if key in self.known else ""
-        self.remarks.append(f"{' to '.join(list(origins)[:: max(1, len(origins) - 1)])}: {len(group.members)} as one{text}")
+        gain = f"{intensity(merged):.2g} operations a byte instead of {intensity(first):.2g}"
+        self.remarks.append(f"{merged.origin}: {len(group.members)} as one, {gain}{text}")
 
     def stored(self) -> Mapping[Tensor, Layout]:
         if self._stored is None:
@@ -229,7 +231,7 @@ class _Part:
             if isinstance(last, Map) and last.output not in self.kept and self._moves_data(last.value):
                 self.views.add(last)
         for group in ways[chosen]:
-            self.judge.remark(key, group)
+            self.judge.remark(key, group, trial.now[min(m.place for m in group.members)][0])
 
     def _trial(self, groups: Sequence[Group], near: Sequence[int]) -> _Trial:
         """The groups merged, then maps behind them."""
