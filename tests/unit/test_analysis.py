@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -149,7 +149,7 @@ def test_long_programs_take_time_in_proportion() -> None:
     """20,000 computes in a chain, asked a thousand times who depends on whom."""
     tensors = [Tensor(f"t{n}", (4,), dtypes.float32) for n in range(20_001)]
     computes = []
-    for before, after in zip(tensors, tensors[1:], strict=False):
+    for before, after in pairwise(tensors):
         axis = Axis("i", 4)
         computes.append(Map(after, (axis,), op("neg", load(before, (var(axis),)))))
     start = time.process_time()

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 import tilewright
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs, read_back
-from tilewright.compiler import build
+from tilewright.compiler import Artifact, build
+from tilewright.errors import OptionError
 from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Map, Program, Reduce, Scan, factors
+from tilewright.ir.compute import Map, Program, Reduce, Scan, factors, reads
 from tilewright.ir.expr import Load
 from tilewright.ir.machine import Machine
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.transform.analysis import analyse
 from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -58,13 +60,13 @@ def attention(length: int = 6, width: int = 12, heads: int = 3, kept: int = 3) -
     wide, narrow = heads * size, kept * size
     arrays = {"wq": weights(width, wide), "wk": weights(width, narrow), "wv": weights(width, narrow),
               "bq": weights(wide), "bk": weights(narrow), "bv": weights(narrow), "wo": weights(wide, width),
-              "q_shape": np.array([1, length, kept, heads // kept, size]), "k_shape": np.array([1, length, kept, 1, size]),
-              "o_shape": np.array([1, length, wide])}  # fmt: skip
+              "q_shape": np.array([1, length, kept, heads // kept, size]),
+              "k_shape": np.array([1, length, kept, 1, size]), "o_shape": np.array([1, length, wide])}  # fmt: skip
     steps = []
-    for letter, shape, order in (("q", "q_shape", [0, 2, 3, 1, 4]), ("k", "k_shape", [0, 2, 3, 4, 1]), ("v", "k_shape", [0, 2, 3, 1, 4])):
-        steps += [("MatMul", ["x", f"w{letter}"], f"{letter}p", {}), ("Add", [f"{letter}p", f"b{letter}"], f"{letter}s", {}),
-                  ("Reshape", [f"{letter}s", shape], f"{letter}r", {}),
-                  ("Transpose", [f"{letter}r"], letter, {"perm": order})]  # fmt: skip
+    for t, shape, order in (("q", "q_shape", (0, 2, 3, 1, 4)), ("k", "k_shape", (0, 2, 3, 4, 1)),
+                            ("v", "k_shape", (0, 2, 3, 1, 4))):  # fmt: skip
+        steps += [("MatMul", ["x", f"w{t}"], f"{t}p", {}), ("Add", [f"{t}p", f"b{t}"], f"{t}s", {}),
+                  ("Reshape", [f"{t}s", shape], f"{t}r", {}), ("Transpose", [f"{t}r"], t, {"perm": order})]  # fmt: skip
     steps += [("MatMul", ["q", "k"], "s", {}), ("Softmax", ["s"], "a", {"axis": -1}), ("MatMul", ["a", "v"], "c", {}),
               ("Transpose", ["c"], "ct", {"perm": [0, 3, 1, 2, 4]}), ("Reshape", ["ct", "o_shape"], "cr", {}),
               ("MatMul", ["cr", "wo"], "y", {})]  # fmt: skip
@@ -187,3 +189,201 @@ def test_slices_of_a_stored_tensor(machine_name: str) -> None:
     expected = evaluated(program, inputs, wide=True)
     found = lowered(program, target=target).on_loops(inputs)
     assert all(error(found[key], expected[key]) < 1e-5 for key in expected)
+
+
+# --- what is not merged
+
+
+def unlike() -> dict[str, ModelProto]:
+    """Pairs of products of which none can be merged."""
+    w, v = weights(8, 8), weights(8, 8)
+    shapes = {"x": (4, 8)}, {"y": (4, 8)}
+    after = [("MatMul", ["x", "w"], "a", {}), ("MatMul", ["a", "v"], "b", {}), ("Add", ["a", "b"], "y", {})]
+    both = [("MatMul", ["x", "w"], "a", {}), ("MatMul", ["z", "v"], "b", {}), ("Add", ["a", "b"], "y", {})]
+    among = [("Tanh", ["x"], "z", {}), ("MatMul", ["x", "w"], "a", {}), ("MatMul", ["z", "v"], "b", {}),
+             ("Add", ["a", "b"], "y", {})]  # fmt: skip
+    turned = [("Transpose", ["x"], "z", {"perm": [1, 0]}), ("MatMul", ["x", "w"], "a", {}),
+              ("MatMul", ["z", "v"], "b", {}), ("Add", ["a", "b"], "y", {})]  # fmt: skip
+    square = {"x": (8, 8)}, {"y": (8, 8)}
+    return {
+        "one after the other": model_of(after, *shapes, {"w": w, "v": v}),
+        "different inputs": model_of(both, {"x": (4, 8), "z": (4, 8)}, {"y": (4, 8)}, {"w": w, "v": v}),
+        "another function of the input": model_of(among, *shapes, {"w": w, "v": v}),
+        "the input read another way": model_of(turned, *square, {"w": w, "v": v}),
+        "weights that are data": model_of(both[:1] + [("MatMul", ["x", "v"], "b", {}), both[2]],
+                                          {"x": (4, 8), "w": (8, 8), "v": (8, 8)}, {"y": (4, 8)}, {}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", unlike())
+def test_not_merged(name: str) -> None:
+    folded = programs(unlike()[name])["fold"]
+    assert always(folded) is folded
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_members_are_independent(name: str) -> None:
+    """What was merged could not wait for each other: no compute of a Program lies on a way from one to another."""
+    folded = programs(CASES[name][0]())["fold"]
+    facts = analyse(folded)
+    for remark in always(folded).remarks:
+        origins = remark.partition(":")[0].split(" to ")
+        members = [p for p, c in enumerate(folded.computes) if c.origin in origins and isinstance(c, Reduce)]
+        assert all(facts.independent(a, b) for a in members for b in members if a < b)
+
+
+# --- the choice
+
+
+def test_refused_where_it_is_predicted_to_be_slower() -> None:
+    folded = programs(projections((8, 8, 8)))["fold"]
+    fewest = len(always(folded).computes)
+
+    def more_is_better(program: Program, connecting: bool) -> float:
+        return -len(program.computes)
+
+    assert merge_alike(folded, more_is_better, lambda _: {}) is folded
+    assert len(merge_alike(folded, lambda *_: 1.0, lambda _: {}).computes) == fewest  # no slower
+
+
+def test_equal_groups_are_judged_once() -> None:
+    steps, arrays = [], {}
+    for layer in range(6):
+        given = f"y{layer - 1}" if layer else "x"
+        for n in range(3):
+            arrays[f"w{layer}{n}"] = weights(8, 8)
+            steps.append(("MatMul", [given, f"w{layer}{n}"], f"p{layer}{n}", {}))
+        steps += [("Add", [f"p{layer}0", f"p{layer}1"], f"a{layer}", {}),
+                  ("Add", [f"a{layer}", f"p{layer}2"], f"y{layer}", {})]  # fmt: skip
+    folded = programs(model_of(steps, {"x": (4, 8)}, {"y5": (4, 8)}, arrays))["fold"]
+    asked: list[Program] = []
+
+    def predict(program: Program, connecting: bool) -> float:
+        asked.append(program)
+        return 1.0
+
+    merged = merge_alike(folded, predict, lambda _: {})
+    assert len(products(merged)) == 6
+    # the first reads an input and the last gives an output: three kinds of neighbourhoods, each apart and in two ways
+    assert len(asked) <= 9
+
+
+def copies(artifact: Artifact) -> list[str]:
+    """Kernels that only move data."""
+    assert artifact.plan is not None and artifact.program is not None
+    made = {t.name: c for c in artifact.program.computes for t in c.outputs}
+    found = []
+    for kernel in artifact.plan.kernels:
+        cores = [made[n.core] for n in kernel.nests]
+        if all(isinstance(c, Map) and isinstance(c.value, Load) and not n.epilogue
+               for c, n in zip(cores, kernel.nests, strict=True)):  # fmt: skip
+            found.append(kernel.name)
+    return found
+
+
+MACHINES = ("neoverse_n1", "emerald_rapids", "avx2_desktop", "h200")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("kept", [12, 4])
+def test_projections_of_attention_are_one_product(name: str, kept: int) -> None:
+    """Q, K and V are one product in the plan, nothing is copied, and attention is connected as before."""
+    graph = load(attention(128, 768, 12, kept), {})
+    on, off = (build(graph, machine(name), Options(merging=merging, stop_after="plan")) for merging in ("auto", "off"))
+    assert on.program is not None and off.program is not None and on.plan is not None and off.plan is not None
+    assert (len(products(off.program)), len(products(on.program))) == (4, 2)
+    assert len(on.plan.kernels) < len(off.plan.kernels)
+    assert not copies(on)
+    assert seconds(on) <= seconds(off)
+
+
+def seconds(artifact: Artifact) -> float:
+    assert artifact.plan is not None
+    return sum(k.predicted_seconds for k in artifact.plan.kernels)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_groups_are_one_convolution(name: str) -> None:
+    """Split, convolve and concatenate gives the plan of a grouped convolution: nothing is split or put together."""
+    graph = load(groups(16, 8, 8, 14), {})
+    made = build(graph, machine(name), Options(stop_after="plan"))
+    assert made.program is not None and len(products(made.program)) == 2
+    assert not copies(made)
+
+
+def test_off_leaves_the_model_as_it_is() -> None:
+    graph = load(projections((64, 64, 64), 64, 64), {})
+    made = build(graph, machine("h200"), Options(merging="off", stop_after="merge"))
+    assert made.program is not None and len(products(made.program)) == 3
+    made = build(graph, machine("h200"), Options(stop_after="merge"))
+    assert made.program is not None and len(products(made.program)) == 1
+    with pytest.raises(OptionError, match="merging cannot be 'always': it is one of auto, off"):
+        Options(merging="always")
+
+
+# --- whole graphs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_onnx_runtime(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = CASES[name][0]()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(1)
+    inputs = {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in session.get_inputs()}
+    compiled = tilewright.compile(model, options=Options(cache_dir=tmp_path, verify=True))
+    for found, expected in zip(compiled(inputs), session.run(None, inputs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# --- recurrences
+
+
+def directions(steps: int = 5, width: int = 6, hidden: int = 4) -> ModelProto:
+    """An LSTM both ways: two projections of one sequence."""
+    arrays = {"w": weights(2, 4 * hidden, width), "r": weights(2, 4 * hidden, hidden), "b": weights(2, 8 * hidden)}
+    node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], name="both", direction="bidirectional",
+                            hidden_size=hidden)  # fmt: skip
+    model = model_of([], {"x": (steps, 1, width)}, {"y": (steps, 2, 1, hidden)}, arrays)
+    model.graph.node.append(node)
+    return model
+
+
+def gates_in_a_loop(steps: int = 5, width: int = 6) -> ModelProto:
+    """A Scan whose body multiplies its state by three matrices of its own."""
+    arrays = {f"w{n}": weights(width, width) for n in range(3)}
+    nodes = [helper.make_node("MatMul", ["h", f"w{n}"], [f"p{n}"], name=f"gate{n}") for n in range(3)]
+    nodes += [helper.make_node("Sigmoid", ["p0"], ["z"]), helper.make_node("Tanh", ["p1"], ["t"]),
+              helper.make_node("Mul", ["z", "t"], ["m"]), helper.make_node("Add", ["m", "p2"], ["a"]),
+              helper.make_node("Add", ["a", "v"], ["s"]), helper.make_node("Tanh", ["s"], ["n"]),
+              helper.make_node("Identity", ["n"], ["o"])]  # fmt: skip
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(nodes, "body", [value("h", 1, [1, width]), value("v", 1, [1, width])],
+                             [value("n", 1, [1, width]), value("o", 1, [1, width])])  # fmt: skip
+    scan = helper.make_node("Scan", ["h0", "x"], ["last", "y"], name="loop", body=body, num_scan_inputs=1)
+    model = model_of([], {"h0": (1, width), "x": (steps, 1, width)}, {"last": (1, width), "y": (steps, 1, width)},
+                     arrays)  # fmt: skip
+    model.graph.node.append(scan)
+    return model
+
+
+@pytest.mark.parametrize(("make", "before", "after"), [(directions, 4, 3), (gates_in_a_loop, 3, 1)])
+def test_recurrences(make: Callable[[], ModelProto], before: int, after: int, tmp_path: Path) -> None:
+    """Projections that Scans read, and products inside a body: the bodies read slices, nothing is copied for them."""
+    folded = programs(make())["fold"]
+    merged = always(folded)
+    verify_program(merged)
+
+    def sums(program: Program) -> int:
+        bodies = [c for s in program.computes if isinstance(s, Scan) for c in s.body]
+        return sum(bool(factors(c)) for c in (*program.computes, *bodies))
+
+    assert (sums(folded), sums(merged)) == (before, after)
+    moving = [c for c in merged.computes if isinstance(c, Map) and c.output not in merged.outputs]
+    read = {t for c in merged.computes if isinstance(c, Scan) for t in reads(c)}
+    assert not any(c.output in read and isinstance(c.value, Load) for c in moving)
+    inputs = random_inputs(folded)
+    expected = evaluated(folded, inputs, wide=True)
+    found = [evaluated(read_back(merged), inputs), lowered(choose_layouts(merged, CPU)).natively(inputs, tmp_path)]
+    for results in found:
+        assert all(error(results[key], expected[key]) < 1e-5 for key in expected)

@@ -1,5 +1,5 @@
-"""What a Program says of its computes before anything is chosen: how results rely on what they read, operations for each
-byte, how deep computes lie, which do not depend on each other, and how long tensors live.
+"""What a Program says of its computes before anything is chosen: how results rely on what they read, operations for
+each byte, how deep computes lie, which do not depend on each other, and how long tensors live.
 
 Everything is found in one walk over the computes; whether two depend on each other is a search between their depths.
 """

@@ -91,7 +91,7 @@ class Joiner:
             return load(sources[0], indices)
         own = None if group.axis is None else group.members[0].compute.axes[group.axis]
         axis = next((d for d, i in enumerate(indices) if own is not None and i is var(own)), None)
-        if axis is None and group.axis is not None or axis is None and all(t is sources[0] for t in sources):
+        if axis is None and (group.axis is not None or all(t is sources[0] for t in sources)):
             return self._constant((sources[0],), 0, indices)
         return self._constant(sources, axis, (*map(var, outer), *indices))
 
@@ -145,7 +145,7 @@ def without_seams(compute: Map, value: Expr) -> Expr:
     seen: Expr | None = None
     for start, end, part in zip([0, *limits], ends, parts, strict=True):
         within = Axis(axis.name, end - start)
-        moved = simplify(substitute(part, {axis: var(within) + start}))  # what the range of the part says of its indices
+        moved = simplify(substitute(part, {axis: var(within) + start}))  # its range says more of its indices
         back = simplify(substitute(moved, {within: var(axis) - start}))
         if not isinstance(back, Load) or seen not in (None, back):
             return without_choices(value, {a: n for n, a in enumerate(compute.axes)})

@@ -153,7 +153,9 @@ class _Part:
         return None if found is None else replace(scan, body=tuple(found))
 
     def _moves_data(self, value: Expr) -> bool:
-        return isinstance(value, Load) and value.source not in self.constants and not any(i.reads for i in value.indices)
+        if not isinstance(value, Load) or value.source in self.constants:
+            return False
+        return not any(i.reads for i in value.indices)
 
     def _look_through_in_scans(self) -> None:
         """The body of a Scan reads slices of what was merged, not copies of them."""
@@ -217,8 +219,9 @@ class _Part:
         members = {m.place: m for way in ways for g in way for m in g.members}
         near = self._near(sorted(members))
         trials = [self._trial(way, near) for way in ways]
-        key = (self._signature(near), tuple(tuple((g.axis, tuple(near.index(m.place) for m in g.members)) for g in way)
-                                            for way in ways))  # fmt: skip
+        number = {place: n for n, place in enumerate(near)}
+        described = [[(g.axis, tuple(number[m.place] for m in g.members)) for g in way] for way in ways]
+        key = (self._signature(near), tuple(map(tuple, described)))
         programs = [self._program(near, trial) for trial in trials]
         chosen = self.judge.best(key, self._program(near), programs)
         if chosen is None:
@@ -301,7 +304,9 @@ class _Part:
             place = -heappop(waiting)
             for tensor in reads(self.computes[place]):
                 maker = self.producer.get(tensor, -1)
-                if maker < 0 or maker in found or tensor in self.kept or any(u not in found for u in self.users[tensor]):
+                if maker < 0 or maker in found or tensor in self.kept:
+                    continue
+                if any(user not in found for user in self.users[tensor]):
                     continue
                 if self._sums_weights(maker):
                     if place in riding:
@@ -315,14 +320,15 @@ class _Part:
         """The members and what reads them. Something that also waits for what lies beyond is beyond itself: which sum
         it would ride on cannot be told without that."""
         inside: dict[int, None] = {}
-        waiting = list(members)
+        waiting = sorted(members)
+        first = set(members)
         seen = set(members)
         while waiting and len(seen) < _MOST_SEEN * len(members) and len(inside) < _MOST_BEHIND * len(members):
             place = heappop(waiting)
             compute = self.computes[place]
             before = [p for t in reads(compute) if (p := self.producer.get(t, -1)) in seen]
-            ends = [p for p in before if p not in inside or p not in members and self._sums_weights(p)]
-            if place in members or not ends and isinstance(compute, Map | Reduce):
+            beyond = any(p not in inside or (p not in first and self._sums_weights(p)) for p in before)
+            if place in first or (not beyond and isinstance(compute, Map | Reduce)):
                 inside[place] = None
             for tensor in compute.outputs:
                 for user in self.users.get(tensor, ()):
