@@ -4,6 +4,7 @@ where that is predicted to take no longer."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from onnx import ModelProto, helper
 
 import tilewright
+from tests import gpu_stages
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs, read_back
 from tilewright.compiler import Artifact, build
 from tilewright.errors import OptionError
@@ -21,7 +23,9 @@ from tilewright.ir.machine import Machine
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.transform.alike import Group
 from tilewright.transform.analysis import analyse
+from tilewright.transform.concatenate import Joiner
 from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
@@ -222,14 +226,18 @@ def test_not_merged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_members_are_independent(name: str) -> None:
-    """What was merged could not wait for each other: no compute of a Program lies on a way from one to another."""
+def test_members_are_independent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member of a group waits for another, on whatever way."""
     folded = programs(CASES[name][0]())["fold"]
     facts = analyse(folded)
-    for remark in always(folded).remarks:
-        origins = remark.partition(":")[0].split(" to ")
-        members = [p for p, c in enumerate(folded.computes) if c.origin in origins and isinstance(c, Reduce)]
-        assert all(facts.independent(a, b) for a in members for b in members if a < b)
+    groups: list[Group] = []
+    join = Joiner.join
+    monkeypatch.setattr(Joiner, "join", lambda self, group: (groups.append(group), join(self, group))[1])
+    always(folded)
+    assert groups
+    for group in groups:
+        for one, other in combinations(group.members, 2):
+            assert facts.independent(one.place, other.place)
 
 
 # --- the choice
@@ -312,11 +320,11 @@ def test_groups_are_one_convolution(name: str) -> None:
 
 
 def test_off_leaves_the_model_as_it_is() -> None:
-    graph = load(projections((64, 64, 64), 64, 64), {})
+    graph = load(attention(64, 64, 2, 2), {})
     made = build(graph, machine("h200"), Options(merging="off", stop_after="merge"))
-    assert made.program is not None and len(products(made.program)) == 3
+    assert made.program is not None and len(products(made.program)) == 4
     made = build(graph, machine("h200"), Options(stop_after="merge"))
-    assert made.program is not None and len(products(made.program)) == 1
+    assert made.program is not None and len(products(made.program)) == 2
     with pytest.raises(OptionError, match="merging cannot be 'always': it is one of auto, off"):
         Options(merging="always")
 
@@ -324,7 +332,7 @@ def test_off_leaves_the_model_as_it_is() -> None:
 # --- whole graphs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["of odd widths", "attention with few keys", "experts of two layers", "groups"])
 def test_agrees_with_onnx_runtime(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model = CASES[name][0]()
@@ -334,6 +342,18 @@ def test_agrees_with_onnx_runtime(name: str, tmp_path: Path) -> None:
     compiled = tilewright.compile(model, options=Options(cache_dir=tmp_path, verify=True))
     for found, expected in zip(compiled(inputs), session.run(None, inputs), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention with few keys", "branches", "groups"])
+def test_on_a_gpu(name: str, tmp_path: Path) -> None:
+    model = CASES[name][0]()
+    made = gpu_stages.compiled(model, "connected", tmp_path, stop_after="loops")
+    folded = programs(model)["fold"]
+    assert made.program is not None and len(products(made.program)) < len(products(folded))
+    inputs = random_inputs(folded)
+    expected = evaluated(folded, inputs, wide=True)
+    found = gpu_stages.on_loops(made, inputs)
+    assert all(error(found[key], expected[key]) < 1e-5 for key in expected)
 
 
 # --- recurrences
