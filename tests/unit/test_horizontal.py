@@ -214,7 +214,7 @@ def unlike() -> dict[str, ModelProto]:
         "different inputs": model_of(both, {"x": (4, 8), "z": (4, 8)}, {"y": (4, 8)}, {"w": w, "v": v}),
         "another function of the input": model_of(among, *shapes, {"w": w, "v": v}),
         "the input read another way": model_of(turned, *square, {"w": w, "v": v}),
-        "weights that are data": model_of(both[:1] + [("MatMul", ["x", "v"], "b", {}), both[2]],
+        "weights that are data": model_of([both[0], ("MatMul", ["x", "v"], "b", {}), both[2]],
                                           {"x": (4, 8), "w": (8, 8), "v": (8, 8)}, {"y": (4, 8)}, {}),
     }  # fmt: skip
 

@@ -238,7 +238,7 @@ def _runs(bucket: Sequence[tuple[Member, tuple[int, ...]]], axis: int) -> Iterat
     for before, after in pairwise(members):
         width = before.compute.axes[axis].extent
         gaps = [after.form.numbers[n] - before.form.numbers[n] for n in moving]
-        if gaps != [factors[n] * width for n in moving]:  # type: ignore[operator]
+        if gaps != [factors[n] * width for n in moving]:
             if len(run) > 1:
                 yield Group(tuple(run), axis)
             run = []

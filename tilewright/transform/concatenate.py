@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Reduce
 from tilewright.ir.expr import Axis, Expr, Load, is_op, load, loads, substitute, var
 from tilewright.ir.simplify import simplify
@@ -62,7 +63,7 @@ class Joiner:
         if group.axis is None:
             added = Axis("g", count)
             outer: tuple[Axis, ...] = (added,)
-            number = var(added)
+            number: Expr = var(added)
         else:
             merged = Axis(old.axes[group.axis].name, count)
             axes[old.axes[group.axis]] = merged
@@ -104,11 +105,11 @@ class Joiner:
             order = (0, *(d + 1 for d in order))
         joined = _Joined(parts, axis, order)
         if joined not in self.made:
-            shape = [int(e) for e in parts[0].shape]  # type: ignore[arg-type]
+            shape = [fixed(e) for e in parts[0].shape]
             if axis is None:
                 shape.insert(0, len(parts))
             else:
-                shape[axis] = sum(int(t.shape[axis]) for t in parts)  # type: ignore[arg-type]
+                shape[axis] = sum(fixed(t.shape[axis]) for t in parts)
             self.made[joined] = self._tensor(parts[0].name, tuple(shape[d] for d in order), parts[0])
         return load(self.made[joined], [indices[d] for d in order])
 

@@ -16,8 +16,8 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressio
 from tilewright.ir.expr import Expr, Load, loads
 from tilewright.ir.folding import without_dead
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.transform.analysis import intensity, peak_bytes
 from tilewright.transform.alike import Constants, Group, Member, alternatives, member_of
+from tilewright.transform.analysis import intensity, peak_bytes
 from tilewright.transform.concatenate import Joiner, without_seams
 from tilewright.transform.forms import Views, compute_form
 
