@@ -22,7 +22,7 @@ from tilewright.options import Options
 from tilewright.schedule.check import check_plan
 from tilewright.schedule.memo import Memo
 from tilewright.schedule.plan import Plan
-from tilewright.schedule.planner import make_plan, predicted_seconds
+from tilewright.schedule.planner import make_plan, plan_seconds, predicted_seconds
 from tilewright.target import Target
 from tilewright.transform.algorithms import Predict, choose_algorithms
 from tilewright.transform.fold import fold_constants
@@ -196,11 +196,13 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
     if options.merging == "off":
         return program
 
-    def predict(part: Program, connecting: bool) -> float:
+    def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         chosen = choose_algorithms(part, *_predictors(target, options, memo))
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
-        return predicted_seconds(choose_layouts(staged, target), target, schedule, memo)
+        final = choose_layouts(staged, target)
+        plan = make_plan(final, target, schedule, memo=memo)
+        return plan_seconds(plan, final), len(plan.kernels)
 
     # steps first: what is alike in every one of them is then merged once, in the Scan
     return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)

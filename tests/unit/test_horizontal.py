@@ -26,7 +26,7 @@ from tilewright.target import machine
 from tilewright.transform.alike import Group
 from tilewright.transform.analysis import analyse
 from tilewright.transform.concatenate import Joiner
-from tilewright.transform.horizontal import merge_alike
+from tilewright.transform.horizontal import Predict, merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.staging import stage_operands
 
@@ -247,11 +247,13 @@ def test_refused_where_it_is_predicted_to_be_slower() -> None:
     folded = programs(projections((8, 8, 8)))["fold"]
     fewest = len(always(folded).computes)
 
-    def more_is_better(program: Program, connecting: bool) -> float:
-        return -len(program.computes)
+    def predicting(together: float, kernels: int) -> Predict:
+        return lambda part, _: (1.0, 3) if len(products(part)) > 1 else (together, kernels)
 
-    assert merge_alike(folded, more_is_better, lambda _: {}) is folded
-    assert len(merge_alike(folded, lambda *_: 1.0, lambda _: {}).computes) == fewest  # no slower
+    for slower in (predicting(1.01, 1), predicting(0.99, 3), predicting(1.0, 3)):
+        assert merge_alike(folded, slower, lambda _: {}) is folded
+    for faster in (predicting(1.0, 2), predicting(0.9, 3)):
+        assert len(merge_alike(folded, faster, lambda _: {}).computes) == fewest
 
 
 def test_equal_groups_are_judged_once() -> None:
@@ -266,9 +268,9 @@ def test_equal_groups_are_judged_once() -> None:
     folded = programs(model_of(steps, {"x": (4, 8)}, {"y5": (4, 8)}, arrays))["fold"]
     asked: list[Program] = []
 
-    def predict(program: Program, connecting: bool) -> float:
+    def predict(program: Program, connecting: bool) -> tuple[float, int]:
         asked.append(program)
-        return 1.0
+        return 1.0, len(products(program))
 
     merged = merge_alike(folded, predict, lambda _: {})
     assert len(products(merged)) == 6

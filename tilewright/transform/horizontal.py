@@ -27,8 +27,10 @@ _MOST_BEFORE = 12  # that make what the group reads
 _MOST_CONNECTED = 64  # of a neighbourhood in which ways to connect are looked for: how many there are grows faster
 _MOST_TRIALS = 24  # groups that are judged; equal ones count once
 
-Predict = Callable[[Program, bool], float]
-"""The time a Program is predicted to take, in seconds; whether its kernels may be connected."""
+_WORTH = 0.98  # of the time apart, where there are as many kernels as before: less is within the prediction's error
+
+Predict = Callable[[Program, bool], tuple[float, int]]
+"""The time a Program is predicted to take, in seconds, and its kernels; whether these may be connected."""
 
 
 def merge_alike(
@@ -71,10 +73,12 @@ class _Judge:
             if len(self.known) >= _MOST_TRIALS:
                 return None
             connecting = len(apart.computes) <= _MOST_CONNECTED
-            before, *times = (self.predict(p, connecting) for p in (apart, *merged))
-            fastest = min(range(len(times)), key=lambda n: (times[n], peak_bytes(merged[n])))
-            text = f"predicted {1e6 * times[fastest]:.1f} us against {1e6 * before:.1f} us"
-            self.known[key] = (fastest if times[fastest] <= before else None, text)
+            (before, kernels), *found = (self.predict(p, connecting) for p in (apart, *merged))
+            fastest = min(range(len(found)), key=lambda n: (found[n][0], peak_bytes(merged[n])))
+            seconds, fewer = found[fastest]
+            text = f"predicted {1e6 * seconds:.1f} us against {1e6 * before:.1f} us"
+            is_worth_it = seconds <= before * (1.0 if fewer < kernels else _WORTH)
+            self.known[key] = (fastest if is_worth_it else None, text)
         return self.known[key][0]
 
     def remark(self, key: Hashable, group: Group, merged: Compute) -> None:
