@@ -127,7 +127,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
-        program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
+        program = run("merge", partial(_merge, target=target, options=options), program)
         program = run("algorithm", choose_algorithms, program, *_predictors(target, options, memo))
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
@@ -191,10 +191,11 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
     )
 
 
-def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Program:
+def _merge(program: Program, target: Target, options: Options) -> Program:
     """Alike computes as one, where that takes no longer with all that the later stages make of it."""
     if options.merging == "off":
         return program
+    memo = Memo()  # of its own: what is found out about parts of a model would change how the whole is planned
 
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
