@@ -20,15 +20,17 @@ from tilewright.ir.loops import Call, LoopProgram
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
-from tilewright.schedule.planner import make_plan, predicted_seconds
+from tilewright.schedule.planner import make_plan, plan_seconds, predicted_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.plan import Plan
 from tilewright.transform.algorithm.algorithms import Predict, choose_algorithms
 from tilewright.transform.fold import fold_constants
+from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
+from tilewright.transform.reroll import reroll
 from tilewright.transform.staging import stage_operands
 from tilewright.verifying import Verifier
 
@@ -99,7 +101,8 @@ class Artifact:
 
 
 STAGES = (
-    "graph", "program", "precision", "fold", "algorithm", "staging", "layout", "plan", "loops", "source", "machine",
+    "graph", "program", "precision", "fold", "merge", "algorithm", "staging", "layout", "plan", "loops", "source",
+    "machine",
 )  # fmt: skip
 _PLANNED = STAGES.index("plan") + 1
 
@@ -125,6 +128,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
+        program = run("merge", partial(_merge, target=target, options=options), program)
         program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo))
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
@@ -135,7 +139,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         sources = run("source", partial(backend.render, early=early), loops, target)
         run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results
-    programs = ("layout", "staging", "algorithm", "fold", "precision", "program")
+    programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
@@ -188,6 +192,24 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
         recurrence,
         reduction,
     )
+
+
+def _merge(program: Program, target: Target, options: Options) -> Program:
+    """Alike computes as one, where that takes no longer with all that the later stages make of it."""
+    if options.merging == "off":
+        return program
+    memo = Memo()  # of its own: what is found out about parts of a model would change how the whole is planned
+
+    def predict(part: Program, connecting: bool) -> tuple[float, int]:
+        schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
+        chosen = choose_algorithms(part, target, *_predictors(target, options, memo))
+        staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
+        final = choose_layouts(staged, target)
+        plan = make_plan(final, target, schedule, memo=memo)
+        return plan_seconds(plan, final), len(plan.kernels)
+
+    # steps first: what is alike in every one of them is then merged once, in the Scan
+    return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
@@ -253,7 +275,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
             return plan
         if name == "loops":
             return parse.parse_loops(edited)
-        if name in ("precision", "fold", "algorithm", "staging", "layout"):
+        if name in ("precision", "fold", "merge", "algorithm", "staging", "layout"):
             made = stage(*inputs).constants  # a stage may make constants, which the text only names
             return parse.parse_program(edited, {t.name: a for t, a in {**inputs[0].constants, **made}.items()})
     except InternalError as error:
@@ -264,5 +286,5 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if kernel not in sources:
             raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
         return {**sources, kernel: edited}
-    takes = "precision, fold, algorithm, staging, layout, plan, loops and source"
+    takes = "precision, fold, merge, algorithm, staging, layout, plan, loops and source"
     raise OptionError(f"stage '{name}' takes no edited dump; {takes} do")

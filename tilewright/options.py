@@ -17,6 +17,7 @@ from tilewright.target import GPUS, stored_machines
 TARGETS = ("cpu", *GPUS)
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
+MERGING = ("auto", "off")
 CONVOLUTIONS = ("auto", "direct")
 CONTRACTIONS = ("direct", "strassen")
 DENORMALS = ("flush", "keep")
@@ -41,6 +42,9 @@ class Options:
                 runs on every CPU and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16)
     schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
                 neighbours; "none" is one kernel an operator
+    merging     "auto" makes one compute of independent ones that are alike, with their weights put one behind the other
+                (the projections of one input, experts, parallel branches), where that is predicted to take no longer;
+                "off" leaves them as the model says. Results are the same
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
                 at a relative error of about 2e-6 a layer instead of 1e-6, a NaN or an infinity spreading to the other
                 results of its tile; "direct" always sums as the model says
@@ -65,6 +69,7 @@ class Options:
     threads: int | None = None
     precision: str | None = None
     schedule: str = "connected"
+    merging: str = "auto"
     convolution: str = "auto"
     contraction: str = "direct"
     denormals: str = "flush"
@@ -87,6 +92,7 @@ class Options:
         object.__setattr__(self, "overrides", stages)
         check_target(self.target)
         check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("merging", self.merging, MERGING)
         check_choice("convolution", self.convolution, CONVOLUTIONS)
         check_choice("contraction", self.contraction, CONTRACTIONS)
         check_choice("denormals", self.denormals, DENORMALS)

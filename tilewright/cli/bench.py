@@ -19,6 +19,7 @@ from tilewright.options import Options, usable_cores
 from tilewright.report.peers import find_peer
 from tilewright.report.sidebyside import OURS, Comparison, ModelInterface, compare, random_inputs, read_interface
 
+ALGORITHMS = ("merging", "convolution", "contraction", "denormals")
 DESCRIPTION = """\
 Time a model in Tilewright and in other runtimes on the same inputs. Every runtime has a process of
 its own, one is awake at a time, and rounds alternate; what is shown is the median over the rounds.
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=tell,
             torch_spec=arguments.torch,
             target=arguments.target,
-            algorithms={name: getattr(arguments, name) for name in ("convolution", "contraction", "denormals")},
+            algorithms={name: getattr(arguments, name) for name in ALGORITHMS},
         )
     if arguments.json:
         common.print_json(comparison.to_json())

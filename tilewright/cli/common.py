@@ -16,7 +16,7 @@ from rich.console import Console
 from tilewright.api import Array, Model, Port, compile
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
-from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, SCHEDULES, TARGETS, Options
+from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, MERGING, SCHEDULES, TARGETS, Options
 
 PIPE_WIDTH = 240
 
@@ -92,6 +92,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
 
 def add_algorithms(parser: Any) -> None:
     parser.add_argument(
+        "--merging",
+        choices=MERGING,
+        help="auto: independent alike computes as one where that is predicted to take no longer (default); off: never",
+    )
+    parser.add_argument(
         "--convolution",
         choices=CONVOLUTIONS,
         help="auto: Winograd's algorithms where they are predicted to save time (default); direct: never",
@@ -117,6 +122,7 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
             threads=arguments.threads,
             precision=arguments.precision,
             schedule=arguments.schedule,
+            merging=arguments.merging,
             convolution=arguments.convolution,
             contraction=arguments.contraction,
             denormals=arguments.denormals,

@@ -284,7 +284,8 @@ class Connector:
         """Root axes to leave uncut so that stored intermediates are written once; None when none will do.
 
         An intermediate stored beside the root is cut along the root's axes that its origin follows one to one;
-        along every other root axis all tiles would write the same piece.
+        along every other root axis all tiles would write the same piece. All its elements must be written: a root that
+        reads a slice would leave the others out.
         """
         root = nests[-1]
         origins = [Axis(f"origin_{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)]
@@ -297,6 +298,8 @@ class Connector:
             followed: set[Axis] = set()
             for part in boxes[nest]:
                 if isinstance(part.low, Var) and part.size == 1 and part.low.axis in origins:
+                    if extent_of(part.low.axis.extent) < part.extent:  # the root reads a slice, others want the rest
+                        return None
                     followed.add(part.low.axis)
                 elif part.size < part.extent:
                     return None

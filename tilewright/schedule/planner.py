@@ -87,8 +87,12 @@ def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
 
 def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:
     """The time all kernels of a Program are predicted to take, one after the other, those of a Scan at every step."""
+    return plan_seconds(make_plan(program, target, schedule, memo=memo), program)
+
+
+def plan_seconds(plan: Plan, program: Program) -> float:
+    """The time a Plan of a Program is predicted to take."""
     steps = {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
-    plan = make_plan(program, target, schedule, memo=memo)
     return sum(
         kernel.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
         for kernel, around in plan.launches()

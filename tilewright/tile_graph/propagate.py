@@ -202,6 +202,15 @@ def reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: se
     return found
 
 
+def boxes_of_reads(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], tensor: Tensor) -> list[Box]:
+    """What each read of a tensor takes by itself: slices of it that lie far apart have little between them."""
+    env = dict(zip(nest.axes, own, strict=True))
+    env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
+    sizes = [extent_of(extent) for extent in tensor.shape]
+    distinct = dict.fromkeys(n.indices for n in nest.loads() if n.source is tensor)
+    return [tuple(index_range(simplify(i), env, s) for i, s in zip(d, sizes, strict=True)) for d in distinct]
+
+
 def _outermost(indices: Iterable[Expr]) -> list[Expr]:
     """Of indices that differ by a constant the lowest and the highest: what the others cover lies between."""
     groups: dict[Hashable, dict[int, Expr]] = {}

@@ -6,7 +6,8 @@ Indices are compared as sums, so that x[i] and x[i + 4] are of one form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,17 +22,22 @@ LARGEST = 4096  # tokens of an expression that is looked at: a shared operand co
 
 @dataclass(frozen=True)
 class Form:
-    """`tokens` with holes for the tensors read and the numbers in indices, which follow in order."""
+    """`tokens` with holes for the tensors read and the numbers in indices, which follow in order.
+
+    Of the n-th read, `starts[n]` is the place of its first number: one an index, what is added to the index's terms."""
 
     tokens: tuple[Hashable, ...]
     sources: tuple[Tensor, ...]
     numbers: tuple[int, ...]
+    reads: tuple[Load, ...]
+    starts: tuple[int, ...]
 
 
 def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> Form | None:
     """The form of expressions over numbered axes; None of one that is too large or uses something else."""
     tokens: list[Hashable] = []
-    sources: list[Tensor] = []
+    reads: list[Load] = []
+    starts: list[int] = []
     numbers: list[int] = []
     stack: list[tuple[Expr, bool]] = [(v, False) for v in reversed(values)]
     while stack:
@@ -49,9 +55,10 @@ def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> Form | None:
             else:
                 tokens.append(node)  # interned: one object a value and type
         elif isinstance(node, Load):
-            sums = _sums(node)
+            sums = sums_of(node)
             tokens.append((node.dtype.name, tuple(tuple(s.terms.values()) for s in sums)))
-            sources.append(node.source)
+            reads.append(node)
+            starts.append(len(numbers))
             numbers.extend(s.constant for s in sums)
             stack.extend((term, True) for s in reversed(sums) for term in reversed(s.terms))
         elif isinstance(node, Op):
@@ -59,10 +66,11 @@ def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> Form | None:
             stack.extend((arg, inside) for arg in reversed(node.args))
         else:
             return None
-    return Form(tuple(tokens), tuple(sources), tuple(numbers))
+    return Form(tuple(tokens), tuple(n.source for n in reads), tuple(numbers), tuple(reads), tuple(starts))
 
 
-def _sums(node: Load) -> list[Linear]:
+def sums_of(node: Load) -> list[Linear]:
+    """The indices of a read as sums of terms."""
     return [linear(simplify(index)) for index in node.args]
 
 
@@ -83,7 +91,7 @@ def rebuilt(values: Sequence[Expr], read: Read, number: Callable[[int], Expr]) -
             continue
         node, inside = item
         if isinstance(node, Load):
-            sums = _sums(node)
+            sums = sums_of(node)
             shifts = [number(numbered + place) for place in range(len(sums))]
             stack.append(_finished_load(made, sums, shifts, met, read))
             stack.extend((term, True) for s in reversed(sums) for term in reversed(s.terms))
@@ -145,8 +153,9 @@ def affine(first: int, difference: int, index: Expr) -> Expr:
 class Views:
     """Maps that only move what they read, looked through: what is read of one is read of its source."""
 
-    def __init__(self) -> None:
-        self._maps: dict[Tensor, Map] = {}
+    def __init__(self, below: Views | None = None) -> None:
+        """What is added is not added to those `below`, which are looked through as well."""
+        self._maps: MutableMapping[Tensor, Map] = {} if below is None else ChainMap({}, below._maps)
 
     def add(self, compute: Map) -> None:
         self._maps[compute.output] = compute
@@ -170,7 +179,7 @@ class Views:
 def without_choices(value: Expr, axes: Mapping[Axis, int]) -> Expr:
     """select(i < 1, x[0], select(i < 2, x[1], ...)) as x[i]: parts of one form, each as wide as the others, put one
     behind the other."""
-    parts, limits, axis = _choices(value)
+    parts, limits, axis = choices_of(value)
     if axis is None or len(parts) < 2 or limits[0] < 1 or not isinstance(axis.extent, int):
         return value
     width = limits[0]
@@ -197,7 +206,7 @@ def without_choices(value: Expr, axes: Mapping[Axis, int]) -> Expr:
     return simplify(substitute(joined, {within[0]: simplify(var(axis) % width)}))
 
 
-def _choices(value: Expr) -> tuple[list[Expr], list[int], Axis | None]:
+def choices_of(value: Expr) -> tuple[list[Expr], list[int], Axis | None]:
     """Parts chosen between by ever larger limits of one axis."""
     parts: list[Expr] = []
     limits: list[int] = []

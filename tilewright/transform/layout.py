@@ -258,7 +258,7 @@ def split_constants(program: Program) -> Program:
         shape: list[int] = []
         indices: list[Expr] = []
         for index, extent in zip(node.indices, node.source.shape, strict=True):
-            digits = _digits(index, extent)
+            digits = digits_of(index, extent)
             if digits is None:
                 shape.append(int(upper(extent)))
                 indices.append(index)
@@ -328,7 +328,7 @@ def _group_size(compute: Reduce, axis: Axis) -> int | None:
     return size if 1 < size < extent and extent % size == 0 else None
 
 
-def _digits(index: Expr, extent: object) -> list[Axis] | None:
+def digits_of(index: Expr, extent: object) -> list[Axis] | None:
     """The axes of a mixed-radix index, most significant first; None when it is not one."""
     total = linear(index)
     if total.constant or len(total.terms) < 2 or not all(isinstance(t, Var) for t in total.terms):

@@ -20,7 +20,16 @@ from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.moving import compulsory, footprint, looked_up, transactions
 from tilewright.tile_graph.nest import Nest, data_cost
 from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import Box, Range, Size, box_elements, extent_of, propagate, reads_box
+from tilewright.tile_graph.propagate import (
+    Box,
+    Range,
+    Size,
+    box_elements,
+    boxes_of_reads,
+    extent_of,
+    propagate,
+    reads_box,
+)
 from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
@@ -36,6 +45,7 @@ _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not f
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
+_FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
 
 def choose_gpu_tile(
@@ -211,7 +221,11 @@ def _traffic(
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
-            moved = transactions(tensor, box, context) * trips.get(nest, 1)
+            moved = transactions(tensor, box, context)
+            slices = boxes_of_reads(nest, boxes[nest], limits.get(nest, {}), tensor)
+            if 1 < len(slices) <= _FEW_SLICES:
+                moved = np.minimum(moved, sum(transactions(tensor, part, context) for part in slices))
+            moved = moved * trips.get(nest, 1)
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
