@@ -21,8 +21,9 @@ from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
-_MOST_NESTS = 48
-_MOST_STREAMED = 16  # nests around a product that are looked at for a stream
+_MOST_NESTS = 48  # of maps and plain reductions
+_MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a stream: each gives up a tile of its own
+_MOST_SIBLINGS = 3  # other readers of a result that are joined with it all at once
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035
@@ -152,7 +153,8 @@ class Connector:
             gain = 0.0
             for feeder in (*feeders.values(), *self._with_siblings(feeders.values(), group, groups, order)):
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
-                unable = self._unable(merged, nest, groups, order)
+                most = _MOST_WITH_PRODUCTS if self._over_weights(merged) else _MOST_NESTS
+                unable = self._unable(merged, nest, groups, order, most)
                 if unable is not None:
                     self.refused.setdefault(feeder.nests[-1], f"with {nest.tensor.name} {unable}")
                     continue
@@ -173,11 +175,11 @@ class Connector:
                 groups[member] = best
 
     def _unable(
-        self, merged: Sequence[Nest], nest: Nest, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
+        self, merged: Sequence[Nest], nest: Nest, groups: Mapping[Nest, Group], order: Mapping[Nest, int], most: int
     ) -> str | None:
         """Why nests cannot be one kernel whatever their tiles; None where they can."""
-        if len(merged) > _MOST_NESTS:
-            return f"it would be a kernel of {len(merged)} nests, more than {_MOST_NESTS}"
+        if len(merged) > most:
+            return f"it would be a kernel of {len(merged)} nests, more than the {most} that are tried"
         if merged[-1] is not nest:
             return f"{merged[-1].tensor.name} would have to come first"
         if self._cyclic(merged, groups, order):
@@ -209,7 +211,9 @@ class Connector:
                 continue
             readers = [r for t in feeder.nests[-1].stores for r in self.readers.get(t, []) if r not in group.nests]
             others = {id(groups[r]): groups[r] for r in readers if groups[r] is not feeder}
-            if not others or any(order[g.nests[-1]] >= last or g.choice is None for g in others.values()):
+            if not 0 < len(others) <= _MOST_SIBLINGS:
+                continue
+            if any(order[g.nests[-1]] >= last or g.choice is None for g in others.values()):
                 continue
             if feeder.choice is None:
                 continue
@@ -233,7 +237,7 @@ class Connector:
             more = [g for g in around.values() if g not in taken]
             taken += more
             merged = sorted({n for g in taken for n in g.nests}, key=lambda n: order[n])
-            if not more or len(merged) > _MOST_STREAMED or merged[-1] is not nest:
+            if not more or len(merged) > _MOST_WITH_PRODUCTS or merged[-1] is not nest:
                 return None
             if find_stream(merged) is None or self._cyclic(merged, groups, order):
                 continue
@@ -252,8 +256,10 @@ class Connector:
         if roots_of([*feeder.nests, *group.nests])[:-1]:  # all readers inside: what they read is not stored any more
             return 0.0
         nests = [*feeder.nests, *(group.nests if feeder.nests[-1].tensor in self.context.staged else ())]
-        over_weights = any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
-        return _LEAST_GAIN if over_weights else 0.0
+        return _LEAST_GAIN if self._over_weights(nests) else 0.0
+
+    def _over_weights(self, nests: Sequence[Nest]) -> bool:
+        return any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Mapping[Nest, Group], order: Mapping[Nest, int]) -> bool:
         """Whether something outside reads from the group and feeds it: then they cannot be one kernel.

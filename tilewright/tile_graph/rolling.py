@@ -96,37 +96,38 @@ def find_overlap(nests: Sequence[Nest]) -> Overlap | None:
         extent = extent_of(axis.extent)
         if extent < 2:
             continue
-        found = [n for n in reversed(nests[:-1]) if _overlap(nests, n, number, {}) is not None]
+        found = _overlaps(nests, number, None)
         if not found:
             continue
-        overlap = _overlap(nests, found[0], number, {})
-        assert overlap is not None
-        # computed once a row, it must not leave another that overlaps
-        once = {found[0]: overlap}
-        if all(_overlap(nests, n, number, once) is None for n in found[1:]):
-            return overlap
+        # computed once a row, the last of them must not leave another that overlaps
+        last = found[0]
+        if not _overlaps(nests, number, last):
+            return last
     return None
 
 
-def _overlap(nests: Sequence[Nest], nest: Nest, number: int, once: dict[Nest, Overlap]) -> Overlap | None:
+def _overlaps(nests: Sequence[Nest], number: int, once: Overlap | None) -> list[Overlap]:
+    """Nests that neighbouring rows of the root share parts of, the last first; with one that is computed once a row."""
     root = nests[-1]
     origin = Axis("origin", extent_of(root.axes[number].extent))
     box = tuple(
         Range(var(origin), 1, extent_of(a.extent)) if i == number else Range(var(Axis("at", 1)), 1, extent_of(a.extent))
         for i, a in enumerate(root.axes)
     )
-    roots: dict[Nest, Box] = {root: box}
-    if once:
-        plain = propagate(nests, box)
-        for other, known in once.items():
-            part = plain[other][known.dim]
-            one = Range(unclipped(part), known.scale, part.extent)
-            roots[other] = tuple(one if d == known.dim else p for d, p in enumerate(plain[other]))
-    for dim, part in enumerate(propagate(nests, roots)[nest]):
-        scale = linear(unclipped(part)).terms.get(var(origin))
-        if scale is not None and scale > 0 and int(part.size) < part.extent and int(part.size) > scale:
-            return Overlap(nest, dim, number, scale, int(part.size) - scale)
-    return None
+    boxes = propagate(nests, box)
+    if once is not None:
+        part = boxes[once.nest][once.dim]
+        one = Range(unclipped(part), once.scale, part.extent)
+        new = tuple(one if d == once.dim else p for d, p in enumerate(boxes[once.nest]))
+        boxes = propagate(nests, {root: box, once.nest: new})
+    found = []
+    for nest in reversed(nests[:-1]):
+        for dim, part in enumerate(boxes[nest]):
+            scale = linear(unclipped(part)).terms.get(var(origin))
+            if scale is not None and scale > 0 and scale < int(part.size) < part.extent:
+                found.append(Overlap(nest, dim, number, scale, int(part.size) - scale))
+                break
+    return found
 
 
 def reads_of(nest: Nest, nests: Sequence[Nest]) -> list[Nest]:
