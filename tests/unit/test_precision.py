@@ -128,10 +128,11 @@ def test_bfloat16_keeps_the_meaning_to_its_rounding(network: ModelProto, kernel_
         assert np.linalg.norm(got - meant) < 5e-3 * size
 
 
-def test_convolution_guards_stay_outside_of_conversions() -> None:
+@pytest.mark.parametrize("name", stored_machines("cpu"))
+def test_convolution_guards_stay_outside_of_conversions(name: str) -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
-    made = model(nodes, {"x": (FLOAT, [1, 3, 6, 5])}, {"y": (FLOAT, [1, 4, 6, 5])}, {"w": normal(4, 3, 3, 3)})
-    (found,) = contractions(lowered(made, "bfloat16"))
+    made = model(nodes, {"x": (FLOAT, [1, 32, 6, 5])}, {"y": (FLOAT, [1, 4, 6, 5])}, {"w": normal(4, 32, 3, 3)})
+    (found,) = contractions(lowered(made, "bfloat16", machine(name)))
     assert is_widened_product(found, (dtypes.bfloat16,), dtypes.float32)
     assert any(is_op(side, "select") for side in found.elements[0].args)
 
