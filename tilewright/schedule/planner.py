@@ -63,7 +63,7 @@ def make_plan(
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, NestPlan]]] = []
     for part in parts:
         apart = context.staged | views_apart(part.computes, context)
-        fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
+        fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, NestPlan] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
