@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,12 @@ STEPS: dict[str, list[Step]] = {
 def chain(kind: str, count: int, padded: bool = False) -> ModelProto:
     names = ["p" if padded else "x", *(f"y{i}" for i in range(count))]
     steps: list[Step] = [("Pad", ["x", "pads"], "p", {})] if padded else []
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in pairwise(names):
         for operator, given, out, more in STEPS[kind]:
             steps.append((operator, [n.format(before, after) for n in given], out.format(before, after), more))
-    constants = {"half": np.full((), 0.5, np.float32), "one": np.ones((), np.float32)} | ({"pads": np.array([1, 2, 0, 3])} if padded else {})
+    constants = {"half": np.full((), 0.5, np.float32), "one": np.ones((), np.float32)} | (
+        {"pads": np.array([1, 2, 0, 3])} if padded else {}
+    )
     shape = (SHAPE[0] + 1, SHAPE[1] + 5) if padded else SHAPE
     return model_of(steps, {"x": SHAPE}, {names[-1]: shape}, constants)
 

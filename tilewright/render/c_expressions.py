@@ -262,7 +262,11 @@ class CExpressions(LongValues):
             node = stack.pop()
             if node.dtype is dtypes.index:
                 return True
-            if node not in seen and not isinstance(node, Load) and not (isinstance(node, Op) and node.op.name == "cast"):
+            if (
+                node not in seen
+                and not isinstance(node, Load)
+                and not (isinstance(node, Op) and node.op.name == "cast")
+            ):
                 seen.add(node)
                 stack.extend(node.args)
         return False
