@@ -13,16 +13,18 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds, exceeds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var
-from tilewright.ir.loops import (
-    Alloc,
-    Buffer,
-    Kernel,
-    Memory,
-    statements,
-)
+from tilewright.ir.loops import Alloc, Buffer, Kernel, Memory, statements
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
-from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
+from tilewright.render.c_address import (
+    compares_places,
+    constants,
+    element_name,
+    flat,
+    lane_buffers,
+    lane_stride,
+    whole_vector,
+)
 from tilewright.render.c_long import LongValues, Parts
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -252,24 +254,7 @@ class CExpressions(LongValues):
         if node.dtype is dtypes.float64 or self.mask_width(condition) != node.dtype.bits:
             return True
         reads_memory = any(x.source.memory is not Memory.REGISTER for x in loads(then, otherwise))
-        return reads_memory and self.compares_places(condition)
-
-    def compares_places(self, condition: Expr) -> bool:
-        """Whether a condition is about indices, not about what is read at them or numbers made of them."""
-        seen: set[Expr] = set()
-        stack = [condition]
-        while stack:
-            node = stack.pop()
-            if node.dtype is dtypes.index:
-                return True
-            if (
-                node not in seen
-                and not isinstance(node, Load)
-                and not (isinstance(node, Op) and node.op.name == "cast")
-            ):
-                seen.add(node)
-                stack.extend(node.args)
-        return False
+        return reads_memory and compares_places(condition)
 
     def always_evaluated(self, value: Expr) -> set[Expr]:
         """Nodes that no condition keeps from being evaluated."""
