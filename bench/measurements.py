@@ -138,13 +138,15 @@ def read_program(text: str) -> Program:
     return parse_program(text, constants)
 
 
-def predict(measured: Measured, target: Target) -> list[Predicted]:
-    """Every call that was not part of a Scan, as the cost model predicts the plan it was measured with."""
+def predict(measured: Measured, target: Target, today: bool = True) -> list[Predicted]:
+    """Every call that was not part of a Scan, as the cost model predicts the plan it was measured with; with `today`
+    also whether the planner would choose that plan again, which takes longest."""
     if measured.program is None or measured.plan is None:
         raise ValueError(f"{measured.model}: neither Program nor Plan are known")
     program = read_program(measured.program)
     context = _context(program, measured.plan, target)
-    today = {_key(shown(k)) for k in make_plan(program, target, measured.plan.schedule).kernels}
+    plan = make_plan(program, target, measured.plan.schedule) if today else None
+    chosen = {_key(shown(k)) for k in plan.kernels} if plan is not None else set()
     computes = all_computes(program)
     kernels = {k.name: k for k, steps in measured.plan.launches() if steps is None}
     found: dict[str, Predicted] = {}
@@ -157,7 +159,7 @@ def predict(measured: Measured, target: Target) -> list[Predicted]:
             nests = plan_nests(kernel, computes)
             seconds = _seconds(kernel, nests, context)
             found[call.kernel] = Predicted(
-                measured.model, call, kernel, tuple(nests), seconds * 1e6, _key(shown(kernel)) in today
+                measured.model, call, kernel, tuple(nests), seconds * 1e6, _key(shown(kernel)) in chosen
             )
         known = found[call.kernel]
         result.append(Predicted(known.model, call, known.kernel, known.nests, known.microseconds, known.unchanged))

@@ -4,6 +4,7 @@
     python -m bench.predicted FILE --target machine.json         other measurements, or another description
     python -m bench.predicted FILE --models DIR --target NAME    a file without Programs: DIR has its models as .onnx
     python -m bench.predicted --measure FILE --models DIR        measures this machine first
+    python -m bench.predicted --held-out                         each model by constants fitted to the others alone
 
 One factor a model is free: the clock of a shared host varies by a third within minutes. It is the one that puts most of
 the model's calls between 0.7 and 1.4. Kernels of Scans (an LSTM's steps) are left out. "Unchanged" are calls whose plan
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated names of models")
     parser.add_argument("--without", default="lstm", help="models left out (default: %(default)s)")
     parser.add_argument("--worst", type=int, default=8, metavar="N", help="kernels to show (default: %(default)s)")
+    parser.add_argument("--held-out", action="store_true", help="fit the description's constants without each model")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure the models here, and write this file")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the measurements with Programs and Plans")
@@ -95,7 +97,12 @@ def main() -> None:
             measured = [with_program(m, arguments.models / f"{m.model}.onnx", target) for m in measured]
         if arguments.pack is not None:
             write(arguments.pack, measured)
-        print(report(path.name, measured, target, arguments.worst))
+        if arguments.held_out:
+            from bench import held_out
+
+            print(held_out.report(path.name, measured, target), flush=True)
+        else:
+            print(report(path.name, measured, target, arguments.worst))
 
 
 def measure(name: str, path: Path, target: str | None, threads: int) -> Measured:
@@ -148,10 +155,14 @@ def by_model(calls: Sequence[Predicted]) -> list[Share]:
     return shares
 
 
+def within_bounds(ratios: np.ndarray) -> int:
+    return int(((ratios >= LOW) & (ratios <= HIGH)).sum())
+
+
 def free_factor(ratios: np.ndarray) -> float:
     """The factor that leaves most ratios within the bounds; of several the middle."""
     tried = np.exp(np.arange(np.log(ratios.min()), np.log(ratios.max()) + 0.02, 0.02))
-    inside = [int(((ratios / f >= LOW) & (ratios / f <= HIGH)).sum()) for f in tried]
+    inside = [within_bounds(ratios / f) for f in tried]
     best = [f for f, count in zip(tried.tolist(), inside, strict=True) if count == max(inside)]
     return float(best[len(best) // 2])
 

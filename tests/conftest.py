@@ -132,6 +132,16 @@ def add_file(tmp_path: Path, add_model: Callable[..., ModelProto]) -> Path:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cross_compiled(request: pytest.FixtureRequest, kernel_cache: Path) -> Generator[None, None, None]:
+    """What zig keeps stays with the run; what a test knows to compile for another machine holds for all of them."""
+    if there := request.config.stash.get(ELSEWHERE, None):
+        there.folder = kernel_cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZIG_LOCAL_CACHE_DIR", str(kernel_cache.with_name("zig")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all tests of a run keep compiled kernels, on all of its processes: equal kernels are compiled once."""

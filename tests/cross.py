@@ -1,16 +1,20 @@
 """Kernels for a machine that is not at hand: compiled for it by zig, and run here in the dialect any compiler takes.
 
+What is asked of most of them is whether they compile: a text is compiled once in a run of the tests, not optimised.
+
 `./test --machine NAME` puts the description NAME in the place of this computer's processor. What is planned and
 written is then for that machine; what runs is the same Loops, with instructions that this processor lacks spelled out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,16 +25,18 @@ from tilewright.ir.loops import LoopProgram
 from tilewright.options import Options
 from tilewright.runtime import (
     Cache,
+    CompileError,
     Compiler,
     CpuModel,
     Machine,
     ObjectCompiler,
     ToolchainError,
     compile_objects,
+    content_key,
     default_flags,
 )
 from tilewright.runtime import find_compiler as find
-from tilewright.target import Target, describe, kept, machine, why_not_here
+from tilewright.target import Target, describe, kept, machine, stored_machines, why_not_here
 from tilewright.tile_graph.plan import Plan
 
 JOBS = 2
@@ -39,6 +45,16 @@ WAY_OUT = "kernels for another machine are compiled by zig, and it is not here: 
 FEATURES = {
     "avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "amx_tile": "amx_tile",
     "amx_bf16": "amx_bf16", "amx_int8": "amx_int8", "asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16",
+}  # fmt: skip
+
+
+# Assemblers for x86 take any instruction, whatever the processor: what those in our texts ask for, by how they begin.
+ASSEMBLED = {
+    "tile": {"amx_tile"}, "ldtilecfg": {"amx_tile"}, "tdpbf16": {"amx_bf16"}, "tdpb": {"amx_int8"},
+    "vdpbf16ps": {"avx512_bf16"}, "vcvtneps2bf16": {"avx512_bf16"}, "vfpclass": {"avx512f"},
+    "%{vex%} vpdpbusd": {"avx_vnni"}, "vpdpbusd": {"avx512_vnni"}, "vpmaddwd": {"avx2"}, "vpmovsxbw": {"avx2"},
+    "vmax": {"avx2"}, "vmin": {"avx2"}, "vcmp": {"avx2"}, "vblendv": {"avx2"},
+    "fmax": set(), "fmin": set(), "sdot": set(),  # of Arm: the preprocessor takes them away
 }  # fmt: skip
 
 
@@ -59,18 +75,61 @@ def processor(target: Target) -> str:
     return "+".join([base, *(FEATURES[f] for f in target.features if f in FEATURES)])
 
 
-def flags_for(target: Target, level: str = "-O1") -> tuple[str, ...]:
-    """The flags that kernels are compiled with there, less optimised: instructions are chosen all the same."""
+def flags_for(target: Target, level: str) -> tuple[str, ...]:
+    """The flags that kernels are compiled with there, but for the level; zig takes all but -O0 for the highest."""
     there = Machine(target.architecture, target.name, frozenset(target.features))
     told = {"-O3": level, "-mcpu=native": f"-mcpu={processor(target)}"}
     flags = [told.get(flag, flag) for flag in default_flags(zig(), there)]
     return (*flags, "-target", f"{target.architecture}-linux-musl", "-g0", "-w")
 
 
-def cross_compile(sources: Mapping[str, str], target: Target, folder: Path, level: str = "-O1") -> dict[str, Path]:
+def cross_compile(sources: Mapping[str, str], target: Target, folder: Path, level: str = "-O3") -> dict[str, Path]:
     """An object for each kernel; equal kernels are compiled once in a folder. A refusal is a CompileError."""
     there = Machine(target.architecture, "elsewhere", frozenset(target.features))
     return compile_objects(sources, zig(), flags_for(target, level), there, Cache(folder), jobs=JOBS)
+
+
+def lacking(text: str, target: Target) -> set[str]:
+    """Features that instructions written into the text need and the machine has not."""
+    if target.architecture != "x86_64":  # the assembler refuses them
+        return set()
+    written = re.findall(r'__asm__(?: volatile)?\("((?:%\{vex%\} )?\w+)', text)
+    needed = [next((f for start, f in ASSEMBLED.items() if i.startswith(start)), {f"known {i}"}) for i in written]
+    return set().union(*needed) - set(target.features)
+
+
+def check_compiles(sources: Mapping[str, str], target: Target, folder: Path) -> int:
+    """A CompileError for what that machine's compiler refuses. Instructions are chosen and assembled without any
+    optimisation too, in half the time. A text that is known in the folder, by whatever name, for this machine or for
+    one with a part of its instructions, is not compiled again: gives how many were."""
+    known = Cache(folder)
+    machines = (target, *_parts_of(target))
+    fresh: dict[str, str] = {}
+    keys = []
+    for name, text in sources.items():
+        if lacks := lacking(text, target):
+            raise CompileError(f"{name}: {target.name} has no {', '.join(sorted(lacks))}")
+        nameless = text.replace(f" {name}(", " kernel(")
+        found = [content_key("compiles", nameless, zig().version, *flags_for(t, "-O0")) for t in machines]
+        if found[0] not in keys and all(known.get(key) is None for key in found):
+            keys.append(found[0])
+            fresh[name] = text
+    if fresh:
+        with TemporaryDirectory(prefix="tilewright-") as scratch:
+            cross_compile(fresh, target, Path(scratch), "-O0")
+    for key in keys:
+        known.put(key, b"")
+    return len(fresh)
+
+
+@cache
+def _parts_of(target: Target) -> tuple[Target, ...]:
+    """Described machines whose every instruction this one has: what compiles for them compiles for it."""
+    described = [machine(name) for name in stored_machines("cpu")]
+    return tuple(
+        m for m in described
+        if m.architecture == target.architecture and set(m.features) < set(target.features)
+    )  # fmt: skip
 
 
 @dataclass
@@ -79,6 +138,7 @@ class Elsewhere:
 
     target: Target
     runs_here: bool = field(init=False)
+    folder: Path | None = None  # where all tests of a run, on all of its processes, keep what they know to compile
     patches: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch)
 
     def __post_init__(self) -> None:
@@ -90,7 +150,7 @@ class Elsewhere:
         self.patches.setattr(describe, "this_cpu", lambda: replace(self.target, name="cpu"))
         self.patches.setattr(kept, "measured", lambda usual, *_given, **_more: usual)
         if not self.runs_here:
-            self.patches.setattr(machine_code, "load", _compiled_twice(machine_code.load))
+            self.patches.setattr(machine_code, "load", _compiled_twice(machine_code.load, self))
             self.patches.setattr(machine_code, "early", lambda *_: nullcontext())  # the text is not for this processor
             # what runs here is not the code that will run there: its numbers count, not its speed
             self.patches.setattr(machine_code, "default_flags", _hardly_optimised)
@@ -104,10 +164,10 @@ class Elsewhere:
 
 
 def _hardly_optimised(compiler: Compiler, here: Machine) -> tuple[str, ...]:
-    return tuple("-O1" if flag == "-O3" else flag for flag in default_flags(compiler, here))
+    return tuple("-O0" if flag == "-O3" else flag for flag in default_flags(compiler, here))
 
 
-def _compiled_twice(load):  # type: ignore[no-untyped-def]
+def _compiled_twice(load, there: Elsewhere):  # type: ignore[no-untyped-def]
     """`machine_code.load` for a machine that is not at hand: for it by zig, and for this one in portable C."""
 
     def loaded(
@@ -116,7 +176,7 @@ def _compiled_twice(load):  # type: ignore[no-untyped-def]
     ) -> CpuModel:  # fmt: skip
         if target.architecture == "any":  # no machine in particular: it runs here as it is
             return load(sources, loops, program, plan, target, options, weights_dir)
-        cross_compile(sources, target, options.cache_dir)
+        check_compiles(sources, target, there.folder or options.cache_dir)
         native = machine_code.render(loops, target)
         portable = machine_code.render(loops, target, "portable")
         # a text that a test has edited stays as it is

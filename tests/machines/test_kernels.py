@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import error, evaluated, lowered, programs, run_native
-from tests.cross import cross_compile
+from tests.cross import check_compiles, cross_compile
 from tests.emulated.cases import EXACT, models
 from tests.fuzz.programs import random_program
 from tests.ops.backend_cases import cases
@@ -75,7 +75,7 @@ def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> Non
     graphs = operators(representatives()[batch::BATCHES], target)
     assert len(graphs) > 15
     low = lowered(program_of(side_by_side(graphs), target), target=target)
-    cross_compile(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
     given = {f"{name}.{n}": a for name in graphs for n, a in cases()[name].inputs.items()}
     found = low.on_loops(given)
     for name in graphs:
@@ -91,7 +91,7 @@ def test_every_case(there: str, start: int, kernel_cache: Path) -> None:
     graphs = operators(sorted(cases())[start : start + CASES_AT_ONCE], target)
     if graphs:
         low = lowered(program_of(side_by_side(graphs), target), target=target)
-        cross_compile(machine_code.render(low.loops, target), target, kernel_cache)
+        check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
 
 
 @pytest.mark.parametrize(("there", "name"), sampled(tuple(MODELS), 2))
@@ -101,7 +101,7 @@ def test_instructions(there: str, name: str, kernel_cache: Path) -> None:
     target = machine(there)
     made = build(load(model, {}), target, Options(precision=precision, stop_after="source"))
     assert made.program is not None
-    cross_compile(made.sources, target, kernel_cache, "-O3")
+    cross_compile(made.sources, target, kernel_cache)  # as optimised as it will be there
     rng = np.random.default_rng(5)
     given = {p.name: rng.standard_normal(p.shape).astype(np.float32) for p in made.inputs}
     check_numbers(made, evaluated(made.program, given), given, tolerance, kernel_cache)
@@ -112,7 +112,7 @@ def test_random_programs(there: str, seed: int, kernel_cache: Path) -> None:
     target = machine(there)
     program = choose_layouts(fold_constants(random_program(seed)), target)
     low = lowered(program, target=target)
-    cross_compile(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +145,7 @@ def zoo_names() -> tuple[str, ...]:
 def test_small_zoo(there: str, name: str, exported, kernel_cache: Path) -> None:
     target = machine(there)
     low = lowered(programs(exported(name, "small"), target)["layout"], target=target)
-    cross_compile(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
     rng = np.random.default_rng(3)
     given = {
         n: (rng.standard_normal(t.shape) if t.dtype.is_float else rng.integers(0, 2, t.shape)).astype(t.dtype.numpy)
@@ -166,4 +166,4 @@ def test_zoo(name: str, there: str, precision: str | None, exported, kernel_cach
     target = machine(there)
     made = build(load(exported(name, "full"), {}), target, Options(precision=precision, stop_after="source"))
     assert made.sources
-    cross_compile(made.sources, target, kernel_cache)
+    check_compiles(made.sources, target, kernel_cache)

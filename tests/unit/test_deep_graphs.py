@@ -64,7 +64,7 @@ def test_a_long_chain_of_maps_is_several_bounded_expressions() -> None:
     artifact = build(graph, N1, Options(stop_after="plan"))
     assert artifact.program is not None and artifact.plan is not None
     computes = artifact.program.computes
-    inlined = fuse_registers(computes, frozenset(artifact.program.outputs)).inlined
+    inlined = fuse_registers(computes, frozenset(artifact.program.outputs), N1).inlined
     longest = run = 0
     for compute in computes:
         run = run + 1 if compute.outputs[0] in inlined else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cpu_stages import CPU, model_of
+from tests.cpu_stages import model_of
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler import Artifact, build
 from tilewright.errors import ToolError
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def compiled(folder: Path, **options: object) -> Artifact:
-    return build(load(MODEL), CPU, Options(cache_dir=folder, **options))  # type: ignore[arg-type]
+    return build(load(MODEL), machine("cpu"), Options(cache_dir=folder, **options))  # type: ignore[arg-type]
 
 
 def test_kernels_and_the_runtime_are_begun_before_machine_code_is_asked_for(tmp_path: Path, started: list[str]) -> None:

@@ -10,6 +10,7 @@ from tilewright import ops
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program
 from tilewright.schedule.fuse import fuse_registers
+from tilewright.target import machine
 from tilewright.transform.fold import fold_constants
 
 SHAPES = {"x": (6, 8, 16), "scale": (16,), "w": (16, 24)}
@@ -39,7 +40,7 @@ def made(steps: list[Step]) -> Program:
 
 
 def kept(program: Program) -> set[str]:
-    fused = fuse_registers(program.computes, frozenset(program.outputs))
+    fused = fuse_registers(program.computes, frozenset(program.outputs), machine("neoverse_n1"))
     inside = set(fused.inlined) | {m.output for chain in fused.epilogues.values() for m in chain}
     return {t.name for c in program.computes for t in c.outputs if t not in inside}
 

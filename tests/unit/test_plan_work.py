@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from tests.cpu_stages import CPU, model_of
+from tests.cpu_stages import model_of
 from tilewright.backend.cpu.backend import CpuBackend
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
@@ -20,6 +20,7 @@ from tilewright.ir.compute import Map
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.options import Options
+from tilewright.target import machine
 from tilewright.tile_graph import nest
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, build_nest
@@ -29,6 +30,7 @@ from tilewright.tile_graph.written_out import positions
 from tilewright.transform.algorithm.winograd import Winograd, find_sliding
 
 CHANNELS = 128
+N1 = machine("neoverse_n1")
 
 
 class Work:
@@ -77,7 +79,7 @@ def convolutions(count: int) -> ModelProto:
 def work(model: ModelProto, patch: pytest.MonkeyPatch) -> Work:
     with patch.context() as inner:
         done = Work(inner)
-        artifact = build(load(model), CPU, Options(stop_after="plan"))
+        artifact = build(load(model), N1, Options(stop_after="plan"))
     assert artifact.plan is not None
     return done
 
@@ -95,7 +97,7 @@ def test_stages_plan_no_nest_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_block_is_written_out_with_its_common_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = build(load(convolutions(2)), CPU, Options(stop_after="fold")).program
+    program = build(load(convolutions(2)), N1, Options(stop_after="fold")).program
     assert program is not None
     found = [s for s in (find_sliding(c, program.constants) for c in program.computes) if s is not None]
     maps = [c for c in Winograd(found[-1], 4, set()).computes if isinstance(c, Map)]

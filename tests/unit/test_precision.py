@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from tilewright.transform.quantise.quantise.quantise import IntegerForm, use_integers
 
 import tilewright
 from tilewright import Options, ops
@@ -19,11 +20,10 @@ from tilewright.ir.expr import Load, is_op, loads
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.verify import verify_program
 from tilewright.schedule.planner import make_plan
-from tilewright.target import machine, stored_machines
+from tilewright.target import Target, machine, stored_machines
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import contracted, set_precision
-from tilewright.transform.quantise.quantise import IntegerForm, use_integers
 from tilewright.transform.storage import all_computes
 
 CPU = machine("cpu")
@@ -43,8 +43,8 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def lowered(made: ModelProto, precision: str | None) -> Program:
-    program = fold_constants(set_precision(ops.lower(load(made, {})), CPU, precision))
+def lowered(made: ModelProto, precision: str | None, target: Target = CPU) -> Program:
+    program = fold_constants(set_precision(ops.lower(load(made, {})), target, precision))
     verify_program(program)
     return program
 
@@ -128,10 +128,11 @@ def test_bfloat16_keeps_the_meaning_to_its_rounding(network: ModelProto, kernel_
         assert np.linalg.norm(got - meant) < 5e-3 * size
 
 
-def test_convolution_guards_stay_outside_of_conversions() -> None:
+@pytest.mark.parametrize("name", stored_machines("cpu"))
+def test_convolution_guards_stay_outside_of_conversions(name: str) -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
-    made = model(nodes, {"x": (FLOAT, [1, 3, 6, 5])}, {"y": (FLOAT, [1, 4, 6, 5])}, {"w": normal(4, 3, 3, 3)})
-    (found,) = contractions(lowered(made, "bfloat16"))
+    made = model(nodes, {"x": (FLOAT, [1, 32, 6, 5])}, {"y": (FLOAT, [1, 4, 6, 5])}, {"w": normal(4, 32, 3, 3)})
+    (found,) = contractions(lowered(made, "bfloat16", machine(name)))
     assert is_widened_product(found, (dtypes.bfloat16,), dtypes.float32)
     assert any(is_op(side, "select") for side in found.elements[0].args)
 
@@ -171,7 +172,9 @@ def test_bfloat16_verifies(network: ModelProto, kernel_cache: Path) -> None:
     tilewright.compile(network, options=Options(cache_dir=kernel_cache, precision="bfloat16", verify=True))
 
 
-def test_long_attention_is_streamed_in_bfloat16_too() -> None:
+@pytest.mark.parametrize("name", ["avx2_desktop", "emerald_rapids", "emerald_rapids_avx512"])
+def test_long_attention_is_streamed_in_bfloat16_too(name: str) -> None:
+    """Where main memory is slow beside the arithmetic; where it is fast, scores may as well be written."""
     nodes = [
         helper.make_node("MatMul", ["q", "k"], ["s"]),
         helper.make_node("Softmax", ["s"], ["p"], axis=-1),
@@ -179,8 +182,9 @@ def test_long_attention_is_streamed_in_bfloat16_too() -> None:
     ]
     inputs = {"q": (FLOAT, [2, 4096, 64]), "k": (FLOAT, [2, 64, 4096]), "v": (FLOAT, [2, 4096, 64])}
     made = model(nodes, inputs, {"y": (FLOAT, [2, 4096, 64])}, {})
+    target = machine(name)
     for precision in (None, "bfloat16"):
-        plan = make_plan(choose_layouts(lowered(made, precision), CPU), CPU)
+        plan = make_plan(choose_layouts(lowered(made, precision, target), target), target)
         assert any(k.stream is not None for k in plan.kernels)
 
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bench import held_out
 from bench.measurements import Call, Measured, predict, read, read_program, shown, with_program, write
 from bench.predicted import BEYOND, STORED, SUFFIX, Share, by_model, free_factor, report
 from tilewright.compiler import build
@@ -107,3 +108,27 @@ def test_the_model_predicts_a_network_as_measured(name: str) -> None:
     every = [each for each in read(STORED / f"{name}{SUFFIX}") if each.model in ("mobilenet_v2", "vit_s")]
     for share in by_model([call for each in every for call in predict(each, machine(name))]):
         assert share.within >= 0.8 and share.beyond == 0, share
+
+
+def test_held_out_models_are_predicted_by_constants_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three models that agree with the prediction where elements are gathered at 2.2 reads, one at 3 alone."""
+    wanted = {"a": 2.2, "b": 2.2, "c": 2.2, "odd": 3.0}
+
+    def ratios(_: object, model: str, constants: tuple[float, ...]) -> np.ndarray:
+        right = constants[list(held_out.GRID).index("gathered_reads")] == wanted[model]
+        return np.array([1.0, 1.0, 1.0, 1.0] if right else [1.0, 2.5, 6.0, 15.0])
+
+    monkeypatch.setattr(held_out.Fits, "of", ratios)
+    text = held_out.report("times", [Measured(m, (), None, None) for m in wanted], machine("neoverse_n1"))
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert "100%" in rows["a"] and "100%" not in rows["odd"] and "25%" in rows["odd"]
+    assert "gathered_reads 2.2, stream_cost 0, lane_check 0, foreign 0, cold_start 0." in text
+
+
+def test_without_asking_for_todays_plans_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = machine("neoverse_n1")
+    made = measured(two_layers(tmp_path / "layers.onnx"), target)
+    whole = predict(made, target)
+    monkeypatch.setattr("bench.measurements.make_plan", None)
+    quick = predict(made, target, today=False)
+    assert [c.microseconds for c in quick] == [c.microseconds for c in whole] and not any(c.unchanged for c in quick)

@@ -163,10 +163,12 @@ def test_caches_and_who_shares_them(caches: Callable[..., Path]) -> None:
         2: system.CacheFacts(2 << 20, 64, 1),
         3: system.CacheFacts(105 << 20, 64, 3),
     }
+    assert system.instruction_cache(frozenset({2, 3, 34}), root) == 32 << 10
 
 
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     assert system.data_caches(frozenset({0}), tmp_path) == {}
+    assert system.instruction_cache(frozenset({0}), tmp_path) is None
     assert system.cpu_flags(tmp_path / "cpuinfo") == frozenset()
     assert system.cpu_model(tmp_path / "cpuinfo")
 

@@ -444,11 +444,13 @@ def axes_of(*roots: Expr) -> list[Axis]:
 def used_as_numbers(values: Iterable[Expr]) -> set[Axis]:
     """Axes that values use other than to say what they read."""
     found: set[Axis] = set()
+    seen: set[Expr] = set()
     stack = list(values)
     while stack:
         node = stack.pop()
-        if isinstance(node, Load):
+        if isinstance(node, Load) or node in seen:
             continue
+        seen.add(node)
         if isinstance(node, Var):
             found.add(node.axis)
         stack.extend(node.args)

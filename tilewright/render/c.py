@@ -252,6 +252,18 @@ class CKernel(CExpressions):
             return
         self.emit("{")
         self.depth += 1
+        names, body = self.declared(buffer), stmt.body
+        while len(body) == 1 and isinstance(body[0], Alloc) and body[0].buffer.memory is Memory.REGISTER:
+            names += self.declared(body[0].buffer)  # in the same block: compilers take some hundred inside each other
+            body = body[0].body
+        self.block(body)
+        self.registers.difference_update(names)
+        self.held = {}
+        self.depth -= 1
+        self.emit("}")
+
+    def declared(self, buffer: Buffer) -> list[str]:
+        """Names of the registers of a buffer."""
         lanes = self.lane_buffers.get(buffer)
         shape = buffer.shape[:-1] if lanes else buffer.shape
         names = [element_name(buffer, index) for index in np.ndindex(*shape)]  # type: ignore[arg-type]
@@ -263,11 +275,7 @@ class CKernel(CExpressions):
             raise InternalError(f"{self.kernel.name}: {buffer.name} would hide another register of the same name")
         self.registers.update(names)
         self.emit(f"{kind} {', '.join(names)};")
-        self.block(stmt.body)
-        self.registers.difference_update(names)
-        self.held = {}
-        self.depth -= 1
-        self.emit("}")
+        return names
 
     def store(self, stmt: Store) -> None:
         if stmt.buffer.memory is Memory.REGISTER:
@@ -279,7 +287,7 @@ class CKernel(CExpressions):
     def store_register(self, stmt: Store) -> None:
         if self.lane is None:
             bits = ".bits" if stmt.buffer in self.lane_buffers and stmt.buffer.dtype is dtypes.bfloat16 else ""
-            self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {self.scalar(stmt.value)}{bits};")
+            self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {self.value(stmt.value)}{bits};")
             return
         if not any(self.depends(i) for i in stmt.indices):
             text = self.vector(stmt.value) or self.by_lanes(stmt.value)
@@ -294,7 +302,7 @@ class CKernel(CExpressions):
     def store_memory(self, stmt: Store) -> None:
         name = stmt.buffer.name
         if self.lane is None:
-            value = self.scalar(stmt.value)
+            value = self.value(stmt.value)
             self.emit(f"{self.place(stmt.buffer, stmt.indices)} = {value};")
             return
         lanes = self.width
@@ -322,7 +330,7 @@ class CKernel(CExpressions):
         lane, self.lane = self.lane, None
         places = self.lane_offsets(offset, stride, int(lane.extent), lane)  # type: ignore[arg-type]
         for i, at in enumerate(places):
-            self.emit(f"{name}[{at}] = {self.scalar(substitute(stmt.value, {lane: const(i)}))};")
+            self.emit(f"{name}[{at}] = {self.value(substitute(stmt.value, {lane: const(i)}))};")
         self.lane = lane
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Const, Expr, Var, const, loads
+from tilewright.ir import dtypes
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, const, is_op, loads
 from tilewright.ir.loops import Buffer, For, ForKind, Kernel, Memory, Store, statements, stmt_exprs
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 
@@ -78,3 +79,18 @@ def constants(indices: tuple[Expr, ...]) -> tuple[int, ...]:
 
 def element_name(buffer: Buffer, position: tuple[int, ...]) -> str:
     return "_".join([buffer.name, *map(str, position)])
+
+
+def compares_places(condition: Expr) -> bool:
+    """Whether a condition is about indices, not about what is read at them or numbers made of them."""
+    seen: set[Expr] = set()
+    stack = [condition]
+    while stack:
+        node = stack.pop()
+        if node.dtype is dtypes.index:
+            return True
+        if node in seen or isinstance(node, Load) or is_op(node, "cast"):
+            continue
+        seen.add(node)
+        stack.extend(node.args)
+    return False

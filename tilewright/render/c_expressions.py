@@ -13,21 +13,25 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import bounds, exceeds
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, const, loads, substitute, var
-from tilewright.ir.loops import (
-    Alloc,
-    Buffer,
-    Kernel,
-    Memory,
-    statements,
-)
+from tilewright.ir.loops import Alloc, Buffer, Kernel, Memory, statements
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
-from tilewright.render.c_address import constants, element_name, flat, lane_buffers, lane_stride, whole_vector
+from tilewright.render.c_address import (
+    compares_places,
+    constants,
+    element_name,
+    flat,
+    lane_buffers,
+    lane_stride,
+    whole_vector,
+)
+from tilewright.render.c_long import LongValues, Parts
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
     DIVISIONS,
     INFIX,
     MASK_INFIX,
+    TYPES,
     WRAPPING,
     any_divisor,
     cast,
@@ -38,7 +42,7 @@ from tilewright.render.c_text import (
 )
 
 
-class CExpressions:
+class CExpressions(LongValues):
     """Writes the expressions of one kernel, and remembers what they need declared."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -54,6 +58,7 @@ class CExpressions:
         # loops of several widths, and is a vector of its own in each
         self.held: dict[tuple[Expr, int], str] = {}
         self.lane: Axis | None = None
+        self.parts: Parts | None = None  # of the vector expression being written
         self.lane_buffers = lane_buffers(kernel)
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
@@ -175,6 +180,8 @@ class CExpressions:
         assert self.lane is not None
         done: dict[Expr, str | None] = {}
         certain = self.always_evaluated(value) if hold else set()
+        self.parts = parts = Parts(value, self.computes_both)
+        long = False
         stack = [value]
         while stack:
             node = stack[-1]
@@ -184,9 +191,27 @@ class CExpressions:
                     stack.extend(reversed(waiting))
                     continue
                 held = node in certain and self.holdable(node)
-                done[node] = self.hold(node) if held else self.vector_node(node, done)
+                text = self.hold(node) if held else self.vector_node(node, done)
+                if not long and parts.is_long(text):
+                    long, done, stack = True, {}, [value]  # from the start, with names for what is written twice
+                    continue
+                if text is not None and parts.is_worth_a_name(node, text, long):
+                    text = self.named(text, self.kind_of(node))
+                done[node] = text
             stack.pop()
         return done[value]
+
+    def computes_both(self, choice: Op) -> bool:
+        """Whether a vector has both sides of a choice computed, on all lanes."""
+        return self.depends(choice) and not self.lanes_only(choice) and self.depends(choice.args[0])
+
+    def kind_of(self, node: Expr) -> str:
+        if not self.depends(node):
+            return TYPES[node.dtype.name]
+        if node.dtype.kind == "b":
+            return "__auto_type"
+        self.used_vectors.add((node.dtype, self.width))
+        return vector_name(node.dtype, self.width)
 
     @property
     def count(self) -> int:
@@ -229,18 +254,7 @@ class CExpressions:
         if node.dtype is dtypes.float64 or self.mask_width(condition) != node.dtype.bits:
             return True
         reads_memory = any(x.source.memory is not Memory.REGISTER for x in loads(then, otherwise))
-        return reads_memory and self.compares_places(condition)
-
-    def compares_places(self, condition: Expr) -> bool:
-        """Whether a condition is about indices, not about what is read at them or numbers made of them."""
-        stack = [condition]
-        while stack:
-            node = stack.pop()
-            if node.dtype is dtypes.index:
-                return True
-            if not isinstance(node, Load) and not (isinstance(node, Op) and node.op.name == "cast"):
-                stack.extend(node.args)
-        return False
+        return reads_memory and compares_places(condition)
 
     def always_evaluated(self, value: Expr) -> set[Expr]:
         """Nodes that no condition keeps from being evaluated."""
@@ -290,7 +304,7 @@ class CExpressions:
     def vector_node(self, node: Expr, done: dict[Expr, str | None]) -> str | None:
         assert self.lane is not None
         if not self.depends(node):
-            return self.scalar(node)
+            return self.value(node, self.parts, node)
         lanes = self.width
         if isinstance(node, Var):
             return None
@@ -478,6 +492,6 @@ class CExpressions:
         assert self.lane is not None
         lane, self.lane = self.lane, None
         lanes = range(int(lane.extent))  # type: ignore[arg-type]
-        texts = [self.scalar(simplify(substitute(node, {lane: const(i)}))) for i in lanes]
+        texts = [self.value(simplify(substitute(node, {lane: const(i)})), self.parts, node) for i in lanes]
         self.lane = lane
         return texts

@@ -9,6 +9,7 @@ from math import prod
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
 from tilewright.ir.expr import is_op, loads, walk
 from tilewright.ir.tensor import Tensor
+from tilewright.target import Target
 from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.written_out import composes, is_choice
@@ -31,10 +32,10 @@ class Fused:
 
 
 def fuse_registers(
-    computes: Sequence[Compute], kept: frozenset[Tensor], staged: frozenset[Tensor] = frozenset()
+    computes: Sequence[Compute], kept: frozenset[Tensor], target: Target, staged: frozenset[Tensor] = frozenset()
 ) -> Fused:
     """`kept` tensors must exist in memory: outputs, and what other lists of computes read; `staged` ones are copies
-    made on purpose, which stay nests of their own."""
+    made on purpose, which stay nests of their own. No loop becomes longer than the instruction cache holds."""
     result = Fused()
     users: dict[Tensor, list[Compute]] = {}
     for compute in computes:
@@ -44,12 +45,12 @@ def fuse_registers(
     # a map that several reductions feed goes to the largest of them
     for compute in sorted((c for c in computes if isinstance(c, Reduce)), key=_domain, reverse=True):
         if len(compute.outputs) == 1:
-            chain = _epilogue(compute, users, kept, absorbed)
+            chain = _epilogue(compute, users, kept, absorbed, target.longest_loop // _accumulators(target))
             if chain:
                 result.epilogues[compute.outputs[0]] = chain
                 absorbed.update(m.output for m in chain)
     sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
-    costs: dict[Tensor, int] = {}  # operations, likewise
+    costs: dict[Tensor, int] = {}  # and its instructions
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
@@ -58,9 +59,11 @@ def fuse_registers(
             choosing.add(compute.output)
         size = sum(1 for _ in walk(compute.value))
         sizes[compute.output] = size + sum(sizes[t] for t in reads(compute) if t in result.inlined)
-        behind = [n.source for n in loads(compute.value) if n.source in result.inlined]
+        behind = [t for t in reads(compute) if t in result.inlined]
         costs[compute.output] = data_cost(compute.value) + sum(costs[t] for t in behind)
         if compute.output in kept or sizes[compute.output] > _LARGEST_COMPOSED:
+            continue
+        if costs[compute.output] * target.calls_together > target.longest_loop:
             continue
         readers = users.get(compute.output, [])
         if len(readers) > 1 and behind and costs[compute.output] > _CHEAP_COMPOSED:
@@ -73,6 +76,11 @@ def fuse_registers(
         for late in _repeated_behind(compute, users, result.inlined):
             result.inlined.pop(late, None)
     return result
+
+
+def _accumulators(target: Target) -> int:
+    """Vectors of a register tile, for each of which an epilogue is written out."""
+    return max(1, target.vector_registers * 3 // 4)
 
 
 def _repeated_behind(compute: Map, users: dict[Tensor, list[Compute]], inlined: dict[Tensor, Map]) -> list[Tensor]:
@@ -105,9 +113,10 @@ def _domain(compute: Reduce) -> int:
 
 
 def _epilogue(
-    reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor], absorbed: set[Tensor]
+    reduce: Reduce, users: dict[Tensor, list[Compute]], kept: frozenset[Tensor], absorbed: set[Tensor], most: int
 ) -> list[Map]:
-    """The maps that can run on the reduction's registers: read point for point, and only the last is read outside."""
+    """The maps that can run on the reduction's registers: read point for point, and only the last is read outside.
+    They take so many instructions a vector at most."""
     start = reduce.outputs[0]
     shape = tuple(a.extent for a in reduce.axes)
     reached: dict[Tensor, Map] = {}
@@ -122,7 +131,9 @@ def _epilogue(
     best: list[Map] = []
     for last in reached.values():
         chain = _between(start, last, reached)
-        if chain is not None and len(chain) > len(best) and _closed(start, chain, users, kept):
+        if chain is None or len(chain) <= len(best) or not _closed(start, chain, users, kept):
+            continue
+        if data_cost(*(m.value for m in chain)) <= most:
             best = chain
     return _narrowed(start, best, users, kept)
 

@@ -59,7 +59,7 @@ def make_plan(
     planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
     for part in _parts(program):
         apart = context.staged | backend.separate_views(part.computes, context)
-        fused = fuse_registers(part.computes, part.kept, apart) if schedule != "none" else Fused()
+        fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, Leaf] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order

@@ -169,6 +169,6 @@ _TARGET: dict[str, _Read] = {
     "vector_registers": _count, "fma_rate": _rate, "levels": _levels, "kernel_cost": _rate, "warp": _count,
     "max_threads": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
     "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
-    "near_ways": _count, "stream_cost": _measured, "lane_check": _measured, "foreign": _part, "cold_start": _measured,
-    "barriers": _rates, "source": _text,
+    "near_ways": _count, "instruction_cache": _count, "stream_cost": _measured, "lane_check": _measured,
+    "foreign": _part, "cold_start": _measured, "barriers": _rates, "source": _text,
 }  # fmt: skip

@@ -87,7 +87,8 @@ def this_cpu() -> Target:
         lane_multiply=architecture == "aarch64", features=tuple(f for f in _FEATURES if f in flags),
         rates=tuple(rates),
     )  # fmt: skip
-    return replace(plain, **usual_costs(architecture, levels[1].capacity))
+    instructions = system.instruction_cache(usable) or plain.instruction_cache
+    return replace(plain, **usual_costs(architecture, levels[1].capacity), instruction_cache=instructions)
 
 
 def why_not_here(target: Target) -> str | None:

@@ -8,6 +8,7 @@ from math import gcd
 from typing import Any
 
 CONSTANTS = "constants"
+_INSTRUCTION_BYTES = 6  # four on Arm; on x86 5 to 6 with wide vectors, by what compilers make of vector mathematics
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Target:
     tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
     gathered_reads: float = 1.5  # reads that a lane costs whose element is no neighbour of the one before
     near_ways: int = 4  # ways of the first cache
+    instruction_cache: int = 32768  # bytes of a unit's first cache of instructions
     stream_cost: float = 0.12  # of the time rows take from main memory, what each further row beside the first adds
     lane_check: float = 0.8  # cycles of a lane that asks by itself which of several places it reads
     foreign: float = 0.5  # the part of an activation that another unit wrote, where there are many
@@ -105,6 +107,11 @@ class Target:
         near = self.levels[1]
         way = near.capacity // self.near_ways
         return way // max(gcd(step, way), near.transaction) * max(1, self.near_ways * 3 // 4)
+
+    @property
+    def longest_loop(self) -> int:
+        """Instructions of a loop that stays in the instruction cache."""
+        return self.instruction_cache // _INSTRUCTION_BYTES
 
     @property
     def calls_together(self) -> int:

@@ -86,6 +86,17 @@ def data_caches(usable: frozenset[int], root: Path = CACHES) -> dict[int, CacheF
     return found
 
 
+def instruction_cache(usable: frozenset[int], root: Path = CACHES) -> int | None:
+    """Bytes of the first one, as the first usable processor sees it; None where the system does not say."""
+    for index in sorted((root / f"cpu{min(usable)}" / "cache").glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction" and int((index / "level").read_text()) == 1:
+                return _bytes((index / "size").read_text()) or None
+        except (OSError, ValueError):
+            continue
+    return None
+
+
 def _bytes(text: str) -> int:
     """Of texts like 64K, 1024K and 32M."""
     text = text.strip()

@@ -132,11 +132,13 @@ def _each(split: Split | None, apply: Callable[[Expr], Expr]) -> Split | None:
 
 def _others(node: Expr, variables: frozenset[Load]) -> bool:
     """Whether anything but the variables takes part: other data, or a position."""
+    seen = set[Expr](variables)
     stack = [node]
     while stack:
         current = stack.pop()
-        if current in variables:
+        if current in seen:
             continue
+        seen.add(current)
         if isinstance(current, Load | Var):
             return True
         stack.extend(current.args)

@@ -46,9 +46,13 @@ def change_storage(
 def moved(value: Expr) -> list[Load] | None:
     """What a value picks its result from when it only moves data; None when it computes."""
     found: list[Load] = []
+    seen: set[Expr] = set()
     stack = [value]
     while stack:
         node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         if isinstance(node, Load):
             found.append(node)
         elif isinstance(node, Op) and node.op.name == "select":

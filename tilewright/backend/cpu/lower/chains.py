@@ -98,9 +98,13 @@ def _always(value: Op, found: Mapping[Expr, Sequence[Op]]) -> Sequence[Expr]:
 
 def _is_inside(root: Expr) -> bool:
     """Whether all that is read lies inside its buffer, but for what an inner condition selects."""
+    seen: set[Expr] = set()
     stack = [root]
     while stack:
         node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         if isinstance(node, Load):
             for index, extent in zip(node.indices, node.source.shape, strict=True):
                 low, high = bounds(index)
