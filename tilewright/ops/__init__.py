@@ -1,6 +1,7 @@
 """Operators as tensor expressions: one function an operator, one registry, and the walk that lowers a Graph."""
 
 from tilewright.ops import (  # noqa: F401  (importing a family registers its operators)
+    bits,
     contraction,
     convolution,
     elementwise,
@@ -14,6 +15,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     sampling,
     shape,
     softmax,
+    types,
 )
 from tilewright.ops.lower import lower
 from tilewright.ops.registry import find, supported

@@ -14,7 +14,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
+from tilewright.ir.expr import Axis, Const, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
 from tilewright.ir.folding import fold, foldable
 from tilewright.ir.graph import Node
 from tilewright.ir.simplify import simplify
@@ -229,7 +229,7 @@ class Builder:
         """
         value = self.constants.get(tensor)
         if value is not None and value.size == 1:
-            return const(value.reshape(()).item(), tensor.dtype)
+            return literal(value.reshape(()), tensor.dtype)
         taken = tuple(indices)[len(indices) - tensor.rank :]
         return load(tensor, tuple(0 if n == 1 else i for n, i in zip(tensor.shape, taken, strict=True)))
 
@@ -264,6 +264,11 @@ def _reduce_axes(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Expr, ..
 def dims(tensor: Tensor) -> Shape:
     """The shape of a tensor as integers."""
     return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
+
+
+def literal(value: np.ndarray, dtype: DType) -> Const:
+    """One known element; those of storage types are given by their bits."""
+    return const(value.view(np.uint8).item() if dtype.is_storage else value.item(), dtype)
 
 
 def distinct_axes(b: Builder, axes: Sequence[int], rank: int) -> list[int]:

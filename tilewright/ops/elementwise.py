@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Expr, cast, const, eq, le, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
@@ -464,27 +463,3 @@ def where(b: Builder, node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Te
     if x.dtype is not y.dtype:
         raise b.invalid(f"its inputs differ in type: {x.dtype.name}, {y.dtype.name}")
     return broadcast_map(b, "", select, condition, x, y)
-
-
-# types
-
-
-def convert(x: Expr, dtype: DType) -> Expr:
-    """ONNX's Cast of one value: to bool means non-zero."""
-    if dtype is dtypes.bool_ and x.dtype is not dtypes.bool_:
-        return op("ne", x, 0)
-    return cast(x, dtype)
-
-
-@operator("Cast")
-def cast_(b: Builder, node: Node, x: Tensor) -> Tensor:
-    number = node.attributes.get("to")
-    dtype = dtypes.by_onnx(number) if isinstance(number, int) else None
-    if dtype is None:
-        raise b.unsupported(f"casting to ONNX type {number} is not supported; keep to floats, integers and bool")
-    return x if dtype is x.dtype else elementwise(b, lambda v: convert(v, dtype), x)
-
-
-@operator("CastLike", since=15)
-def cast_like(b: Builder, node: Node, x: Tensor, like: Tensor) -> Tensor:
-    return x if like.dtype is x.dtype else elementwise(b, lambda v: convert(v, like.dtype), x)

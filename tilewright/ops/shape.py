@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, le, load, lt, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, reindex
+from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, literal, reindex
 from tilewright.ops.registry import operator
 
 
@@ -330,7 +330,7 @@ def constant_of_shape(b: Builder, node: Node, shape: Tensor) -> Tensor:
     dtype = dtypes.by_numpy(value.dtype)
     if dtype is None:
         raise b.unsupported(f"element type {value.dtype} is not supported")
-    return b.map("", b.integers(shape, "input"), lambda *i: const(value.reshape(-1)[0], dtype))
+    return b.map("", b.integers(shape, "input"), lambda *i: literal(value.reshape(-1)[:1].reshape(()), dtype))
 
 
 @operator("Range", since=11, constants=(0, 1, 2))

@@ -28,8 +28,10 @@ from tilewright.render.c_text import (
     DIVISIONS,
     INFIX,
     MASK_INFIX,
+    SHIFTS,
     WRAPPING,
     any_divisor,
+    bits_as,
     cast,
     literal,
     scalar_call,
@@ -141,6 +143,8 @@ class CExpressions:
         name = node.op.name
         if name == "cast":
             return cast(args[0], node.args[0].dtype, node.dtype)
+        if name == "bitcast":
+            return bits_as(args[0], node.args[0].dtype, node.dtype)
         operand = node.args[-1].dtype
         if node.dtype.is_int and name in DIVISIONS:
             low, _ = bounds(node.args[0])
@@ -218,7 +222,7 @@ class CExpressions:
             return self.depends(node.args[0])
         if operand in (dtypes.bfloat16, dtypes.float16):
             return True
-        if name == "cast":
+        if name in ("cast", "bitcast"):
             return node.dtype.kind == "b" or operand.kind == "b" or node.dtype in (dtypes.bfloat16, dtypes.float16)
         if name == "select":
             return self.depends(node.args[0]) and self.guards_reads(node)
@@ -326,6 +330,11 @@ class CExpressions:
                 self.used_conversions.add((operand, node.dtype, lanes))
                 return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"
             return f"__builtin_convertvector({texts[0]}, {vector_name(node.dtype, lanes)})"
+        if name == "bitcast":
+            self.used_vectors.add((node.dtype, lanes))
+            return f"(({vector_name(node.dtype, lanes)}){texts[0]})"
+        if name in SHIFTS:
+            return self.shifted(node, SHIFTS[name], texts, lanes)
         if operand.kind == "b":
             if name in MASK_INFIX and self.mask_width(node) is not None:
                 return f"({texts[0]} {MASK_INFIX[name]} {texts[1]})"
@@ -358,6 +367,13 @@ class CExpressions:
         self.used_vectors |= {(whole, lanes), (node.dtype, lanes)}
         kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
         return f"(({kind})({form.format(*(f'({unsigned}){t}' for t in texts))}))"
+
+    def shifted(self, node: Op, symbol: str, texts: list[str], lanes: int) -> str:
+        """A shift by the low bits of the counts; to the left among unsigned numbers."""
+        whole = dtypes.by_name(f"uint{node.dtype.bits}") if symbol == "<<" else node.dtype
+        self.used_vectors |= {(whole, lanes), (node.dtype, lanes)}
+        kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
+        return f"(({kind})(({unsigned}){texts[0]} {symbol} ({unsigned})({texts[1]} & {node.dtype.bits - 1})))"
 
     def ramp(self, node: Op, lanes: int) -> str:
         """An index as a number on every lane: the first lane's, and steps from there."""
