@@ -13,8 +13,10 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     reduction,
     resize,
     sampling,
+    scatter,
     shape,
     softmax,
+    sorting,
     types,
 )
 from tilewright.ops.lower import lower
