@@ -2,10 +2,12 @@
 
 from tilewright.ops import (  # noqa: F401  (importing a family registers its operators)
     bits,
+    columns,
     contraction,
     convolution,
     elementwise,
     indexing,
+    linear_algebra,
     normalization,
     pooling,
     quantization,
@@ -15,6 +17,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     sampling,
     scatter,
     shape,
+    signal,
     softmax,
     sorting,
     types,
