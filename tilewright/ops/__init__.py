@@ -9,8 +9,10 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     indexing,
     linear_algebra,
     normalization,
+    optional,
     pooling,
     quantization,
+    random,
     recurrent,
     reduction,
     resize,
@@ -20,6 +22,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     signal,
     softmax,
     sorting,
+    text,
     types,
 )
 from tilewright.ops.lower import lower

@@ -162,7 +162,13 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     axis = b.axis(node.attributes.get("axis", 0), x.rank)
     keep = bool(node.attributes.get("keepdims", 1))
     last = bool(node.attributes.get("select_last_index", 0))
-    largest = node.op == "ArgMax"
+    return first_extreme(b, "", x, axis, keep, node.op == "ArgMax", last)
+
+
+def first_extreme(
+    b: Builder, hint: str, x: Tensor, axis: int, keep: bool, largest: bool = True, last: bool = False
+) -> Tensor:
+    """Places of extremes along an axis; of equal ones the first, or the last."""
     av, bv = state("a0", x.dtype), state("b0", x.dtype)
     # places as wide as the values mostly are, so that both fill the same lanes
     ai, bi = state("a1", dtypes.int32), state("b1", dtypes.int32)
@@ -178,7 +184,7 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     def elements(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return load(x, spread(x, [axis], keep, i, r)), cast(r[0], dtypes.int32)
 
-    return b.reduce_tuple(("",), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
+    return b.reduce_tuple((hint,), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
 
 
 @operator("CumSum", since=11, constants=(1,))

@@ -28,17 +28,6 @@ def identity(b: Builder, node: Node, x: Tensor) -> Tensor:
     return x
 
 
-@operator("Dropout")
-def dropout(
-    b: Builder, node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
-    if training is not None and (b.value(training) is None or b.known(training, "training_mode").any()):
-        raise b.unsupported("training mode is not supported; export the model for inference")
-    if len(node.outputs) < 2 or not node.outputs[1]:
-        return x
-    return x, b.map("mask", dims(x), lambda *i: const(True, dtypes.bool_))
-
-
 @operator("Reshape", since=1)
 def reshape_by_attribute(b: Builder, node: Node, x: Tensor) -> Tensor:
     return reshaped(b, "", x, _target(b, node, x, list(node.attributes["shape"])))
