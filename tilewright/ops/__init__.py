@@ -18,6 +18,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     resize,
     sampling,
     scatter,
+    sequence,
     shape,
     signal,
     softmax,

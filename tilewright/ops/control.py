@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from tilewright.ir.expr import Axis, Expr, eq, load, select, var
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
+from tilewright.ops.sequence import Sequence
 
-Scope = dict[str, Tensor]
+Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
 RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own names bound, gives its outputs
 Results = tuple[Tensor | None, ...]
 _WRITTEN_OUT = 64  # steps up to which a loop whose tensors change shape is written out
@@ -44,6 +46,8 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     b.enter(node)
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
+        if isinstance(one, Sequence) or isinstance(other, Sequence):
+            raise b.unsupported("its branches give sequences, and the condition is known only at run time")
         if dims(one) != dims(other) or one.dtype is not other.dtype:
             raise b.unsupported(
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "
@@ -187,7 +191,8 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         return checked(run(body, _bind(body, [number, always, *carry])))
 
     try:
-        made = _steps(b, node, step, count, start, one_step, 1) if count else None
+        steps_alike = count > 0 and not any(isinstance(t, Sequence) for t in start)
+        made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
     except UnsupportedError:
         # a step may need its number as a constant, say to slice by it
         if count > _WRITTEN_OUT:

@@ -161,6 +161,12 @@ def split(b: Builder, node: Node, x: Tensor, sizes: Tensor | None = None) -> tup
         count = int(node.attributes.get("num_outputs", len(node.outputs)))
         size = -(-extent // count)
         parts = [min(size, extent - k * size) for k in range(count)]
+    return parts_of(b, x, axis, parts)
+
+
+def parts_of(b: Builder, x: Tensor, axis: int, parts: list[int]) -> tuple[Tensor, ...]:
+    """A tensor cut along an axis into parts of these extents."""
+    extent = dims(x)[axis]
     if sum(parts) != extent or any(p < 0 for p in parts):
         raise b.invalid(f"parts {parts} do not add up to the axis of {extent}")
     results = []
