@@ -128,7 +128,7 @@ def test_skip_simplified_layer_normalization(run_model) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_embed_layer_normalization(run_model, masked) -> None:  # noqa: F811
-    inputs = {"words": bytes_of(2, 5, dtype=np.uint8).astype(np.int32) % 11, "segments": np.array([[0, 0, 1, 1, 1]] * 2, np.int32)}
+    inputs = {"words": bytes_of(2, 5).astype(np.int32) % 11, "segments": np.array([[0, 0, 1, 1, 1]] * 2, np.int32)}
     constants = {"w": normal(11, 7, seed=1), "p": normal(8, 7, seed=2), "t": normal(2, 7, seed=3),
                  "g": normal(7, seed=4), "b": normal(7, seed=5)}  # fmt: skip
     order = ["words", "segments", *constants]
@@ -182,7 +182,8 @@ def test_multi_head_attention_with_bias_and_past(run_model) -> None:  # noqa: F8
         "added": normal(1, 2, 3, 7, seed=4), "pk": normal(2, 2, 4, 4, seed=5), "pv": normal(2, 2, 4, 4, seed=6),
     }  # fmt: skip
     order = ["q", "k", "v", None, None, "added", "pk", "pv"]
-    check(run_model, "MultiHeadAttention", inputs, outputs=("y", "k1", "v1"), order=order, num_heads=2, unidirectional=1)
+    outputs = ("y", "k1", "v1")
+    check(run_model, "MultiHeadAttention", inputs, outputs=outputs, order=order, num_heads=2, unidirectional=1)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
@@ -212,7 +213,8 @@ def test_group_query_attention_of_a_prompt(run_model, attributes) -> None:  # no
 def test_group_query_attention_of_one_more_word(run_model) -> None:  # noqa: F811
     angles = np.arange(9)[:, None] * 10.0 ** -np.arange(8)
     inputs = {"q": normal(2, 1, 64), "k": normal(2, 1, 32, seed=1), "v": normal(2, 1, 32, seed=2),
-              "pk": normal(2, 2, 5, 16, seed=3), "pv": normal(2, 2, 5, 16, seed=4), "n": np.array([5, 5], np.int32)}  # fmt: skip
+              "pk": normal(2, 2, 5, 16, seed=3), "pv": normal(2, 2, 5, 16, seed=4),
+              "n": np.array([5, 5], np.int32)}  # fmt: skip
     constants = {"t": np.array(6, np.int32), "c": np.cos(angles).astype(np.float32),
                  "s": np.sin(angles).astype(np.float32)}  # fmt: skip
     order = ["q", "k", "v", "pk", "pv", "n", "t", "c", "s"]

@@ -33,9 +33,8 @@ def bit_shift(b: Builder, node: Node, x: Tensor, y: Tensor) -> Tensor:
 
     def element(v: Expr, count: Expr) -> Expr:
         # the processor takes the low bits of a count alone; all bits shifted out leave none, or the sign
-        gone = const(0, v.dtype)
-        if name == "shr" and v.dtype.kind == "i":
-            gone = op("shr", v, v.dtype.bits - 1)
+        signed = name == "shr" and v.dtype.kind == "i"
+        gone = op("shr", v, v.dtype.bits - 1) if signed else const(0, v.dtype)
         inside = lt(count, v.dtype.bits)
         if v.dtype.kind == "i":
             inside = op("and", inside, op("le", 0, count))

@@ -14,7 +14,21 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    ExprLike,
+    as_expr,
+    cast,
+    const,
+    load,
+    maximum,
+    minimum,
+    op,
+    select,
+    var,
+)
 from tilewright.ir.folding import fold, foldable
 from tilewright.ir.graph import Node
 from tilewright.ir.simplify import simplify

@@ -66,9 +66,7 @@ def _pivot(b: Builder, matrix: Tensor, step: Axis, wide: dtypes.DType) -> Reduce
     av, bv, ai, bi = state("a0", wide), state("b0", wide), state("a1", dtypes.int32), state("b1", dtypes.int32)
     takes = exceeds_first(av, bv, lt(bi, ai))
     last = const(size - 1, dtypes.int32)
-    monoid = Monoid(
-        (av, ai), (bv, bi), (const(-1, wide), last), (select(takes, bv, av), select(takes, bi, ai)), (ai,)
-    )
+    monoid = Monoid((av, ai), (bv, bi), (const(-1, wide), last), (select(takes, bv, av), select(takes, bi, ai)), (ai,))
     done = lt(var(rows), var(step))
     size_of = op("abs", load(matrix, (*map(var, axes), var(rows), var(step))))
     elements = (select(done, const(-1, wide), size_of), select(done, last, cast(var(rows), dtypes.int32)))

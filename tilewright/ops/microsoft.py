@@ -1,4 +1,4 @@
-"""Contributed operators (com.microsoft) that optimisers of float models write: fused products, activations and norms."""
+"""Contributed operators (com.microsoft) of optimised float models: fused products, activations and norms."""
 
 from __future__ import annotations
 
@@ -54,12 +54,9 @@ def bias_split_gelu(b: Builder, node: Node, x: Tensor, bias: Tensor) -> Tensor:
 @operator("BiasSoftmax", domain=DOMAIN)
 def bias_softmax(b: Builder, node: Node, x: Tensor, bias: Tensor) -> Tensor:
     axis = b.axis(node.attributes.get("axis", 1), x.rank)
-    if not node.attributes.get("is_inner_broadcast", 0) and bias.rank < x.rank:
-        total = elementwise(b, lambda v, w: v + w, x, bias)
-    elif bias.rank == x.rank:
-        total = elementwise(b, lambda v, w: v + w, x, bias)
-    else:
+    if node.attributes.get("is_inner_broadcast", 0) and bias.rank < x.rank:
         raise b.unsupported(f"a bias {list(dims(bias))} inside {list(dims(x))} is not supported; give it all axes")
+    total = elementwise(b, lambda v, w: v + w, x, bias)
     return softmax_over(b, total, range(axis, x.rank), logarithm=False)
 
 

@@ -32,8 +32,13 @@ class Heads:
 
 
 def attended(
-    b: Builder, heads: Heads, scale: float, adjust: Adjust, softcap: float = 0.0, sink: Callable[[Expr], Expr] | None = None
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    heads: Heads,
+    scale: float,
+    adjust: Adjust,
+    softcap: float = 0.0,
+    sink: Callable[[Expr], Expr] | None = None,
+) -> Tensor:
     """softmax(adjust(query key^T * scale)) value, as [batch, place, heads * element]."""
     q, k, v = heads.query, heads.key, heads.value
     batch, count, places, size = dims(q)
@@ -85,7 +90,7 @@ def _softmax(b: Builder, x: Tensor, sink: Callable[[Expr], Expr] | None) -> Tens
     total = reduce_over(b, "total", powers, [3], False, "add", lambda v, *at: v)
 
     def share(n: Expr, h: Expr, s: Expr, t: Expr) -> Expr:
-        whole = load(total, (n, h, s))
+        whole: Expr = load(total, (n, h, s))
         if sink is not None:
             whole = whole + op("exp", sink(h) - highest(n, h, s))
         return load(powers, (n, h, s, t)) * (const(1, whole.dtype) / whole)
@@ -114,7 +119,7 @@ def _masked(
 ) -> Adjust:
     """What masks and biases do to scores: those of masked keys fall by a large number, of later ones to the lowest."""
     if mask is not None and mask.rank == 1 and dims(mask)[0] not in (batch, 2 * batch):
-        raise b.unsupported(f"a mask of shape {list(dims(mask))} is not supported; use one number a sequence, or a matrix")
+        raise b.unsupported(f"a mask of shape {list(dims(mask))} is not supported; use one of another form")
 
     def visible(i: tuple[Expr, ...]) -> Expr:
         assert mask is not None
@@ -258,8 +263,15 @@ def _given_heads(
 
 
 def rotated(
-    b: Builder, hint: str, x: Tensor, place: Callable[[Expr, Expr], Expr], cos: Tensor, sin: Tensor, interleaved: bool, size: int
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    hint: str,
+    x: Tensor,
+    place: Callable[[Expr, Expr], Expr],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    size: int,
+) -> Tensor:
     """The first `size` elements of [batch, head, place, element] turned in pairs by the angles of their places."""
     half = size // 2
     if size % 2 or size > dims(x)[3] or dims(cos)[1] < half or dims(sin) != dims(cos):
@@ -355,9 +367,10 @@ def group_query_attention(
         def element(n: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
             step = t - behind(n)
             fresh = load(new, (n, h, clamp(step, places), d))
-            kept = const(0, new.dtype) if old is None else load(old, (n, h, clamp(t, dims(old)[2]), d))
+            nothing: Expr = const(0, new.dtype)
+            kept = nothing if old is None else load(old, (n, h, clamp(t, dims(old)[2]), d))
             if old is not None and dims(old)[2] < capacity:
-                kept = select(lt(t, dims(old)[2]), kept, const(0, new.dtype))
+                kept = select(lt(t, dims(old)[2]), kept, nothing)
             return select(op("and", le(0, step), lt(step, places)), fresh, kept)
 
         return b.map(hint, (batch, shared, capacity, dims(new)[3]), element)
@@ -366,7 +379,7 @@ def group_query_attention(
     causal, window = bool(node.attributes.get("causal", 1)), int(node.attributes.get("local_window_size", -1))
 
     def adjust(score: Expr, i: tuple[Expr, ...]) -> Expr:
-        n, h, s, t = i
+        n, _, s, t = i
         if added is not None:
             at = tuple(clamp(a, m) if p == 3 else a for p, (a, m) in enumerate(zip(i, dims(added), strict=True)))
             score = score + cast(b.read(added, at), score.dtype)

@@ -1,4 +1,4 @@
-"""Contributed operators (com.microsoft) that quantised models carry: 8-bit arithmetic between scales and zero points."""
+"""Contributed operators (com.microsoft) of quantised models: 8-bit arithmetic between scales and zero points."""
 
 from __future__ import annotations
 
@@ -91,8 +91,14 @@ def _through_table(node: Node) -> Callable[[Expr], Expr]:
 
 @operator("QLinearLeakyRelu", "QLinearSigmoid", domain=DOMAIN)
 def qlinear_activation(
-    b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Tensor | None, out_scale: Tensor, out_zero: Tensor | None = None
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    out_scale: Tensor,
+    out_zero: Tensor | None = None,
+) -> Tensor:
     given, out = _scale(b, scale, zero, x.dtype), _scale(b, out_scale, out_zero, x.dtype)
     function = _through_table(node)
     return b.map("", dims(x), lambda *i: out.whole(b, function(given.real(b, b.read(x, i)))))
@@ -131,8 +137,14 @@ def qlinear_global_average_pool(
 
 @operator("QLinearAveragePool", domain=DOMAIN)
 def qlinear_average_pool(
-    b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Tensor | None, out_scale: Tensor, out_zero: Tensor | None = None
-) -> Tensor:  # fmt: skip
+    b: Builder,
+    node: Node,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    out_scale: Tensor,
+    out_zero: Tensor | None = None,
+) -> Tensor:
     if node.attributes.get("channels_last", 0):
         raise b.unsupported("channels_last is not supported here; transpose by an operator of its own")
     given, out = _scale(b, scale, zero, x.dtype), _scale(b, out_scale, out_zero, x.dtype)

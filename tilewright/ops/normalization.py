@@ -135,9 +135,7 @@ def _trained(
     return result, running("running_mean", mean, own_mean), running("running_variance", variance, own_variance)
 
 
-def _scaled(
-    b: Builder, node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
+def _scaled(b: Builder, node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     epsilon = float(node.attributes.get("epsilon", 1e-5))
     factor = b.map("scale", dims(scale), lambda c: b.wide(scale, (c,)) * op("rsqrt", b.wide(variance, (c,)) + epsilon))
     shift = b.map("shift", dims(scale), lambda c: b.wide(bias, (c,)) - b.wide(mean, (c,)) * b.read(factor, (c,)))

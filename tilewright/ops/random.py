@@ -94,7 +94,7 @@ def bernoulli(b: Builder, node: Node, x: Tensor) -> Tensor:
 
 @operator("Multinomial", since=7)
 def multinomial(b: Builder, node: Node, x: Tensor) -> Tensor:
-    """Classes by their log-probabilities: the largest of each with noise of Gumbel added is drawn as often as it should."""
+    """Classes by their log-probabilities: the largest of them with Gumbel noise added."""
     count = int(node.attributes.get("sample_size", 1))
     dtype = _dtype(b, node, dtypes.int32)
     if x.rank != 2 or dtype not in (dtypes.int32, dtypes.int64):

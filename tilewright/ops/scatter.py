@@ -79,8 +79,13 @@ def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates
         total = b.reduce("total", places, (steps,), lambda i, r: _if_here(
             [(wrapped(b, indices, along(i, r[0]), extent), i[axis])], cast(load(updates, along(i, r[0])), wide),
             nothing), combiner)  # fmt: skip
-        return b.map("", dims(x), lambda *i: select(
-            inside(i), cast(op(combiner, cast(b.read(x, i), wide), load(total, within(i))), x.dtype), b.read(x, i)))
+        return b.map(
+            "",
+            dims(x),
+            lambda *i: select(
+                inside(i), cast(op(combiner, cast(b.read(x, i), wide), load(total, within(i))), x.dtype), b.read(x, i)
+            ),
+        )
 
     def element(*i: Expr) -> Expr:
         at = load(found, within(i))
@@ -235,5 +240,3 @@ def max_unpool(b: Builder, node: Node, x: Tensor, indices: Tensor, output_shape:
         return select(op("and", inside, le(0, at)), taken, const(0, x.dtype))
 
     return b.map("", shape, element)
-
-

@@ -1,4 +1,4 @@
-"""Sequences inside a model: how many tensors one holds is known when compiling, so that they leave no trace in the Program."""
+"""Sequences inside a model: how many tensors one holds is known when compiling, so that none is left in the Program."""
 
 from __future__ import annotations
 
@@ -104,7 +104,5 @@ def concat_from_sequence(b: Builder, node: Node, x: Sequence) -> Tensor:
     stacks = bool(node.attributes.get("new_axis", 0))
     axis = b.axis(node.attributes["axis"], items[0].rank + stacks)
     if stacks:
-        items = tuple(
-            reshaped(b, f"item{k}", t, (*dims(t)[:axis], 1, *dims(t)[axis:])) for k, t in enumerate(items)
-        )
+        items = tuple(reshaped(b, f"item{k}", t, (*dims(t)[:axis], 1, *dims(t)[axis:])) for k, t in enumerate(items))
     return concatenated(b, "", items, axis)

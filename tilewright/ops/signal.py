@@ -23,8 +23,7 @@ def transform(
     They are what the transform gives for each element alone being one.
     """
     if extent < 1 or length < 1 or parts not in (1, 2):
-        raise b.invalid(f"it transforms {extent} elements of {parts} parts to {length}; each has to be 1 or more, parts "
-                        "1 or 2")  # fmt: skip
+        raise b.invalid(f"it transforms {extent} elements of {parts} parts to {length}; there is no such transform")
     bins = length // 2 + 1 if onesided and not inverse else length
     if extent * bins * 4 > MOST_FACTORS:
         raise b.unsupported(f"a transform of {extent} elements to {bins} takes {extent * bins * 4} factors; "
@@ -78,10 +77,8 @@ def stft(
         raise b.invalid(f"signal {list(dims(x))} has to have 3 axes: batch, time, parts")
     batch, time, parts = dims(x)
     hop = b.integers(step, "frame_step")[0]
-    if length is not None:
-        size = b.integers(length, "frame_length")[0]
-    else:
-        size = time if window is None else dims(window)[0]
+    whole = time if window is None else dims(window)[0]
+    size = whole if length is None else b.integers(length, "frame_length")[0]
     if hop < 1 or not 1 <= size <= time:
         raise b.invalid(f"frames of {size} every {hop} do not fit a signal of {time}")
     if window is not None and dims(window) != (size,):
@@ -111,7 +108,8 @@ def mel_weight_matrix(
     """Triangles over the frequencies of a transform, spaced evenly in mel."""
     count, size, samples = (b.integers(t, n)[0] for t, n in ((bins, "num_mel_bins"), (length, "dft_length"),
                                                             (rate, "sample_rate")))  # fmt: skip
-    low, high = (float(b.known(t, n).reshape(())) for t, n in ((lower, "lower_edge_hertz"), (upper, "upper_edge_hertz")))
+    low = float(b.known(lower, "lower_edge_hertz").reshape(()))
+    high = float(b.known(upper, "upper_edge_hertz").reshape(()))
     number = node.attributes.get("output_datatype", dtypes.float32.onnx)
     dtype = dtypes.by_onnx(number)
     if dtype is None or dtype.is_storage:

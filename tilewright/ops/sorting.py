@@ -71,7 +71,7 @@ def _taken_in_order(b: Builder, x: Tensor, axis: int, count: int, largest: bool)
         b.constant(np.zeros(rest, x.dtype.numpy), "start"),
         b.constant(np.full(rest, -1, np.int32), "start_place"),
     )
-    stacked = tuple(b.tensor(f"{t}_in_order", (count, *rest), f.dtype) for t, f in zip(("values", "places"), found))
+    stacked = tuple(b.tensor(f"in_order{k}", (count, *rest), t.dtype) for k, t in enumerate(found))
     kept = tuple(zip(found, stacked, strict=True))
     b.emit(Scan(step, initial, (last, at), (body,), found, (None, None), kept, origin=b.origin))
     return stacked[0], stacked[1]

@@ -93,10 +93,8 @@ def _small_float(x: Expr, f: _Format, saturate: bool) -> Expr:
     small = select(below, bitcast(size, dtypes.float32), const(0, dtypes.float32))
     scaled = cast(op("round", small * 2.0 ** (f.bias - 1 + f.mantissa)), dtypes.int32)
     code = select(below, scaled, normal)
-    if saturate:
-        code = minimum(code, f.most)
-    else:
-        code = select(lt(f.most, code), const(f.beyond, dtypes.int32), code)
+    beyond = const(f.most if saturate else f.beyond, dtypes.int32)
+    code = select(lt(f.most, code), beyond, code)
     negative = lt(bits, 0)
     if not f.has_negative_zero:
         negative = op("and", negative, op("and", op("ne", code, 0), op("ne", code, f.nan)))
@@ -123,8 +121,8 @@ def _e8m0(x: Expr, saturate: bool, round_mode: str) -> Expr:
 
 
 def whole_number(x: Expr, dtype: DType) -> Expr:
-    """A float as an integer: truncated, out of range the nearest there is, 0 for NaN. Types of 8 and 16 bits keep the low
-    bits of the 32-bit number."""
+    """A float as an integer: truncated, out of range the nearest there is, 0 for NaN. Types of 8 and 16 bits keep
+    the low bits of the 32-bit number."""
     if dtype.bits < 32:
         return cast(whole_number(x, dtypes.int32), dtype)
     low, high = dtype.limits

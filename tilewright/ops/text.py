@@ -57,8 +57,6 @@ def tfidf_vectorizer(b: Builder, node: Node, x: Tensor) -> Tensor:
     return b.map("", (*rows, width), element)
 
 
-
-
 def _weights(b: Builder, node: Node, width: int) -> np.ndarray:
     given = np.asarray(node.attributes.get("weights", ()), np.float32)
     if not given.size:

@@ -93,7 +93,8 @@ def prelude(body: str) -> str:
     extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
     divisor = _ANY_DIVISOR if "tw_any_divisor(" in body else ""
     bits = _BITS if "tw_bits(" in body else ""
-    return _INTEGERS + _PRELUDE + divisor + bits + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
+    bfloat16 = _BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else ""
+    return _INTEGERS + _PRELUDE + divisor + bits + extremes + bfloat16
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:

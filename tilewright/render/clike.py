@@ -245,8 +245,10 @@ class ExprPrinter:
         if isinstance(spelling, Conversion):
             return self.convert(node.dtype, *self._in_compute_type(node.args[0], args[0]))
         if isinstance(spelling, Reinterpretation):
-            name = spelling.name.replace("{to}", self.c_type(node.dtype))
-            return f"{name.replace('{t}', self.c_type(node.args[0].dtype))}({args[0][0]})", PRIMARY
+            source = node.args[0].dtype
+            name = spelling.name.replace("{to}", self.c_type(node.dtype)).replace("{t}", self.c_type(source))
+            stored = source.name in self.dialect.computes_as  # back from the type that it reads as
+            return f"{name}({self.convert(source, *args[0])[0] if stored else args[0][0]})", PRIMARY
         args = [self._in_compute_type(a, t) for a, t in zip(node.args, args, strict=True)]
         if isinstance(spelling, Ternary):
             condition, then, otherwise = args

@@ -226,11 +226,6 @@ template <class T> TW_FN T shift_left(T a, T count) {
   return static_cast<T>(static_cast<unsigned long long>(a) << (count & T(sizeof(T) * 8 - 1)));
 }
 template <class T> TW_FN T shift_right(T a, T count) { return static_cast<T>(a >> (count & T(sizeof(T) * 8 - 1))); }
-template <class To, class From> TW_FN To bits_as(From a) {
-  To result;
-  TW_MEMCPY(&result, &a, sizeof(To));
-  return result;
-}
 
 TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
 TW_FN float exp(float a) { return TW_MATH(expf)(a); }
