@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
 
 def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     if node.version < 9 and node.version:
-        raise b.unsupported("Scan before operator set 9 is not supported; convert the model to a newer operator set")
+        return _old_scan(b, node, arguments, run)
     body: Graph = node.attributes["body"]
     given = [a for a in arguments if a is not None]
     count = int(node.attributes["num_scan_inputs"])
@@ -99,6 +100,32 @@ def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         for k, (t, a, r) in enumerate(zip(stacked, out_axes, reverse, strict=True))
     ]
     return (*finals, *placed)
+
+
+def _old_scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
+    """Scan as operator set 8 had it: an axis of batches in front of everything, whose items are scanned one by one."""
+    if arguments[0] is not None:
+        raise b.unsupported("sequence_lens of Scan is not supported; convert the model to operator set 9")
+    given = [a for a in arguments[1:] if a is not None]
+    count = int(node.attributes["num_scan_inputs"])
+    batch = dims(given[0])[0]
+    if not 0 < batch <= _WRITTEN_OUT or any(t.rank == 0 or dims(t)[0] != batch for t in given):
+        raise b.unsupported(f"Scan of operator set 8 over {batch} batches is not supported; 1 to {_WRITTEN_OUT} are")
+    newer = replace(node, version=9, attributes={
+        "body": node.attributes["body"], "num_scan_inputs": count,
+        "scan_input_directions": node.attributes.get("directions", [0] * count),
+    })  # fmt: skip
+    found = []
+    for item in range(batch):
+        b.enter(node)
+        parts = [
+            b.map(f"item{item}_{k}", dims(t)[1:], lambda *i, t=t, item=item: load(t, (item, *i)))
+            for k, t in enumerate(given)
+        ]
+        found.append(_scan(b, newer, list(parts), run))
+    b.enter(node)
+    results = zip(*found, strict=True)
+    return tuple(_stack(b, [p for p in parts if p is not None], f"items{k}") for k, parts in enumerate(results))
 
 
 def _bind(body: Graph, tensors: list[Tensor]) -> Scope:
