@@ -62,9 +62,23 @@ def mish(x: np.ndarray) -> np.ndarray:
     return x * np.tanh(softplus(x))
 
 
+def elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 0, np.expm1(np.minimum(x, 0)), x)
+
+
+def selu(x: np.ndarray) -> np.ndarray:
+    alpha, gamma = np.float32(1.67326319217681884765625), np.float32(1.05070102214813232421875)
+    return np.where(x < 0, np.expm1(np.minimum(x, 0)) * alpha, x) * gamma
+
+
+def softsign(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isinf(x), np.sign(x), x / (1 + np.abs(x)))
+
+
 FUNCTIONS = {
     "Sinh": np.sinh, "Cosh": np.cosh, "Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh, "Atan": np.arctan,
     "Asin": np.arcsin, "Acos": np.arccos, "Softplus": softplus, "Mish": mish,
+    "Elu": elu, "Celu": elu, "Selu": selu, "Softsign": softsign,
 }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def grid_sample(b: Builder, node: Node, x: Tensor, grid: Tensor) -> Tensor:
         where = [_coordinate(g, n, corners) for g, n in zip(given, sizes, strict=True)]
         if mode == "nearest":
             where = [op("round", w) for w in where]
-        where = [_inside(w, n, padding, corners) for w, n in zip(where, sizes, strict=True)]
+        if mode != "cubic":  # whose neighbours are brought inside one by one
+            where = [_inside(w, n, padding, corners) for w, n in zip(where, sizes, strict=True)]
         if mode == "nearest":
             return _pixel(x, i[:2], [op("round", w) for w in where], padding == "zeros")
         if mode == "linear":
