@@ -171,8 +171,8 @@ def test_determinants(run_model, size) -> None:  # noqa: F811
 @pytest.mark.parametrize("corners", [0, 1])
 def test_cubic_samples(run_model, corners, padding) -> None:  # noqa: F811
     inputs = {"x": normal(2, 3, 5, 7), "g": normal(2, 4, 3, 2, seed=1)}
-    node = helper.make_node("GridSample", ["x", "g"], ["y"], mode="bicubic", padding_mode=padding, align_corners=corners)
-    check(run_model, [node], inputs)
+    attributes = {"mode": "bicubic", "padding_mode": padding, "align_corners": corners}
+    check(run_model, [helper.make_node("GridSample", ["x", "g"], ["y"], **attributes)], inputs)
 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
@@ -181,8 +181,10 @@ def test_cubic_samples(run_model, corners, padding) -> None:  # noqa: F811
 def test_regions(run_model, ratio, transformation, mode) -> None:  # noqa: F811
     regions = np.array([[0, 0, 6, 5], [2.5, 1, 4, 9], [-3, 2, 3, 3], [1, 1, 1.2, 1.1]], np.float32)
     constants = {"r": regions, "b": np.array([0, 1, 1, 0])}
-    node = helper.make_node("RoiAlign", ["x", "r", "b"], ["y"], output_height=3, output_width=2, mode=mode,
-                            sampling_ratio=ratio, spatial_scale=0.7, coordinate_transformation_mode=transformation)  # fmt: skip
+    attributes = {"output_height": 3, "output_width": 2, "sampling_ratio": ratio, "spatial_scale": 0.7}
+    node = helper.make_node(
+        "RoiAlign", ["x", "r", "b"], ["y"], mode=mode, coordinate_transformation_mode=transformation, **attributes
+    )
     check(run_model, [node], {"x": normal(2, 3, 8, 6)}, constants)
 
 
@@ -228,7 +230,8 @@ def test_shifts_beyond_the_width_leave_nothing(dtype, direction) -> None:
     info = np.iinfo(dtype)
     x = np.array([0, 1, 5, info.max], dtype)[:, None]
     counts = np.array([0, 1, info.bits - 1, info.bits, 200], dtype)[None]
-    (found,) = interpreted([helper.make_node("BitShift", ["x", "n"], ["y"], direction=direction)], {"x": x, "n": counts})
+    node = helper.make_node("BitShift", ["x", "n"], ["y"], direction=direction)
+    (found,) = interpreted([node], {"x": x, "n": counts})
     numbers = [[(int(v) << int(n) if direction == "LEFT" else int(v) >> int(n)) & int(info.max) for n in counts[0]]
                for v in x[:, 0]]  # fmt: skip
     np.testing.assert_array_equal(found, np.array(numbers, dtype))

@@ -43,7 +43,8 @@ def numbers() -> np.ndarray:
     rng = np.random.default_rng(0)
     wide = rng.standard_normal(3000) * 2.0 ** rng.integers(-24, 24, 3000)
     short = np.round(rng.standard_normal(2000) * 64) / 64 * 2.0 ** rng.integers(-16, 14, 2000)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 448, 464, 465, 480, 57344, 61440, 61441, 240, 248, 249, 6, 7, 0.25, 0.75]
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 6, 7, 0.25, 0.75]
+    special += [448, 464, 465, 480, 57344, 61440, 61441, 240, 248, 249]  # the largest numbers, and halves beyond them
     return np.concatenate([wide, short, special, -np.array(special)]).astype(np.float32)
 
 
@@ -64,8 +65,9 @@ def test_floats_are_rounded_as_ml_dtypes_does(name: str, saturate: int, way: str
         x = x[np.isfinite(x)]  # it has neither infinity nor NaN
     node = helper.make_node("Cast", ["x"], ["y"], to=dtype.onnx, saturate=saturate)
     found = run(one_node(node, x, dtype.onnx), x, way, kernel_cache)
-    limits = [np.float32(f) for f in (codes(name).astype(np.float32)[np.isfinite(codes(name).astype(np.float32))],)][0]
-    wanted = (np.clip(x, limits.min(), limits.max()) if saturate else x).astype(dtype.numpy)
+    values = codes(name).astype(np.float32)
+    most = values[np.isfinite(values)].max()
+    wanted = (np.clip(x, -most, most) if saturate else x).astype(dtype.numpy)
     assert found.dtype == dtype.numpy
     nan = np.isnan(wanted.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), nan)
@@ -110,7 +112,8 @@ def test_they_move_unchanged(name: str, way: str, kernel_cache: Path) -> None:
 def test_floats_out_of_range_become_the_nearest_integers(kind: str, way: str, kernel_cache: Path) -> None:
     """Of 32 bits and more; narrower ones keep the low bits of those."""
     dtype = dtypes.by_name(kind)
-    x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 1e20, -1e20, 2.0**31, 2147483520, -1.9, 1.9, 300, -300], np.float32)
+    far = [np.nan, np.inf, -np.inf, 3e9, -3e9, 1e20, -1e20, 2.0**31, 2147483520]
+    x = np.array([*far, -1.9, 1.9, 300, -300], np.float32)
     node = helper.make_node("Cast", ["x"], ["y"], to=dtype.onnx)
     found = run(one_node(node, x, dtype.onnx), x, way, kernel_cache)
     wide = dtype if dtype.bits >= 32 else dtypes.int32
