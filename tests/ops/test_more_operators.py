@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.ops.running import interpret_model
 from tests.ops.test_sizes import check, normal, run_model  # noqa: F401  (a fixture)
 from tilewright import ops
-from tilewright.errors import ModelError
+from tilewright.errors import ModelError, UnsupportedError
 from tilewright.frontend import onnx as frontend
 from tilewright.ir.compute import Map, Reduce, Scan, Scatter, Sort
 
@@ -285,3 +285,26 @@ def test_sequences_leave_no_trace(run_model) -> None:  # noqa: F811
     ]
     constants = {"two": np.array(2), "last": np.array(-1), "first": np.array(0)}
     check(run_model, nodes, {"x": normal(3, 7), "z": normal(3, 2, seed=1)}, constants, ("a", "c", "n"))
+
+
+def test_a_branch_that_does_not_fit_asks_for_the_condition() -> None:
+    """With the condition known, the other branch is no obstacle; without, that is what is missing."""
+    branches = {
+        name: helper.make_graph([helper.make_node("Reshape", ["x", shape], [name])], name, [],
+                                [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+        for name, shape in (("then_branch", "fits"), ("else_branch", "fails"))
+    }  # fmt: skip
+    node, constants = (
+        helper.make_node("If", ["c"], ["y"], **branches),
+        {"fits": np.array([3, 2]), "fails": np.array([5, 5])},
+    )
+    x = normal(6)
+    (found,) = interpreted([node], {"x": x}, constants | {"c": np.array(True)})
+    np.testing.assert_array_equal(found, x.reshape(3, 2))
+    with pytest.raises(UnsupportedError, match="its input 'cond' is computed at run time"):
+        interpreted([node], {"x": x, "c": np.array(True)}, constants)
+
+
+def test_frames_of_a_signal_without_parts(run_model) -> None:  # noqa: F811
+    constants = {"step": np.array(3), "w": np.hanning(9).astype(np.float32)}
+    check(run_model, [helper.make_node("STFT", ["x", "step", "w"], ["y"])], {"x": normal(2, 31)}, constants)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import ModelError, UnsupportedError
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.expr import Axis, Expr, eq, load, select, var
 from tilewright.ir.graph import Graph, Node
@@ -43,12 +43,18 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     known = b.value(condition)
     if known is not None:
         return tuple(run(node.attributes["then_branch" if known.all() else "else_branch"], {}))
-    then, otherwise = run(node.attributes["then_branch"], {}), run(node.attributes["else_branch"], {})
+    try:
+        then, otherwise = run(node.attributes["then_branch"], {}), run(node.attributes["else_branch"], {})
+    except (ModelError, UnsupportedError):
+        # a branch that does not fit the shapes is never taken with them: then the condition has to say so
+        b.enter(node)
+        b.known(condition, "cond")
+        raise
     b.enter(node)
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
         if isinstance(one, Sequence) or isinstance(other, Sequence):
-            raise b.unsupported("its branches give sequences, and the condition is known only at run time")
+            b.known(condition, "cond")
         if dims(one) != dims(other) or one.dtype is not other.dtype:
             raise b.unsupported(
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "

@@ -185,10 +185,7 @@ def _samples(
     wide = dtypes.accumulator(rois.dtype)
     if ratio:
         return lambda n, axis: const(ratio, wide), (ratio, ratio)
-    known = b.value(rois)
-    if known is None:
-        raise b.unsupported("with sampling_ratio=0 the size of a region, known only at run time, decides how many "
-                            "samples it takes; give a sampling_ratio")  # fmt: skip
+    known = b.known(rois, "rois")  # whose sizes decide how many samples they take
     given = known.astype(np.float64) * scale
     spans = np.stack([given[:, 3] - given[:, 1], given[:, 2] - given[:, 0]], 1)
     found = np.ceil((spans if half else np.maximum(spans, 1.0)) / out).astype(wide.numpy)

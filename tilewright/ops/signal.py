@@ -73,9 +73,9 @@ def _dft(b: Builder, node: Node, x: Tensor, length: Tensor | None, given_axis: i
 def stft(
     b: Builder, node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None
 ) -> Tensor:
-    if x.rank != 3:
-        raise b.invalid(f"signal {list(dims(x))} has to have 3 axes: batch, time, parts")
-    batch, time, parts = dims(x)
+    if x.rank not in (2, 3):
+        raise b.invalid(f"signal {list(dims(x))} has to have 3 axes: batch, time, parts; or 2, where it is real")
+    batch, time, parts = dims(x) if x.rank == 3 else (*dims(x), 1)
     hop = b.integers(step, "frame_step")[0]
     whole = time if window is None else dims(window)[0]
     size = whole if length is None else b.integers(length, "frame_length")[0]
@@ -93,7 +93,7 @@ def stft(
     matrix = factors
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
-        value = load(x, (i[0], i[1] * hop + r[0], r[1]))
+        value = load(x, (i[0], i[1] * hop + r[0], r[1])[: x.rank])
         return cast(value, wide) * load(matrix, (r[0], r[1], i[2], i[3]))
 
     shape = (batch, 1 + (time - size) // hop, dims(factors)[2], 2)
