@@ -7,12 +7,12 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Monoid, Reduce, Scan, Sort, neutral
-from tilewright.ir.expr import Axis, Expr, cast, const, le, load, lt, op, select, state, var
+from tilewright.ir.compute import Scan, Sort
+from tilewright.ir.expr import Axis, Expr, bitcast, cast, const, eq, load, lt, op, select, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
-from tilewright.ops.reduction import exceeds_first, reduced_shape
+from tilewright.ops.builder import Builder, clamp, dims
+from tilewright.ops.reduction import reduced_shape
 from tilewright.ops.registry import operator
 
 MOST_COMPARISONS = 1 << 33  # some seconds
@@ -39,42 +39,72 @@ def _top_k(b: Builder, node: Node, x: Tensor, count: int) -> tuple[Tensor, Tenso
         return empty, b.map("indices", shape, lambda *i: const(0))
     if prod(dims(x)) * count > MOST_COMPARISONS:
         return _sorted(b, x, axis, largest, shape)
-    values, places = _taken_in_order(b, x, axis, count, largest)
+    places = _taken_in_order(b, x, axis, count, largest)
+    indices = b.map("indices", shape, lambda *i: cast(load(places, (i[axis], *i[:axis], *i[axis + 1 :])), dtypes.int64))
 
-    def placed(t: Tensor, hint: str, dtype: dtypes.DType) -> Tensor:
-        return b.map(hint, shape, lambda *i: cast(load(t, (i[axis], *i[:axis], *i[axis + 1 :])), dtype))
+    def element(*i: Expr) -> Expr:
+        return load(x, (*i[:axis], clamp(load(indices, i), dims(x)[axis]), *i[axis + 1 :]))
 
-    return placed(values, "", x.dtype), placed(places, "indices", dtypes.int64)
+    return b.map("", shape, element), indices
 
 
-def _taken_in_order(b: Builder, x: Tensor, axis: int, count: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """A Scan whose step takes the most extreme element behind the one before it; of equal ones the first."""
-    rest = reduced_shape(x, [axis], False)
-    step = Axis("t", count)
-    last, at = b.tensor("last", rest, x.dtype), b.tensor("last_place", rest, dtypes.int32)
-    av, bv = state("a0", x.dtype), state("b0", x.dtype)
-    ai, bi = state("a1", dtypes.int32), state("b1", dtypes.int32)
-    takes = exceeds_first(av, bv, lt(bi, ai), largest)
-    nowhere = const(np.iinfo(np.int32).max, dtypes.int32)
-    start = (neutral("max" if largest else "min", x.dtype), nowhere)
-    monoid = Monoid((av, ai), (bv, bi), start, (select(takes, bv, av), select(takes, bi, ai)), (av, ai))
-    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(rest))
-    over = Axis("r0", dims(x)[axis])
-    i = tuple(map(var, axes))
-    value, place = load(x, (*i[:axis], var(over), *i[axis:])), cast(var(over), dtypes.int32)
-    before = exceeds_first(load(last, i), value, le(place, load(at, i)), largest)
-    waits = op("or", lt(load(at, i), 0), op("not", before))
-    elements = (select(waits, value, start[0]), select(waits, place, nowhere))
-    found = b.tensor("next", rest, x.dtype), b.tensor("next_place", rest, dtypes.int32)
-    body = Reduce(found, axes, (over,), elements, monoid, b.origin)
+def ordered(x: Expr) -> Expr:
+    """An integer that compares as `x` does, of 32 bits where they are enough; NaN is the largest."""
+    if x.dtype.is_float:
+        real = cast(x, dtypes.float32) if x.dtype.bits < 32 else x
+        whole = dtypes.int32 if real.dtype.bits == 32 else dtypes.int64
+        bits = select(eq(real, 0), const(0, whole), bitcast(real, whole))  # both zeros are one number
+        # of negative numbers the other bits count backwards
+        return op("bitxor", bits, op("bitand", op("shr", bits, whole.bits - 1), whole.limits[1]))
+    if x.dtype.bits < 32:
+        return cast(x, dtypes.int32)
+    whole = dtypes.int32 if x.dtype.bits == 32 else dtypes.int64
+    return op("bitxor", bitcast(x, whole), whole.limits[0]) if x.dtype.kind == "u" else x
+
+
+def _taken_in_order(b: Builder, x: Tensor, axis: int, count: int, largest: bool) -> Tensor:
+    """The places of elements in order: each step of a Scan finds the largest key behind the one before, then its place.
+
+    Two plain reductions fill the lanes of vectors where one of pairs would not.
+    """
+    rest, extent = reduced_shape(x, [axis], False), dims(x)[axis]
+
+    def key(*i: Expr) -> Expr:
+        found = ordered(b.read(x, i))
+        return found if largest else op("bitxor", found, -1)
+
+    keys = b.map("keys", dims(x), key)
+    step, whole = Axis("t", count), keys.dtype
+    last, at = b.tensor("last", rest, whole), b.tensor("last_place", rest, dtypes.int32)
+
+    def candidate(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+        return load(keys, (*i[:axis], r[0], *i[axis:])), cast(r[0], dtypes.int32)
+
+    def behind(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        value, place = candidate(i, r)
+        equal = op("and", eq(value, load(last, i)), lt(load(at, i), place))
+        return select(op("or", lt(value, load(last, i)), equal), value, const(whole.limits[0], whole))
+
+    best = b.reduce_compute("next", rest, (extent,), behind, "max")
+    # of keys equal to the last one those behind its place are left, of smaller ones all
+    start = b.map_compute("from", rest, lambda *i: select(
+        lt(load(best.outputs[0], i), load(last, i)), const(-1, dtypes.int32), load(at, i)))  # fmt: skip
+
+    def place_of(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        value, place = candidate(i, r)
+        found = op("and", eq(value, load(best.outputs[0], i)), lt(load(start.output, i), place))
+        return select(found, place, const(dtypes.int32.limits[1], dtypes.int32))
+
+    place = b.reduce_compute("next_place", rest, (extent,), place_of, "min")
     initial = (
-        b.constant(np.zeros(rest, x.dtype.numpy), "start"),
+        b.constant(np.full(rest, whole.limits[1], whole.numpy), "start"),
         b.constant(np.full(rest, -1, np.int32), "start_place"),
     )
-    stacked = tuple(b.tensor(f"in_order{k}", (count, *rest), t.dtype) for k, t in enumerate(found))
-    kept = tuple(zip(found, stacked, strict=True))
-    b.emit(Scan(step, initial, (last, at), (body,), found, (None, None), kept, origin=b.origin))
-    return stacked[0], stacked[1]
+    places = b.tensor("in_order", (count, *rest), dtypes.int32)
+    following = (best.outputs[0], place.outputs[0])
+    b.emit(Scan(step, initial, (last, at), (best, start, place), following, (None, None), ((following[1], places),),
+                origin=b.origin))  # fmt: skip
+    return places
 
 
 def _sorted(b: Builder, x: Tensor, axis: int, largest: bool, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
