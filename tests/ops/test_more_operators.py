@@ -308,3 +308,29 @@ def test_a_branch_that_does_not_fit_asks_for_the_condition() -> None:
 def test_frames_of_a_signal_without_parts(run_model) -> None:  # noqa: F811
     constants = {"step": np.array(3), "w": np.hanning(9).astype(np.float32)}
     check(run_model, [helper.make_node("STFT", ["x", "step", "w"], ["y"])], {"x": normal(2, 31)}, constants)
+
+
+@pytest.mark.parametrize("bound", [1.5, 20.0, 1e9])
+def test_a_loop_that_its_data_ends(run_model, bound) -> None:  # noqa: F811
+    """x is doubled until its largest element is beyond the bound, at most ten times."""
+    nodes = [
+        helper.make_node("Add", ["v", "v"], ["w"]),
+        helper.make_node("ReduceMax", ["w"], ["top"], keepdims=0),
+        helper.make_node("Less", ["top", "bound"], ["more"]),
+        helper.make_node("Add", ["n", "one"], ["m"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("v", TensorProto.FLOAT, [3, 5]),
+        helper.make_tensor_value_info("n", TensorProto.FLOAT, []),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 5]),
+        helper.make_tensor_value_info("m", TensorProto.FLOAT, []),
+    ]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    node = helper.make_node("Loop", ["ten", "go", "x", "zero"], ["y", "steps"], body=body)
+    constants = {"ten": np.array(10), "go": np.array(True), "one": np.float32(1), "zero": np.float32(0)}
+    check(run_model, [node], {"x": normal(3, 5), "bound": np.array(bound, np.float32)}, constants, ("y", "steps"))

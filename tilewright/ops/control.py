@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.ir.compute import Compute, Scan
-from tilewright.ir.expr import Axis, Expr, eq, load, select, var
+from tilewright.ir.expr import Axis, Expr, eq, load, op, select, var
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
@@ -19,7 +19,13 @@ from tilewright.ops.sequence import Sequence
 Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
 RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own names bound, gives its outputs
 Results = tuple[Tensor | None, ...]
+_DONE_IN_VAIN = 1 << 12  # steps up to which a loop that data may end does all of them
 _WRITTEN_OUT = 64  # steps up to which a loop whose tensors change shape is written out
+
+
+class _EndsEarly(UnsupportedError):
+    """A body whose condition is not always true."""
+
 
 NAMES = ("If", "Loop", "Scan")
 
@@ -216,7 +222,7 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     def checked(outputs: list[Tensor]) -> list[Tensor]:
         goes_on = b.value(outputs[0])
         if goes_on is None or not goes_on.all():
-            raise b.unsupported("its condition may end it early; export the model with a fixed number of steps")
+            raise _EndsEarly(str(b.unsupported("its condition may end it early; give it a fixed number of steps")))
         return outputs
 
     def one_step(carry: list[Tensor]) -> list[Tensor]:
@@ -226,6 +232,10 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     try:
         steps_alike = count > 0 and not any(isinstance(t, Sequence) for t in start)
         made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
+    except _EndsEarly:
+        made = _may_end(b, node, step, count, start, run)
+        if made is None:
+            raise
     except UnsupportedError:
         # a step may need its number as a constant, say to slice by it
         if count > _WRITTEN_OUT:
@@ -234,6 +244,40 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     if made is not None:
         return (*made[0], *made[1])
     return _written_out(b, node, body, count, always, start, run, checked)
+
+
+def _may_end(
+    b: Builder, node: Node, step: Axis, count: int, start: list[Tensor], run: RunBody
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """A loop whose condition is data: all its steps are done, and those behind the last one change nothing.
+
+    None where what it stacks would depend on the number of steps, or where they are too many to do in vain.
+    """
+    body: Graph = node.attributes["body"]
+    if len(body.outputs) > len(start) + 1 or count > _DONE_IN_VAIN:
+        return None
+
+    def one_step(carry: list[Tensor]) -> list[Tensor]:
+        runs, held = carry[0], carry[1:]
+        number = b.map("step", (), lambda: var(step))
+        outputs = run(body, _bind(body, [number, runs, *held]))
+        b.enter(node)
+        if any(
+            dims(new) != dims(old) or new.dtype is not old.dtype for new, old in zip(outputs[1:], held, strict=True)
+        ):
+            raise b.unsupported("its condition may end it early, and its tensors change shape; give them a fixed one")
+        goes_on = b.map("goes_on", (), lambda: op("and", load(runs, ()), b.read(outputs[0], (0,) * outputs[0].rank)))
+        kept = []
+        for k, (new, old) in enumerate(zip(outputs[1:], held, strict=True)):
+
+            def element(*i: Expr, new: Tensor = new, old: Tensor = old) -> Expr:
+                return select(load(runs, ()), b.read(new, i), load(old, i))
+
+            kept.append(b.map(f"kept{k}", dims(old), element))
+        return [goes_on, *kept]
+
+    made = _steps(b, node, step, count, [b.constant(np.asarray(True), "runs"), *start], one_step, 0)
+    return None if made is None else (made[0][1:], [])
 
 
 def _written_out(
