@@ -59,7 +59,7 @@ KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.ALL}
 SUFFIX = {
     "float32": "", "int64": "", "bool": "", "float64": "_f64", "float16": "_f16", "bfloat16": "_bf16", "int8": "_i8",
     "int16": "_i16", "int32": "_i32", "uint8": "_u8", "uint16": "_u16", "uint32": "_u32", "uint64": "_u64",
-    **{d.name: f"_{d.name}" for d in dtypes.STORAGE},
+    **{d.name: f"_s{d.onnx}" for d in dtypes.STORAGE},
 }  # fmt: skip
 PRECEDENCE = {
     "or": 1, "and": 2, "eq": 3, "ne": 3, "lt": 3, "le": 3, "add": 4, "sub": 4,
