@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tilewright.ir import dtypes
+from tilewright.ir.bits import bitcast
 from tilewright.ir.bounds import bounds
 from tilewright.ir.compute import Map, Program
-from tilewright.ir.expr import Axis, _make_op, bitcast, cast, const, is_op, load, op, select, var
+from tilewright.ir.expr import Axis, _make_op, cast, const, is_op, load, op, select, var
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.parse import parse_program
 from tilewright.ir.scalar import OPS

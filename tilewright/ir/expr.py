@@ -326,15 +326,6 @@ def cast(value: Expr, dtype: DType) -> Expr:
     return _make_op(OPS["cast"], (value,), dtype)
 
 
-def bitcast(value: Expr, dtype: DType) -> Expr:
-    """The bits of a value as those of another type of the same width."""
-    if value.dtype is dtype:
-        return value
-    if value.dtype.bits != dtype.bits:
-        raise TypeError(f"the bits of {value.dtype.name} are not as many as those of {dtype.name}")
-    return _make_op(OPS["bitcast"], (value,), dtype)
-
-
 def wrapped_integer(value: int, dtype: DType) -> int:
     """What is left of an integer in `dtype`: its low bits."""
     low = value & ((1 << dtype.bits) - 1)

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from tilewright.errors import TilewrightError
 from tilewright.ir import dtypes
+from tilewright.ir.bits import bitcast
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Extent, State, Symbol, _make_op, bitcast, const, load, op, symbol, var
+from tilewright.ir.expr import Axis, Const, Expr, Extent, State, Symbol, _make_op, const, load, op, symbol, var
 from tilewright.ir.scalar import OPS
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.text import BITS, KEYWORDS, PRECEDENCE, SUFFIX

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.ir import dtypes
-from tilewright.ir.expr import Expr, bitcast, const, lt, op, select
+from tilewright.ir.bits import bitcast
+from tilewright.ir.expr import Expr, const, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims

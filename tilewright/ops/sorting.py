@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
+from tilewright.ir.bits import bitcast
 from tilewright.ir.compute import Scan, Sort
-from tilewright.ir.expr import Axis, Expr, bitcast, cast, const, eq, load, lt, op, select, var
+from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir import dtypes
+from tilewright.ir.bits import bitcast
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Expr, bitcast, cast, const, eq, load, lt, minimum, op, select
+from tilewright.ir.expr import Expr, cast, const, eq, load, lt, minimum, op, select
 from tilewright.ops.builder import Builder
 
 _INTEGERS = {dtypes.int4: (4, True), dtypes.uint4: (4, False), dtypes.int2: (2, True), dtypes.uint2: (2, False)}

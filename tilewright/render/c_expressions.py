@@ -36,6 +36,7 @@ from tilewright.render.c_text import (
     literal,
     scalar_call,
     vector_name,
+    vector_shift,
     wrapping,
 )
 
@@ -334,7 +335,8 @@ class CExpressions:
             self.used_vectors.add((node.dtype, lanes))
             return f"(({vector_name(node.dtype, lanes)}){texts[0]})"
         if name in SHIFTS:
-            return self.shifted(node, SHIFTS[name], texts, lanes)
+            self.used_vectors |= {(dtypes.by_name(f"uint{node.dtype.bits}"), lanes), (node.dtype, lanes)}
+            return vector_shift(name, texts, node.dtype, lanes)
         if operand.kind == "b":
             if name in MASK_INFIX and self.mask_width(node) is not None:
                 return f"({texts[0]} {MASK_INFIX[name]} {texts[1]})"
@@ -367,13 +369,6 @@ class CExpressions:
         self.used_vectors |= {(whole, lanes), (node.dtype, lanes)}
         kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
         return f"(({kind})({form.format(*(f'({unsigned}){t}' for t in texts))}))"
-
-    def shifted(self, node: Op, symbol: str, texts: list[str], lanes: int) -> str:
-        """A shift by the low bits of the counts; to the left among unsigned numbers."""
-        whole = dtypes.by_name(f"uint{node.dtype.bits}") if symbol == "<<" else node.dtype
-        self.used_vectors |= {(whole, lanes), (node.dtype, lanes)}
-        kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
-        return f"(({kind})(({unsigned}){texts[0]} {symbol} ({unsigned})({texts[1]} & {node.dtype.bits - 1})))"
 
     def ramp(self, node: Op, lanes: int) -> str:
         """An index as a number on every lane: the first lane's, and steps from there."""

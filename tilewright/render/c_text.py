@@ -141,6 +141,13 @@ def shift(name: str, value: str, count: str, dtype: DType) -> str:
     return f"(({kind})(({wide}){value} << {places}))"
 
 
+def vector_shift(name: str, texts: list[str], dtype: DType, lanes: int) -> str:
+    """A shift of a vector by the low bits of its counts; to the left among unsigned numbers."""
+    whole = dtypes.by_name(f"uint{dtype.bits}") if name == "shl" else dtype
+    kind, unsigned = vector_name(dtype, lanes), vector_name(whole, lanes)
+    return f"(({kind})(({unsigned}){texts[0]} {SHIFTS[name]} ({unsigned})({texts[1]} & {dtype.bits - 1})))"
+
+
 def bits_as(text: str, source: DType, target: DType) -> str:
     """The bits of a scalar as those of another type."""
     return f"tw_bits({TYPES[source.name]}, {TYPES[target.name]}, {text})"
