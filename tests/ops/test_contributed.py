@@ -298,3 +298,34 @@ def test_dynamic_quantize_lstm(run_model, direction) -> None:  # noqa: F811
     order = ["x", "w", "r", "b", None, None, None, None, "ws", "wz", "rs", "rz"]
     check(run_model, "DynamicQuantizeLSTM", {"x": normal(6, 2, 5)}, constants, ("y", "h", "c"), order=order,
           rtol=0.05, atol=0.03, hidden_size=4, direction=direction)  # fmt: skip
+
+
+def test_qlinear_where(run_model) -> None:  # noqa: F811
+    inputs = {"c": bytes_of(3, 1) > 100, "x": bytes_of(3, 7), "y": bytes_of(7, seed=1)}
+    constants = {"xs": number(0.03), "xz": number(3, np.uint8), "ys": number(0.05), "yz": number(5, np.uint8),
+                 "os": number(0.07), "oz": number(9, np.uint8)}  # fmt: skip
+    order = ["c", "x", "xs", "xz", "y", "ys", "yz", "os", "oz"]
+    check(run_model, "QLinearWhere", inputs, constants, order=order, outputs=("o",), step=1)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gather_block_quantized(run_model, bits, zeros) -> None:  # noqa: F811
+    constants = {"w": bytes_of(11, 48 * bits // 8), "s": np.abs(normal(11, 3, seed=1))}
+    if zeros:
+        constants["z"] = bytes_of(11, 2 if bits == 4 else 3)
+    inputs = {"i": np.array([[3, 0, 10], [7, 7, 1]])}
+    order = ["w", "i", "s", *(["z"] if zeros else [])]
+    check(run_model, "GatherBlockQuantized", inputs, constants, order=order, bits=bits, block_size=16)
+
+
+def test_gather_block_quantized_of_small_integers(run_model) -> None:  # noqa: F811
+    table = np.random.default_rng(0).integers(-8, 8, (11, 48)).astype(onnx.helper.tensor_dtype_to_np_dtype(22))
+    constants = {"w": table, "s": np.abs(normal(11, 3, seed=1))}
+    check(run_model, "GatherBlockQuantized", {"i": np.array([[3, 0], [7, 1]])}, constants, order=["w", "i", "s"],
+          block_size=16)  # fmt: skip
+
+
+def test_operators_that_onnx_took_over(run_model) -> None:  # noqa: F811
+    check(run_model, "Trilu", {"x": normal(3, 5, 4)}, {"k": np.array(1)}, upper=0)
+    check(run_model, "GridSample", {"x": normal(1, 2, 5, 4), "g": normal(1, 3, 3, 2, seed=1)}, mode="bilinear")

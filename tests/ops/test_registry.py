@@ -30,13 +30,14 @@ Squeeze Sub Sum Swish Tan Tanh TensorScatter TfIdfVectorizer ThresholdedRelu Til
 Upsample Where Xor com.microsoft.Attention com.microsoft.BiasAdd com.microsoft.BiasGelu com.microsoft.BiasSoftmax
 com.microsoft.BiasSplitGelu com.microsoft.DequantizeLinear com.microsoft.DynamicQuantizeLSTM
 com.microsoft.DynamicQuantizeMatMul com.microsoft.EmbedLayerNormalization com.microsoft.FastGelu
-com.microsoft.FusedConv com.microsoft.FusedGemm com.microsoft.FusedMatMul com.microsoft.Gelu
-com.microsoft.GroupQueryAttention com.microsoft.MatMulIntegerToFloat com.microsoft.MatMulNBits
-com.microsoft.MultiHeadAttention com.microsoft.NhwcMaxPool com.microsoft.QGemm com.microsoft.QLinearAdd
-com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearGlobalAveragePool
-com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
-com.microsoft.QuantizeLinear com.microsoft.QuickGelu com.microsoft.RotaryEmbedding
-com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization com.microsoft.TransposeMatMul
+com.microsoft.FusedConv com.microsoft.FusedGemm com.microsoft.FusedMatMul com.microsoft.GatherBlockQuantized
+com.microsoft.Gelu com.microsoft.GridSample com.microsoft.GroupQueryAttention com.microsoft.MatMulIntegerToFloat
+com.microsoft.MatMulNBits com.microsoft.MultiHeadAttention com.microsoft.NhwcMaxPool com.microsoft.QGemm
+com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat
+com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
+com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax com.microsoft.QLinearWhere com.microsoft.QuantizeLinear
+com.microsoft.QuickGelu com.microsoft.RotaryEmbedding com.microsoft.SkipLayerNormalization
+com.microsoft.SkipSimplifiedLayerNormalization com.microsoft.TransposeMatMul com.microsoft.Trilu
 """
 
 

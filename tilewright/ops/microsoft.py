@@ -16,10 +16,14 @@ from tilewright.ops.elementwise import activation, elementwise, erf_gelu, throug
 from tilewright.ops.normalization import normalized
 from tilewright.ops.pooling import max_pool
 from tilewright.ops.registry import operator
-from tilewright.ops.shape import reshaped
+from tilewright.ops.sampling import grid_sample
+from tilewright.ops.shape import reshaped, trilu
 from tilewright.ops.softmax import softmax_over
 
 DOMAIN = "com.microsoft"
+
+operator("GridSample", domain=DOMAIN)(grid_sample)  # as ONNX took them over
+operator("Trilu", domain=DOMAIN, constants=(1,))(trilu)
 
 
 @operator("QuickGelu", domain=DOMAIN)

@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, const, eq, load, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import Builder, dims, wrapped
 from tilewright.ops.contraction import matrix_product, widened
 from tilewright.ops.microsoft import DOMAIN
 from tilewright.ops.pooling import average_pool
@@ -20,6 +20,7 @@ from tilewright.ops.reduction import reduce_over
 from tilewright.ops.registry import operator
 from tilewright.ops.shape import concatenated
 from tilewright.ops.softmax import softmax_over
+from tilewright.ops.storage import decoded
 
 operator("QuantizeLinear", domain=DOMAIN)(quantize_linear)
 operator("DequantizeLinear", domain=DOMAIN)(dequantize_linear)
@@ -305,3 +306,62 @@ def dynamic_quantize_lstm(
     plain = replace(node, op="LSTM", domain="")
     w, r = real("real_weight", weight, w_scale, w_zero), real("real_recurrence", recurrence, r_scale, r_zero)
     return lstm(b, plain, x, w, r, bias, lengths, initial_h, initial_c, peephole)
+
+
+@operator("QLinearWhere", domain=DOMAIN)
+def qlinear_where(
+    b: Builder,
+    node: Node,
+    condition: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    out_scale: Tensor,
+    out_zero: Tensor,
+) -> Tensor:
+    left, right = _scale(b, x_scale, x_zero, x.dtype), _scale(b, y_scale, y_zero, y.dtype)
+    out = _scale(b, out_scale, out_zero, x.dtype)
+
+    def element(*i: Expr) -> Expr:
+        return out.whole(b, select(b.read(condition, i), left.real(b, b.read(x, i)), right.real(b, b.read(y, i))))
+
+    return b.map("", b.broadcast(condition, x, y), element)
+
+
+@operator("GatherBlockQuantized", domain=DOMAIN)
+def gather_block_quantized(
+    b: Builder, node: Node, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None = None
+) -> Tensor:
+    """Rows of a table whose elements are small integers with a scale for every block of them."""
+    axis = b.axis(node.attributes.get("gather_axis", 0), data.rank)
+    blocked = b.axis(node.attributes.get("quantize_axis", 1), data.rank)
+    bits, block = int(node.attributes.get("bits", 4)), int(node.attributes.get("block_size", 128))
+    each = 8 // bits if data.dtype is dtypes.uint8 else 1  # elements of a byte, along the last axis
+    if bits not in (2, 4, 8) or block < 1 or scales.rank != data.rank or (each > 1 and axis == data.rank - 1):
+        raise b.invalid(f"{bits} bits in blocks of {block} of {data!r} with scales {list(dims(scales))}")
+    whole = (*dims(data)[:-1], dims(data)[-1] * each)
+
+    def at(t: Tensor, i: tuple[Expr, ...]) -> Expr:
+        """An element of the table or of its zero points, which are packed alike."""
+        value = decoded(b, load(t, (*i[:-1], i[-1] // each if each > 1 else i[-1])))
+        if each == 1:
+            return cast(value, dtypes.int32)
+        shift = cast((i[-1] % each) * bits, dtypes.int32)
+        return op("bitand", op("shr", cast(value, dtypes.int32), shift), (1 << bits) - 1)
+
+    def element(*i: Expr) -> Expr:
+        row = wrapped(b, indices, i[axis : axis + indices.rank], whole[axis])
+        place = (*i[:axis], row, *i[axis + indices.rank :])
+        group = (*place[:blocked], place[blocked] // block, *place[blocked + 1 :])
+        wide = dtypes.accumulator(scales.dtype)
+        value = at(data, place)
+        if zeros is not None:
+            value = value - at(zeros, group)
+        elif data.dtype is dtypes.uint8:
+            value = value - (1 << (bits - 1))
+        return cast(cast(value, wide) * b.wide(scales, group), scales.dtype)
+
+    return b.map("", (*whole[:axis], *dims(indices), *whole[axis + 1 :]), element)
