@@ -334,3 +334,35 @@ def test_a_loop_that_its_data_ends(run_model, bound) -> None:  # noqa: F811
     node = helper.make_node("Loop", ["ten", "go", "x", "zero"], ["y", "steps"], body=body)
     constants = {"ten": np.array(10), "go": np.array(True), "one": np.float32(1), "zero": np.float32(0)}
     check(run_model, [node], {"x": normal(3, 5), "bound": np.array(bound, np.float32)}, constants, ("y", "steps"))
+
+
+F, N = TensorProto.FLOAT, TensorProto.INT64
+WRONG = [
+    # operator, inputs by type and shape, constants, attributes, what the message says
+    ("MaxUnpool", [(F, [1, 1, 2, 2]), (N, [1, 1, 3, 2])], [], {"kernel_shape": [2, 2]}, "input 'I' has the shape"),
+    ("TensorScatter", [(F, [2, 3, 4]), (F, [2, 1, 4]), (N, [3])], [], {}, "input 'write_indices' has the shape"),
+    ("ScatterND", [(F, [2, 3]), (N, [2, 5]), (F, [2])], [], {}, "do not fit"),
+    ("ScatterElements", [(F, [2, 3]), (N, [3, 1]), (F, [3, 1])], [], {"axis": 1}, "reach outside"),
+    ("GridSample", [(F, [1, 2, 4, 4]), (F, [2, 3, 3, 2])], [], {}, "a grid .* does not fit"),
+    ("RoiAlign", [(F, [1, 1, 4, 4]), (F, [2, 4]), (N, [3])], [], {"sampling_ratio": 2}, "input 'batch_indices'"),
+    ("LSTM", [(F, [4, 2, 3]), (F, [1, 8, 3]), (F, [1, 8, 2]), (F, [1, 15])], [], {"hidden_size": 2}, "input 'B' has"),
+    ("Det", [(F, [3, 4])], [], {}, "no square matrices"),
+    ("STFT", [(F, [1, 10, 1])], [np.array(0)], {}, "frames of 10 every 0"),
+    ("DFT", [(F, [1, 10, 3])], [], {}, "there is no such transform"),
+    ("Col2Im", [(F, [1, 4, 9])], [np.array([1 << 40, 4]), np.array([2, 2])], {}, "are not those of"),
+    ("SplitToSequence", [(F, [1 << 30])], [], {}, "a sequence of 4097 tensors"),
+    ("BitCast", [(F, [3])], [], {"to": TensorProto.INT8}, "has 32 bits an element"),
+    ("BatchNormalization", [(F, [1, 3]), (F, [3]), (F, [3]), (F, [2]), (F, [3])], [], {}, "input 'mean' has the shape"),
+]
+
+
+@pytest.mark.parametrize(("op", "given", "constants", "attributes", "words"), WRONG, ids=[w[0] for w in WRONG])
+def test_what_does_not_fit_is_named(op, given, constants, attributes, words) -> None:
+    values = [helper.make_tensor_value_info(f"x{k}", kind, shape) for k, (kind, shape) in enumerate(given)]
+    known = [numpy_helper.from_array(a, f"c{k}") for k, a in enumerate(constants)]
+    names = [*(v.name for v in values), *(t.name for t in known)]
+    node = helper.make_node(op, names, ["y"], name="culprit", **attributes)
+    graph = helper.make_graph([node], "g", values, [onnx.ValueInfoProto(name="y")], known)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 26)], ir_version=12)
+    with pytest.raises((ModelError, UnsupportedError), match=rf"{op} node 'culprit': .*{words}"):
+        ops.lower(frontend.load(model))

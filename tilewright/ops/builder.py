@@ -280,6 +280,13 @@ def dims(tensor: Tensor) -> Shape:
     return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
 
 
+def expect(b: Builder, what: str, tensor: Tensor | None, *shapes: Shape) -> None:
+    """An input, where it is given, has one of these shapes: what is read beside a tensor is anybody's."""
+    if tensor is not None and dims(tensor) not in shapes:
+        wanted = " or ".join(str(list(s)) for s in shapes)
+        raise b.invalid(f"its input '{what}' has the shape {list(dims(tensor))}; {wanted} is needed")
+
+
 def literal(value: np.ndarray, dtype: DType) -> Const:
     """One known element; those of storage types are given by their bits."""
     return const(value.view(np.uint8).item() if dtype.is_storage else value.item(), dtype)

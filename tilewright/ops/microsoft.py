@@ -9,7 +9,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, const, eq, load, maximum, minimum, op
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims, wrapped
+from tilewright.ops.builder import Builder, dims, expect, wrapped
 from tilewright.ops.contraction import gemm, matrix_product, same_type
 from tilewright.ops.convolution import conv
 from tilewright.ops.elementwise import activation, elementwise, erf_gelu, through_wide
@@ -45,6 +45,7 @@ def bias_add(b: Builder, node: Node, x: Tensor, bias: Tensor, skip: Tensor) -> T
 @operator("BiasSplitGelu", domain=DOMAIN)
 def bias_split_gelu(b: Builder, node: Node, x: Tensor, bias: Tensor) -> Tensor:
     half = dims(x)[-1] // 2
+    expect(b, "bias", bias, dims(x)[-1:])
 
     def element(*i: Expr) -> Expr:
         def at(shift: int) -> Expr:
@@ -172,6 +173,7 @@ def matmul_n_bits(
             value = value - cast(load(zeros, (row, k // block)), wide)
         return value * cast(load(factors, (row, k // block)), wide)
 
+    expect(b, "bias", bias, (columns,))
     matrix = b.map("weights", (columns, depth), weight)
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
@@ -190,6 +192,11 @@ def _skip_norm(
     b: Builder, node: Node, given: list[Tensor], gamma: Tensor, beta: Tensor | None, centre: bool
 ) -> tuple[Tensor | None, ...]:
     x = given[0]
+    expect(b, "gamma", gamma, dims(x)[-1:])
+    expect(b, "beta", beta, dims(x)[-1:])
+    for other in given[1:]:
+        if b.broadcast(x, other) != dims(x):
+            raise b.invalid(f"{list(dims(other))} cannot be added to {list(dims(x))}")
 
     def added(*i: Expr) -> Expr:
         total = b.wide(x, i)
@@ -243,6 +250,14 @@ def embed_layer_normalization(
     positions: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     shape = (*dims(words), dims(word_table)[1])
+    hidden = shape[-1:]
+    for name, table in (("position_embedding", position_table), ("segment_embedding", segment_table)):
+        expect(b, name, table, *(() if table is None else ((dims(table)[0], *hidden),)))
+    expect(b, "gamma", gamma, hidden)
+    expect(b, "beta", beta, hidden)
+    expect(b, "segment_ids", segments, dims(words))
+    expect(b, "mask", mask, dims(words))
+    expect(b, "position_ids", positions, dims(words), (1, *dims(words)[1:]))
 
     def element(n: Expr, s: Expr, c: Expr) -> Expr:
         def row(table: Tensor, indices: Tensor) -> Expr:

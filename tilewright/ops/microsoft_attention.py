@@ -12,7 +12,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, eq, le, load, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, clamp, dims
+from tilewright.ops.builder import Builder, clamp, dims, expect
 from tilewright.ops.contraction import matrix_product
 from tilewright.ops.microsoft import DOMAIN
 from tilewright.ops.reduction import reduce_over
@@ -105,6 +105,8 @@ def _split(b: Builder, hint: str, x: Tensor, heads: int, bias: Tensor | None = N
     if x.rank != 3 or dims(x)[2] % heads:
         raise b.invalid(f"{list(dims(x))} does not split into {heads} heads")
     size = dims(x)[2] // heads
+    if bias is not None and dims(bias)[0] < first + dims(x)[2]:
+        raise b.invalid(f"its bias {list(dims(bias))} is too short for {first + dims(x)[2]} columns")
 
     def element(n: Expr, h: Expr, s: Expr, d: Expr) -> Expr:
         value = b.wide(x, (n, s, h * size + d))
@@ -115,11 +117,29 @@ def _split(b: Builder, hint: str, x: Tensor, heads: int, bias: Tensor | None = N
 
 
 def _masked(
-    b: Builder, mask: Tensor | None, bias: Tensor | None, causal: bool, past: int, filler: float, total: int, batch: int
+    b: Builder,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    past: int,
+    filler: float,
+    total: int,
+    batch: int,
+    places: int,
 ) -> Adjust:
     """What masks and biases do to scores: those of masked keys fall by a large number, of later ones to the lowest."""
     if mask is not None and mask.rank == 1 and dims(mask)[0] not in (batch, 2 * batch):
         raise b.unsupported(f"a mask of shape {list(dims(mask))} is not supported; use one of another form")
+
+    extents = {2: (batch, total), 3: (batch, places, total)}
+    if mask is not None and mask.rank in extents:
+        expect(b, "mask", mask, extents[mask.rank])
+    if mask is not None and mask.rank == 4 and (dims(mask)[2] < past + places or dims(mask)[3] < total):
+        raise b.invalid(f"its mask {list(dims(mask))} is smaller than {past + places} x {total}")
+    if mask is not None and not 1 <= mask.rank <= 4:
+        raise b.invalid(f"its mask {list(dims(mask))} has to have 1 to 4 axes")
+    if bias is not None and any(n not in (1, m) for n, m in zip(dims(bias)[-2:], (places, total), strict=False)):
+        raise b.invalid(f"its attention_bias {list(dims(bias))} does not fit {places} x {total} scores")
 
     def visible(i: tuple[Expr, ...]) -> Expr:
         assert mask is not None
@@ -165,6 +185,9 @@ def attention(
     sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", [width // 3] * 3)]
     if sum(sizes) != width or len(sizes) != 3 or any(n % count for n in sizes):
         raise b.invalid(f"weights {list(dims(weights))} do not split into {sizes} of {count} heads")
+    expect(b, "bias", bias, (width,))
+    if past is not None and (past.rank != 5 or dims(past)[:3] != (2, dims(x)[0], count)):
+        raise b.invalid(f"its past {list(dims(past))} does not fit {count} heads")
     projected = matrix_product(b, "projected", x, weights)
     batch, places = dims(x)[:2]
 
@@ -187,7 +210,7 @@ def attention(
     scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(sizes[0] // count)
     adjust = _masked(
         b, mask, added, bool(node.attributes.get("unidirectional", 0)), before,
-        float(node.attributes.get("mask_filter_value", -10000.0)), before + places, batch,
+        float(node.attributes.get("mask_filter_value", -10000.0)), before + places, batch, places,
     )  # fmt: skip
     result = attended(b, Heads(query, key, value), scale, adjust)
     if len(node.outputs) < 2 or not node.outputs[1]:
@@ -222,7 +245,7 @@ def multi_head_attention(
     scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(dims(heads.query)[3])
     adjust = _masked(
         b, mask, added, bool(node.attributes.get("unidirectional", 0)), before,
-        float(node.attributes.get("mask_filter_value", -10000.0)), dims(k)[2], dims(query)[0],
+        float(node.attributes.get("mask_filter_value", -10000.0)), dims(k)[2], dims(query)[0], dims(heads.query)[2],
     )  # fmt: skip
     result = attended(b, Heads(heads.query, k, v), scale, adjust)
     if len(node.outputs) > 3 and node.outputs[3]:
@@ -303,10 +326,11 @@ def rotary_embedding(b: Builder, node: Node, x: Tensor, positions: Tensor, cos: 
     heads = _split(b, "heads", x, count) if x.rank == 3 else x
 
     def place(n: Expr, s: Expr) -> Expr:
-        if positions.rank == 1:  # one number, where all sequences begin
+        if dims(positions) == (1,):  # one number, where all sequences begin
             return cast(b.read(positions, (0,)), dtypes.index) + s
         return cast(load(positions, (n, s)), dtypes.index)
 
+    expect(b, "position_ids", positions, (1,), (dims(heads)[0], dims(heads)[2]))
     interleaved = bool(node.attributes.get("interleaved", 0))
     turned = rotated(b, "turned", heads, place, cos, sin, interleaved, size or dims(heads)[3])
     if x.rank == 4:
@@ -340,13 +364,18 @@ def group_query_attention(
     count, shared = int(node.attributes["num_heads"]), int(node.attributes["kv_num_heads"])
     batch, places = dims(query)[:2]
     q, k, v = _grouped(b, query, key, value, count, shared)
+    expect(b, "seqlens_k", lengths, (batch,), (batch, 1))
+    expect(b, "position_ids", positions, (batch, places))
+    expect(b, "head_sink", sink, (count,))
+    for name, old in (("past_key", past_key), ("past_value", past_value)):
+        expect(b, name, old, *(() if old is None else ((batch, shared, dims(old)[2], dims(k)[3]),)))
     total = int(b.known(total_length, "total_sequence_length").reshape(-1)[0])
     capacity = max(total, 0 if past_key is None else dims(past_key)[2])
     prompt = places == total  # the first words: nothing is behind them, whatever the lengths say
 
     def behind(n: Expr) -> Expr:
         """How many places of a sequence are in its past."""
-        return const(0) if prompt else cast(load(lengths, (n,)), dtypes.index) + (1 - places)
+        return const(0) if prompt else cast(load(lengths, (n, 0)[: lengths.rank]), dtypes.index) + (1 - places)
 
     if node.attributes.get("do_rotary", 0):
         if cos is None or sin is None:
@@ -384,7 +413,7 @@ def group_query_attention(
             at = tuple(clamp(a, m) if p == 3 else a for p, (a, m) in enumerate(zip(i, dims(added), strict=True)))
             score = score + cast(b.read(added, at), score.dtype)
         here = behind(n) + s
-        seen = [le(t, here)] if causal else [lt(t, cast(load(lengths, (n,)), dtypes.index) + 1)]
+        seen = [le(t, here)] if causal else [lt(t, cast(load(lengths, (n, 0)[: lengths.rank]), dtypes.index) + 1)]
         if window > 0:
             seen.append(lt(here - window, t))
         return select(all_of(seen), score, const(float(np.finfo(np.float32).min), score.dtype))

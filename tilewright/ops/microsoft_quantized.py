@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, const, eq, load, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims, wrapped
+from tilewright.ops.builder import Builder, dims, expect, wrapped
 from tilewright.ops.contraction import matrix_product, widened
 from tilewright.ops.microsoft import DOMAIN
 from tilewright.ops.pooling import average_pool
@@ -190,6 +190,8 @@ def matmul_integer_to_float(
 ) -> Tensor:
     left, right = widened(b, "left", x, x_zero, row=True), widened(b, "right", y, y_zero, row=False)
     total = matrix_product(b, "sum", left, right)
+    for name, given in (("a_scale", x_scale), ("b_scale", y_scale), ("bias", bias)):
+        expect(b, name, given, (), (1,), dims(y)[-1:])
 
     def element(*i: Expr) -> Expr:
         value = cast(b.read(total, i), dtypes.float32) * (_column(b, x_scale, i) * _column(b, y_scale, i))

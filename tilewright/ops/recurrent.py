@@ -13,7 +13,7 @@ from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Expr, cast, const, load, lt, maximum, minimum, select, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import Builder, dims, expect
 from tilewright.ops.elementwise import activation
 from tilewright.ops.registry import operator
 from tilewright.ops.shape import concatenated
@@ -69,6 +69,8 @@ def _layer(
             raise b.invalid(f"sequence_lens has to hold {batch} numbers from 0 to {steps}")
         if known is not None and np.all(known == steps):
             lengths = None
+    expect(b, "B", bias, (dims(weight)[0], 2 * gates * hidden))
+    expect(b, "R", recurrence, (dims(weight)[0], gates * hidden, hidden))
     wide = dtypes.accumulator(x.dtype)
     return Layer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide, lengths)
 
@@ -154,6 +156,10 @@ def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable
 def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | None) -> Tensor:
     if given is None:
         return b.constant(np.zeros((layer.batch, layer.hidden), layer.wide.numpy), f"{d.hint}_{hint}")
+
+    ways = dims(layer.weight)[0]
+    shape = (layer.batch, ways, layer.hidden) if layer.batch_first else (ways, layer.batch, layer.hidden)
+    expect(b, f"initial_{hint[0]}", given, shape)
 
     def element(n: Expr, j: Expr) -> Expr:
         return b.wide(given, (n, d.place, j) if layer.batch_first else (d.place, n, j))

@@ -12,7 +12,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, le, load, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, clamp, dims
+from tilewright.ops.builder import Builder, clamp, dims, expect
 from tilewright.ops.registry import operator
 from tilewright.ops.windows import windows
 
@@ -31,6 +31,8 @@ def grid_sample(b: Builder, node: Node, x: Tensor, grid: Tensor) -> Tensor:
         raise b.unsupported(f"padding_mode '{padding}' is not known; use zeros, border or reflection")
     sizes = dims(x)[2:]
     spatial = len(sizes)
+    if grid.rank != x.rank or dims(grid)[0] != dims(x)[0] or dims(grid)[-1] != spatial:
+        raise b.invalid(f"a grid {list(dims(grid))} does not fit images {list(dims(x))}")
 
     def element(*i: Expr) -> Expr:
         # the grid's last axis counts from the innermost image axis
@@ -118,13 +120,14 @@ def _pixel(x: Tensor, i: Sequence[Expr], places: Sequence[Expr], zeros: bool) ->
 @operator("RoiAlign", since=10)
 def roi_align(b: Builder, node: Node, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
     height, width = int(node.attributes.get("output_height", 1)), int(node.attributes.get("output_width", 1))
+    out = (height, width)
     ratio, mode = int(node.attributes.get("sampling_ratio", 0)), node.attributes.get("mode", "avg")
     scale = float(node.attributes.get("spatial_scale", 1.0))
     default = "half_pixel" if not node.version or node.version >= 16 else "output_half_pixel"
     half = node.attributes.get("coordinate_transformation_mode", default) == "half_pixel"
-    if x.rank != 4 or rois.rank != 2 or dims(rois)[1] != 4 or mode not in ("avg", "max") or ratio < 0:
+    expect(b, "batch_indices", batches, dims(rois)[:1])
+    if x.rank != 4 or rois.rank != 2 or dims(rois)[1] != 4 or mode not in ("avg", "max") or min(ratio, *out) < 0:
         raise b.invalid(f"regions {list(dims(rois))} of {list(dims(x))} in mode '{mode}' with sampling_ratio {ratio}")
-    out = (height, width)
 
     def region(n: Expr, axis: int) -> tuple[Expr, Expr]:
         """Where a region begins along an axis, and the size of one of its parts; regions are x1, y1, x2, y2."""
@@ -216,6 +219,7 @@ def deform_conv(
     wanted = (dims(x)[0], shares * kernel[0] * kernel[1] * 2, *out)
     if dims(offset) != wanted or (mask is not None and dims(mask) != (wanted[0], wanted[1] // 2, *out)):
         raise b.invalid(f"offsets {list(dims(offset))} are not {list(wanted)}, or its mask does not fit them")
+    expect(b, "B", bias, (count,))
     wide = dtypes.accumulator(x.dtype)
     inside = dims(weight)[1]
 

@@ -17,10 +17,11 @@ from tilewright.ir.expr import Axis, Expr, all_of, cast, const, eq, le, load, lt
 from tilewright.ir.graph import Node
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, clamp, dims, reindex, wrapped
+from tilewright.ops.builder import Builder, Shape, clamp, dims, expect, reindex, wrapped
 from tilewright.ops.registry import operator
 
 MOST_COMPARISONS = 1 << 32  # of places with indices: some seconds
+MOST_PLACES = 1 << 24  # of a table of who writes where
 _COMBINERS = {"none": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
@@ -48,7 +49,7 @@ def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates
     def along(i: Sequence[Expr], k: Expr) -> tuple[Expr, ...]:
         return (*i[:axis], k, *i[axis + 1 :])
 
-    known = b.value(indices)
+    known = b.value(indices) if prod(places) <= MOST_PLACES else None
     if known is None and prod(places) * steps > MOST_COMPARISONS:
         axes = tuple(Axis(f"i{n}", n_) for n, n_ in enumerate(dims(indices)))
         i = tuple(map(var, axes))
@@ -111,7 +112,7 @@ def scatter_nd(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tens
     def update(u: Expr, rest: Sequence[Expr]) -> Expr:
         return load(updates, (*reindex(outer, (count,), (u,)), *rest))
 
-    known = b.value(indices)
+    known = b.value(indices) if prod(head) <= MOST_PLACES else None
     writer = None
     if known is not None:
         places = np.zeros(count, np.int64)
@@ -187,6 +188,7 @@ def tensor_scatter(b: Builder, node: Node, past: Tensor, update: Tensor, starts:
     most, count = dims(past)[axis], dims(update)[axis]
     if count > most or axis == 0 or dims(update) != (*dims(past)[:axis], count, *dims(past)[axis + 1 :]):
         raise b.invalid(f"update {list(dims(update))} does not fit the cache {list(dims(past))}")
+    expect(b, "write_indices", starts, (dims(past)[0],))
     if count == 0:
         return past
 
@@ -214,6 +216,7 @@ def unpooled_shape(b: Builder, node: Node, x: Tensor) -> Shape:
 @operator("MaxUnpool", since=9, constants=(2,))
 def max_unpool(b: Builder, node: Node, x: Tensor, indices: Tensor, output_shape: Tensor | None = None) -> Tensor:
     """Maxima put back where they were; a place that several name takes the last one."""
+    expect(b, "I", indices, dims(x))
     inferred = b.checked_shape(unpooled_shape(b, node, x))
     shape = inferred if output_shape is None else tuple(b.integers(output_shape, "output_shape"))
     if len(shape) != len(inferred) or any(n < m for n, m in zip(shape, inferred, strict=True)):

@@ -12,6 +12,8 @@ from tilewright.ops.builder import Builder, dims
 from tilewright.ops.registry import operator
 from tilewright.ops.shape import concatenated, parts_of, reshaped
 
+MOST_ITEMS = 1 << 12  # each is a compute of its own
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -81,14 +83,17 @@ def split_to_sequence(b: Builder, node: Node, x: Tensor, split: Tensor | None = 
     axis = b.axis(node.attributes.get("axis", 0), x.rank)
     extent = dims(x)[axis]
     if split is None:
-        parts, keep = [1] * extent, bool(node.attributes.get("keepdims", 1))
+        parts, keep = [1] * min(extent, MOST_ITEMS + 1), bool(node.attributes.get("keepdims", 1))
     else:
         given, keep = b.integers(split, "split"), True
         parts = given
         if split.rank == 0:
             if given[0] < 1:
                 raise b.invalid(f"parts of {given[0]}; they have to be of 1 or more")
-            parts = [min(given[0], extent - at) for at in range(0, extent, given[0])]
+            starts = range(0, extent, given[0])[: MOST_ITEMS + 1]
+            parts = [min(given[0], extent - at) for at in starts]
+    if len(parts) > MOST_ITEMS:
+        raise b.unsupported(f"a sequence of {len(parts)} tensors is not supported; {MOST_ITEMS} are")
     pieces = parts_of(b, x, axis, parts)
     if not keep:
         shape = (*dims(x)[:axis], *dims(x)[axis + 1 :])

@@ -116,7 +116,8 @@ def mel_weight_matrix(
         raise b.unsupported(f"output_datatype {number} is not supported; use a number of 8 bits or more")
     if count < 1 or size < 1 or samples < 1:
         raise b.invalid(f"{count} bins of a transform of {size} at {samples} samples; each has to be 1 or more")
-    b.checked_shape([size // 2 + 1, count])
+    if (size // 2 + 1) * count > MOST_FACTORS:
+        raise b.unsupported(f"{count} bins of {size // 2 + 1} frequencies are more than the {MOST_FACTORS} supported")
     first, last = (2595 * np.log1p(edge / 700) / np.log(10) for edge in (low, high))
     mel = np.arange(count + 2) * ((last - first) / (count + 2)) + first
     edges = (((size + 1) * 700 * np.expm1(mel / 2595 * np.log(10))) // samples).astype(np.int64)

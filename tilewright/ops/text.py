@@ -11,6 +11,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims
 from tilewright.ops.registry import operator
 
+MOST_COLUMNS = 1 << 24
 _MODES = ("TF", "IDF", "TFIDF")
 
 
@@ -24,6 +25,9 @@ def tfidf_vectorizer(b: Builder, node: Node, x: Tensor) -> Tensor:
         raise b.invalid(f"mode '{mode}' of {list(dims(x))}; it is one of {', '.join(_MODES)}, of one or two axes")
     grams, lengths, columns = _grams(b, node)
     width, count = max(attributes["ngram_indexes"], default=-1) + 1, len(grams)
+    if min(attributes["ngram_indexes"], default=0) < 0 or width > MOST_COLUMNS:
+        raise b.invalid(f"ngram_indexes reach from {min(attributes['ngram_indexes'])} to {width - 1}; 0 to "
+                        f"{MOST_COLUMNS - 1} are columns")  # fmt: skip
     rows, row = dims(x)[:-1], dims(x)[-1]
     skips = int(attributes.get("max_skip_count", 0)) + 1
     if count == 0 or row == 0:
