@@ -180,6 +180,8 @@ class Builder:
     def map_compute(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Map:
         axes = _axes("i", shape)
         value = simplify(element(*map(var, axes)))
+        if 0 in shape:  # of no element it does not matter which
+            value = const(0, value.dtype)
         return Map(self.tensor(hint, shape, value.dtype), axes, value, self.origin)
 
     def reduce(
@@ -192,7 +194,7 @@ class Builder:
     ) -> Tensor:
         """A plain reduction of `element(axes, reduce_axes)` over `reduce_shape`; over nothing, the neutral element."""
         compute = self.reduce_compute(hint, shape, reduce_shape, element, operator)
-        if 0 in reduce_shape:
+        if 0 in reduce_shape or 0 in shape:
             nothing = compute.monoid.identity[0]
             empty = Map(compute.outputs[0], compute.axes, nothing, self.origin)
             self.emit(empty)
