@@ -62,9 +62,23 @@ def mish(x: np.ndarray) -> np.ndarray:
     return x * np.tanh(softplus(x))
 
 
+def elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 0, np.expm1(np.minimum(x, 0)), x)
+
+
+def selu(x: np.ndarray) -> np.ndarray:
+    alpha, gamma = np.float32(1.67326319217681884765625), np.float32(1.05070102214813232421875)
+    return np.where(x < 0, np.expm1(np.minimum(x, 0)) * alpha, x) * gamma
+
+
+def softsign(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isinf(x), np.sign(x), x / (1 + np.abs(x)))
+
+
 FUNCTIONS = {
     "Sinh": np.sinh, "Cosh": np.cosh, "Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh, "Atan": np.arctan,
     "Asin": np.arcsin, "Acos": np.arccos, "Softplus": softplus, "Mish": mish,
+    "Elu": elu, "Celu": elu, "Selu": selu, "Softsign": softsign,
 }  # fmt: skip
 
 
@@ -97,3 +111,10 @@ def test_functions_to_the_last_places(op: str, target: str, kernel_cache: Path) 
     np.testing.assert_array_equal(got[special], wanted[special])
     signed = ~np.isnan(wanted)
     np.testing.assert_array_equal(np.signbit(got[signed]), np.signbit(wanted[signed]))
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+def test_a_tensor_without_elements(way: tuple[str, str], kernel_cache: Path) -> None:
+    model = model_of([("Trilu", ["x"], "y", {"upper": 0})], {"x": (3, 0, 5)}, {"y": (3, 0, 5)})
+    got = run(model, np.zeros((3, 0, 5), np.float32), way=way, cache=kernel_cache)
+    assert got.shape == (3, 0, 5)

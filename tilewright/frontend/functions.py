@@ -12,40 +12,45 @@ from tilewright import ops
 from tilewright.ops.control import NAMES as CONTROL
 
 _STANDARD = ("", "ai.onnx")
+_DEFINED = ("", "ai.onnx.preview")  # operator sets whose definitions ONNX has
 _DEPTH = 8  # definitions that use other such operators; ONNX nests no deeper than three
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with such operators replaced by their definitions; the model itself when it has none."""
-    version = next((i.version for i in model.opset_import if i.domain in _STANDARD), 1)
+    versions = {"" if i.domain in _STANDARD else i.domain: i.version for i in model.opset_import}
     for _ in range(_DEPTH):
-        if not any(_definition(n, version) for n in model.graph.node):
+        if not any(_definition(n, versions) for n in model.graph.node):
             break
-        model = _expanded(model, version)
+        model = _expanded(model, versions)
     return model
 
 
-def _definition(node: onnx.NodeProto, version: int) -> Any:  # an OpSchema, whose stubs lack most of it
+def _definition(node: onnx.NodeProto, versions: Mapping[str, int]) -> Any:  # an OpSchema, whose stubs lack most of it
     """The schema that defines an operator we lack, or None."""
-    if node.domain not in _STANDARD or node.op_type in CONTROL or ops.find(node.op_type, "", version) is not None:
+    domain = "" if node.domain in _STANDARD else node.domain
+    if domain not in _DEFINED or node.op_type in CONTROL:
         return None
-    if version > onnx.defs.onnx_opset_version() or not onnx.defs.has(node.op_type):
+    version = versions.get(domain, 1)
+    if ops.find(node.op_type, domain, version) is not None or not onnx.defs.has(node.op_type, domain):
+        return None
+    if not domain and version > onnx.defs.onnx_opset_version():
         return None
     try:
-        schema: Any = onnx.defs.get_schema(node.op_type, version)
+        schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None
 
 
-def _expanded(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+def _expanded(model: onnx.ModelProto, versions: Mapping[str, int]) -> onnx.ModelProto:
     types = _types(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]
     for count, node in enumerate(model.graph.node):
-        schema = _definition(node, version)
-        function = None if schema is None else _function(schema, node, version, types)
+        schema = _definition(node, versions)
+        function = None if schema is None else _function(schema, node, versions, types)
         if schema is None or function is None:
             result.graph.node.append(node)
         else:
@@ -63,9 +68,11 @@ def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def _function(
-    schema: Any, node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
+    schema: Any, node: onnx.NodeProto, versions: Mapping[str, int], types: Mapping[str, onnx.TypeProto]
 ) -> onnx.FunctionProto | None:
     function = onnx.FunctionProto()
+    # of operators of another set too, definitions are written in ONNX's own and go by its version
+    version = versions.get("", onnx.defs.onnx_opset_version())
     if schema.has_function:
         fitting = [v for v in schema.function_opset_versions if v <= version]
         function.ParseFromString(schema.get_function_with_opset_version(max(fitting)))

@@ -11,8 +11,8 @@ import numpy as np
 @dataclass(frozen=True)
 class DType:
     name: str
-    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool
-    bits: int
+    kind: str  # "f" float, "i" signed, "u" unsigned, "b" bool, "s" storage: moved and read as bits, never computed with
+    bits: int  # that an element takes in memory
     numpy: np.dtype
     onnx: int
 
@@ -27,6 +27,10 @@ class DType:
     @property
     def is_int(self) -> bool:
         return self.kind in "iu"
+
+    @property
+    def is_storage(self) -> bool:
+        return self.kind == "s"
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -51,8 +55,23 @@ uint32 = DType("uint32", "u", 32, np.dtype(np.uint32), 12)
 uint64 = DType("uint64", "u", 64, np.dtype(np.uint64), 13)
 bfloat16 = DType("bfloat16", "f", 16, np.dtype(ml_dtypes.bfloat16), 16)
 
+# One element a byte, as NumPy holds them; what their bits mean is spelled out by ops/storage.py.
+float8e4m3fn = DType("float8e4m3fn", "s", 8, np.dtype(ml_dtypes.float8_e4m3fn), 17)
+float8e4m3fnuz = DType("float8e4m3fnuz", "s", 8, np.dtype(ml_dtypes.float8_e4m3fnuz), 18)
+float8e5m2 = DType("float8e5m2", "s", 8, np.dtype(ml_dtypes.float8_e5m2), 19)
+float8e5m2fnuz = DType("float8e5m2fnuz", "s", 8, np.dtype(ml_dtypes.float8_e5m2fnuz), 20)
+uint4 = DType("uint4", "s", 8, np.dtype(ml_dtypes.uint4), 21)
+int4 = DType("int4", "s", 8, np.dtype(ml_dtypes.int4), 22)
+float4e2m1 = DType("float4e2m1", "s", 8, np.dtype(ml_dtypes.float4_e2m1fn), 23)
+float8e8m0 = DType("float8e8m0", "s", 8, np.dtype(ml_dtypes.float8_e8m0fnu), 24)
+uint2 = DType("uint2", "s", 8, np.dtype(ml_dtypes.uint2), 25)
+int2 = DType("int2", "s", 8, np.dtype(ml_dtypes.int2), 26)
+
+STORAGE: tuple[DType, ...] = (
+    float8e4m3fn, float8e4m3fnuz, float8e5m2, float8e5m2fnuz, uint4, int4, float4e2m1, float8e8m0, uint2, int2,
+)  # fmt: skip
 ALL: tuple[DType, ...] = (
-    float32, uint8, int8, uint16, int16, int32, int64, bool_, float16, float64, uint32, uint64, bfloat16,
+    float32, uint8, int8, uint16, int16, int32, int64, bool_, float16, float64, uint32, uint64, bfloat16, *STORAGE,
 )  # fmt: skip
 index = int64
 

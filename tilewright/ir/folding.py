@@ -40,7 +40,8 @@ def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
 def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
     """The values of a foldable compute's outputs."""
     values = evaluate_computes((compute,), {t: constants[t] for t in reads(compute)})
-    return {t: np.ascontiguousarray(values[t]).astype(t.dtype.numpy, copy=False) for t in compute.outputs}
+    # order="C" and not ascontiguousarray, which would give a scalar an axis
+    return {t: np.asarray(values[t], t.dtype.numpy, order="C") for t in compute.outputs}
 
 
 def without_dead(program: Program) -> Program:

@@ -128,7 +128,9 @@ class Machine:
             offset.append(start)
         corner = array[tuple(slice(o, None) for o in offset)]
         shape = [len(r) if strides[a] else 1 for a, r in dims]
-        return np.lib.stride_tricks.as_strided(corner, shape, [strides[a] for a, _ in dims], writeable=False)
+        raw = corner.view(np.uint8) if node.dtype.is_storage else corner  # NumPy's strides know its own types alone
+        view = np.lib.stride_tricks.as_strided(raw, shape, [strides[a] for a, _ in dims], writeable=False)
+        return view.view(corner.dtype)
 
     def run(self, computes: Iterable[Compute], keep: Container[Tensor] | None = None) -> None:
         """Run in order; with `keep`, tensors no later compute reads are dropped unless they are in it."""

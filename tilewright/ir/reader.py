@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from tilewright.errors import TilewrightError
 from tilewright.ir import dtypes
+from tilewright.ir.bits import bitcast
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Extent, State, Symbol, _make_op, const, load, op, symbol, var
 from tilewright.ir.scalar import OPS
 from tilewright.ir.tensor import Tensor
-from tilewright.ir.text import KEYWORDS, PRECEDENCE, SUFFIX
+from tilewright.ir.text import BITS, KEYWORDS, PRECEDENCE, SUFFIX
 
 T = TypeVar("T")
 _TOKEN = re.compile(
@@ -234,6 +235,10 @@ class Reader:
             if len(args) != 1:
                 raise TextError(f"line {token.line}: a cast takes one operand")
             return _make_op(OPS["cast"], args, dtypes.by_name(token.text))
+        if token.text.removeprefix(BITS) in {d.name for d in dtypes.ALL}:
+            if len(args) != 1:
+                raise TextError(f"line {token.line}: {token.text} takes one operand")
+            return bitcast(args[0], dtypes.by_name(token.text.removeprefix(BITS)))
         if token.text not in OPS:
             raise TextError(f"line {token.line}: no operation {token.text!r}")
         return self._apply(token, token.text, args)

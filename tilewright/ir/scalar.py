@@ -20,7 +20,7 @@ UNBOUNDED: Interval = (-math.inf, math.inf)
 class ScalarOp:
     name: str
     arity: int
-    result: str  # "same": the operands' type; "bool"; "cast": given by the node
+    result: str  # "same": the operands' type; "bool"; "cast", "bits": given by the node
     numpy: Callable[..., Any]
     interval: Callable[..., Interval] | None = None
     kinds: str = "fiub"  # operand kinds it is defined for
@@ -86,6 +86,20 @@ def _abs_bounds(a: Interval) -> Interval:
     return (0 if a[1] >= 0 else -a[1]), max(-a[0], a[1])
 
 
+def _and_bounds(a: Interval, b: Interval) -> Interval:
+    if a[0] < 0 or b[0] < 0:
+        return UNBOUNDED
+    return 0, min(a[1], b[1])
+
+
+def _shift_left(a: Any, b: Any) -> Any:
+    return np.left_shift(a, np.asarray(b) & (np.asarray(a).dtype.itemsize * 8 - 1))
+
+
+def _shift_right(a: Any, b: Any) -> Any:
+    return np.right_shift(a, np.asarray(b) & (np.asarray(a).dtype.itemsize * 8 - 1))
+
+
 def _monotone(f: Callable[[float], float]) -> Callable[[Interval], Interval]:
     def rule(a: Interval) -> Interval:
         try:
@@ -141,8 +155,16 @@ _ROWS = [
     _op("not", 1, "bool", np.logical_not, None, "b"),
     _op("isnan", 1, "bool", np.isnan, None, "f"),
     _op("isinf", 1, "bool", np.isinf, None, "f"),
+    # bits of integers; a shift takes the low bits of its count alone, and to the right it keeps the sign of signed ones
+    _op("bitand", 2, "same", np.bitwise_and, _and_bounds, "iu"),
+    _op("bitor", 2, "same", np.bitwise_or, None, "iu"),
+    _op("bitxor", 2, "same", np.bitwise_xor, None, "iu"),
+    _op("shl", 2, "same", _shift_left, None, "iu"),
+    _op("shr", 2, "same", _shift_right, None, "iu"),
+    # the same bits as the node's own type, which is as wide
+    _op("bitcast", 1, "bits", lambda x: x, None, "fiubs"),
     # select(condition, then, otherwise); cast: to the node's own type, floats to integers truncate
-    _op("select", 3, "same", np.where, lambda c, a, b: (min(a[0], b[0]), max(a[1], b[1]))),
+    _op("select", 3, "same", np.where, lambda c, a, b: (min(a[0], b[0]), max(a[1], b[1])), "fiubs"),
     _op("cast", 1, "cast", lambda x: x, lambda a: a),
 ]
 

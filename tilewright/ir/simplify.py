@@ -202,7 +202,11 @@ def _fold(node: Op) -> Expr | None:
     divides_safely = node.op.name not in ("floordiv", "mod") or node.args[1].value > 0  # type: ignore[attr-defined]
     if node.args[0].dtype is dtypes.index and node.op.name in _OF_INDICES and divides_safely:
         return const(_OF_INDICES[node.op.name](*(a.value for a in node.args)), node.dtype)  # type: ignore[attr-defined]
+    if any(n.dtype.is_storage for n in (node, *node.args)):
+        return None
     values = [np.asarray(a.value, a.dtype.numpy) for a in node.args]  # type: ignore[attr-defined]
+    if node.op.result == "bits":
+        return const(values[0].view(node.dtype.numpy).item(), node.dtype)
     with np.errstate(all="ignore"):
         result = node.op.numpy(*values)
         return const(np.asarray(result).astype(node.dtype.numpy).item(), node.dtype)

@@ -59,12 +59,14 @@ KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.ALL}
 SUFFIX = {
     "float32": "", "int64": "", "bool": "", "float64": "_f64", "float16": "_f16", "bfloat16": "_bf16", "int8": "_i8",
     "int16": "_i16", "int32": "_i32", "uint8": "_u8", "uint16": "_u16", "uint32": "_u32", "uint64": "_u64",
+    **{d.name: f"_s{d.onnx}" for d in dtypes.STORAGE},
 }  # fmt: skip
 PRECEDENCE = {
     "or": 1, "and": 2, "eq": 3, "ne": 3, "lt": 3, "le": 3, "add": 4, "sub": 4,
     "mul": 5, "div": 5, "floordiv": 5, "mod": 5,
 }  # fmt: skip
 REDUCTIONS = {"add": "sum", "mul": "product", "min": "least", "max": "largest", "and": "all", "or": "any"}
+BITS = "bits_"  # in front of a type: a value's bits as one of that type
 _ATOM = 9
 _LET_SIZE = 16  # a shared operand of this many nodes is named, so that text stays linear in the expression
 _LET_DEPTH = 40  # a deep chain is cut into named pieces, so that reading it back nests little
@@ -181,6 +183,8 @@ class Printer:
             raise TypeError(f"no text for {type(node).__name__}")
         if node.op.name == "cast":
             return f"{node.dtype.name}({args[0][0]})", _ATOM
+        if node.op.name == "bitcast":
+            return f"{BITS}{node.dtype.name}({args[0][0]})", _ATOM
         level = PRECEDENCE.get(node.op.name)
         if level is None:
             return f"{node.op.name}({', '.join(t for t, _ in args)})", _ATOM

@@ -16,7 +16,7 @@ Dims = tuple[tuple[Axis, range], ...]  # the axes of a block and the part of eac
 
 # The smallest normal number of the types whose smaller ones CPUs can flush; those of half precision stay.
 SMALLEST = {dtypes.float32: 2.0**-126, dtypes.bfloat16: 2.0**-126, dtypes.float64: 2.0**-1022}
-_MOVES = frozenset({"select", "cast"})  # operations that hand on what they are given
+_MOVES = frozenset({"select", "cast", "bitcast"})  # operations that hand on what they are given
 
 
 def flushed(value: np.ndarray, dtype: DType) -> np.ndarray:
@@ -53,7 +53,7 @@ def evaluate_exprs(
             args = tuple(values[id(a)] for a in node.args)
             if isinstance(node, Const):
                 # rounded to its own type first: a wide evaluation computes the same function
-                values[id(node)] = np.asarray(node.value, node.dtype.numpy).astype(working_type(node.dtype, wide))
+                values[id(node)] = _constant(node).astype(working_type(node.dtype, wide))
             elif isinstance(node, Op) and flush and node.op.name not in _MOVES:
                 given = [flushed(a, n.dtype) for a, n in zip(args, node.args, strict=True)]
                 values[id(node)] = flushed(apply_op(node, given, wide), node.dtype)
@@ -70,11 +70,20 @@ def evaluate_exprs(
     return [values[id(r)] for r in roots]
 
 
+def _constant(node: Const) -> np.ndarray:
+    if node.dtype.is_storage:  # given by its bits
+        return np.asarray(node.value, np.uint8).view(node.dtype.numpy)
+    return np.asarray(node.value, node.dtype.numpy)
+
+
 def apply_op(node: Op, args: Sequence[np.ndarray], wide: bool = False) -> np.ndarray:
     """One row of the scalar table on arrays, rounded to the node's type."""
     target = working_type(node.dtype, wide)
     if node.op.name == "cast":
         return _cast(args[0], node.dtype, target)
+    if node.op.name == "bitcast":
+        exact = np.ascontiguousarray(args[0].astype(node.args[0].dtype.numpy, copy=False)).reshape(args[0].shape)
+        return exact.view(node.dtype.numpy).astype(target, copy=False)
     if args[-1].dtype.itemsize == 2 and node.args[-1].dtype.is_float:
         first = 1 if node.op.name == "select" else 0
         args = [*args[:first], *(a.astype(np.float32) for a in args[first:])]

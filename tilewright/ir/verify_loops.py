@@ -49,6 +49,9 @@ def check_types(node: Expr) -> str | None:
             return f"{node!r} is {node.dtype.name}, but {node.source.name} holds {node.source.dtype.name}"
     if not isinstance(node, Op) or node.op.result == "cast":
         return None
+    if node.op.result == "bits":
+        same = len(node.args) == 1 and node.args[0].dtype.bits == node.dtype.bits
+        return None if same else f"{node!r} changes the number of bits"
     values = node.args[1:] if node.op.name == "select" else node.args
     if node.op.name == "select" and node.args[0].dtype is not dtypes.bool_:
         return f"the condition of {node!r} is {node.args[0].dtype.name}"

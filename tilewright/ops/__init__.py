@@ -1,19 +1,33 @@
 """Operators as tensor expressions: one function an operator, one registry, and the walk that lowers a Graph."""
 
 from tilewright.ops import (  # noqa: F401  (importing a family registers its operators)
+    bits,
+    columns,
     contraction,
     convolution,
     elementwise,
     indexing,
+    linear_algebra,
+    microsoft,
+    microsoft_attention,
+    microsoft_quantized,
     normalization,
+    optional,
     pooling,
     quantization,
+    random,
     recurrent,
     reduction,
     resize,
     sampling,
+    scatter,
+    sequence,
     shape,
+    signal,
     softmax,
+    sorting,
+    text,
+    types,
 )
 from tilewright.ops.lower import lower
 from tilewright.ops.registry import find, supported

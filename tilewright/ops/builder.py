@@ -14,7 +14,21 @@ from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, ExprLike, as_expr, cast, const, load, maximum, minimum, op, select, var
+from tilewright.ir.expr import (
+    Axis,
+    Const,
+    Expr,
+    ExprLike,
+    as_expr,
+    cast,
+    const,
+    load,
+    maximum,
+    minimum,
+    op,
+    select,
+    var,
+)
 from tilewright.ir.folding import fold, foldable
 from tilewright.ir.graph import Node
 from tilewright.ir.simplify import simplify
@@ -166,6 +180,8 @@ class Builder:
     def map_compute(self, hint: str, shape: Sequence[int], element: Callable[..., Expr]) -> Map:
         axes = _axes("i", shape)
         value = simplify(element(*map(var, axes)))
+        if 0 in shape:  # of no element it does not matter which
+            value = const(0, value.dtype)
         return Map(self.tensor(hint, shape, value.dtype), axes, value, self.origin)
 
     def reduce(
@@ -178,7 +194,7 @@ class Builder:
     ) -> Tensor:
         """A plain reduction of `element(axes, reduce_axes)` over `reduce_shape`; over nothing, the neutral element."""
         compute = self.reduce_compute(hint, shape, reduce_shape, element, operator)
-        if 0 in reduce_shape:
+        if 0 in reduce_shape or 0 in shape:
             nothing = compute.monoid.identity[0]
             empty = Map(compute.outputs[0], compute.axes, nothing, self.origin)
             self.emit(empty)
@@ -229,7 +245,7 @@ class Builder:
         """
         value = self.constants.get(tensor)
         if value is not None and value.size == 1:
-            return const(value.reshape(()).item(), tensor.dtype)
+            return literal(value.reshape(()), tensor.dtype)
         taken = tuple(indices)[len(indices) - tensor.rank :]
         return load(tensor, tuple(0 if n == 1 else i for n, i in zip(tensor.shape, taken, strict=True)))
 
@@ -264,6 +280,18 @@ def _reduce_axes(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Expr, ..
 def dims(tensor: Tensor) -> Shape:
     """The shape of a tensor as integers."""
     return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
+
+
+def expect(b: Builder, what: str, tensor: Tensor | None, *shapes: Shape) -> None:
+    """An input, where it is given, has one of these shapes: what is read beside a tensor is anybody's."""
+    if tensor is not None and dims(tensor) not in shapes:
+        wanted = " or ".join(str(list(s)) for s in shapes)
+        raise b.invalid(f"its input '{what}' has the shape {list(dims(tensor))}; {wanted} is needed")
+
+
+def literal(value: np.ndarray, dtype: DType) -> Const:
+    """One known element; those of storage types are given by their bits."""
+    return const(value.view(np.uint8).item() if dtype.is_storage else value.item(), dtype)
 
 
 def distinct_axes(b: Builder, axes: Sequence[int], rank: int) -> list[int]:

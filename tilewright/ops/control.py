@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from tilewright.errors import UnsupportedError
+from tilewright.errors import ModelError, UnsupportedError
 from tilewright.ir.compute import Compute, Scan
-from tilewright.ir.expr import Axis, Expr, eq, load, select, var
+from tilewright.ir.expr import Axis, Expr, eq, load, op, select, var
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
+from tilewright.ops.sequence import Sequence
 
-Scope = dict[str, Tensor]
+Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
 RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own names bound, gives its outputs
 Results = tuple[Tensor | None, ...]
+_DONE_IN_VAIN = 1 << 12  # steps up to which a loop that data may end does all of them
 _WRITTEN_OUT = 64  # steps up to which a loop whose tensors change shape is written out
+
+
+class _EndsEarly(UnsupportedError):
+    """A body whose condition is not always true."""
+
 
 NAMES = ("If", "Loop", "Scan")
 
@@ -40,10 +49,18 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     known = b.value(condition)
     if known is not None:
         return tuple(run(node.attributes["then_branch" if known.all() else "else_branch"], {}))
-    then, otherwise = run(node.attributes["then_branch"], {}), run(node.attributes["else_branch"], {})
+    try:
+        then, otherwise = run(node.attributes["then_branch"], {}), run(node.attributes["else_branch"], {})
+    except (ModelError, UnsupportedError):
+        # a branch that does not fit the shapes is never taken with them: then the condition has to say so
+        b.enter(node)
+        b.known(condition, "cond")
+        raise
     b.enter(node)
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
+        if isinstance(one, Sequence) or isinstance(other, Sequence):
+            b.known(condition, "cond")
         if dims(one) != dims(other) or one.dtype is not other.dtype:
             raise b.unsupported(
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "
@@ -63,7 +80,7 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
 
 def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     if node.version < 9 and node.version:
-        raise b.unsupported("Scan before operator set 9 is not supported; convert the model to a newer operator set")
+        return _old_scan(b, node, arguments, run)
     body: Graph = node.attributes["body"]
     given = [a for a in arguments if a is not None]
     count = int(node.attributes["num_scan_inputs"])
@@ -95,6 +112,32 @@ def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         for k, (t, a, r) in enumerate(zip(stacked, out_axes, reverse, strict=True))
     ]
     return (*finals, *placed)
+
+
+def _old_scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
+    """Scan as operator set 8 had it: an axis of batches in front of everything, whose items are scanned one by one."""
+    if arguments[0] is not None:
+        raise b.unsupported("sequence_lens of Scan is not supported; convert the model to operator set 9")
+    given = [a for a in arguments[1:] if a is not None]
+    count = int(node.attributes["num_scan_inputs"])
+    batch = dims(given[0])[0]
+    if not 0 < batch <= _WRITTEN_OUT or any(t.rank == 0 or dims(t)[0] != batch for t in given):
+        raise b.unsupported(f"Scan of operator set 8 over {batch} batches is not supported; 1 to {_WRITTEN_OUT} are")
+    newer = replace(node, version=9, attributes={
+        "body": node.attributes["body"], "num_scan_inputs": count,
+        "scan_input_directions": node.attributes.get("directions", [0] * count),
+    })  # fmt: skip
+    found = []
+    for item in range(batch):
+        b.enter(node)
+        parts = [
+            b.map(f"item{item}_{k}", dims(t)[1:], lambda *i, t=t, item=item: load(t, (item, *i)))
+            for k, t in enumerate(given)
+        ]
+        found.append(_scan(b, newer, list(parts), run))
+    b.enter(node)
+    results = zip(*found, strict=True)
+    return tuple(_stack(b, [p for p in parts if p is not None], f"items{k}") for k, parts in enumerate(results))
 
 
 def _bind(body: Graph, tensors: list[Tensor]) -> Scope:
@@ -179,7 +222,7 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     def checked(outputs: list[Tensor]) -> list[Tensor]:
         goes_on = b.value(outputs[0])
         if goes_on is None or not goes_on.all():
-            raise b.unsupported("its condition may end it early; export the model with a fixed number of steps")
+            raise _EndsEarly(str(b.unsupported("its condition may end it early; give it a fixed number of steps")))
         return outputs
 
     def one_step(carry: list[Tensor]) -> list[Tensor]:
@@ -187,7 +230,12 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         return checked(run(body, _bind(body, [number, always, *carry])))
 
     try:
-        made = _steps(b, node, step, count, start, one_step, 1) if count else None
+        steps_alike = count > 0 and not any(isinstance(t, Sequence) for t in start)
+        made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
+    except _EndsEarly:
+        made = _may_end(b, node, step, count, start, run)
+        if made is None:
+            raise
     except UnsupportedError:
         # a step may need its number as a constant, say to slice by it
         if count > _WRITTEN_OUT:
@@ -196,6 +244,40 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     if made is not None:
         return (*made[0], *made[1])
     return _written_out(b, node, body, count, always, start, run, checked)
+
+
+def _may_end(
+    b: Builder, node: Node, step: Axis, count: int, start: list[Tensor], run: RunBody
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """A loop whose condition is data: all its steps are done, and those behind the last one change nothing.
+
+    None where what it stacks would depend on the number of steps, or where they are too many to do in vain.
+    """
+    body: Graph = node.attributes["body"]
+    if len(body.outputs) > len(start) + 1 or count > _DONE_IN_VAIN:
+        return None
+
+    def one_step(carry: list[Tensor]) -> list[Tensor]:
+        runs, held = carry[0], carry[1:]
+        number = b.map("step", (), lambda: var(step))
+        outputs = run(body, _bind(body, [number, runs, *held]))
+        b.enter(node)
+        if any(
+            dims(new) != dims(old) or new.dtype is not old.dtype for new, old in zip(outputs[1:], held, strict=True)
+        ):
+            raise b.unsupported("its condition may end it early, and its tensors change shape; give them a fixed one")
+        goes_on = b.map("goes_on", (), lambda: op("and", load(runs, ()), b.read(outputs[0], (0,) * outputs[0].rank)))
+        kept = []
+        for k, (new, old) in enumerate(zip(outputs[1:], held, strict=True)):
+
+            def element(*i: Expr, new: Tensor = new, old: Tensor = old) -> Expr:
+                return select(load(runs, ()), b.read(new, i), load(old, i))
+
+            kept.append(b.map(f"kept{k}", dims(old), element))
+        return [goes_on, *kept]
+
+    made = _steps(b, node, step, count, [b.constant(np.asarray(True), "runs"), *start], one_step, 0)
+    return None if made is None else (made[0][1:], [])
 
 
 def _written_out(

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Expr, cast, const, eq, le, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
@@ -176,6 +175,7 @@ _EXP_REACH = {"float32": 88.0, "float64": 709.0}
 _SQUARE_REACH = {"float32": 2.0**28, "float64": 2.0**56}
 # As many terms as the type has digits for: of sinh up to 1, of the arc tangent up to tan(pi/8).
 _SINH_TERMS = {"float32": (9, 7, 5, 3), "float64": (17, 15, 13, 11, 9, 7, 5, 3)}
+_EXP_TERMS = {"float32": range(9, 1, -1), "float64": range(16, 1, -1)}  # of e^x - 1 up to 1/2
 _ATAN_TERMS = {"float32": range(17, 0, -2), "float64": range(41, 0, -2)}
 _MISH_REACH = 30.0  # beyond it is x
 
@@ -202,6 +202,19 @@ def _log_of_one_more(x: Expr) -> Expr:
     kept = sum_ - 1
     factor = select(eq(kept, x), const(1, x.dtype), op("div", x, kept))
     return select(eq(sum_, 1), x, op("log", sum_) * factor)
+
+
+def _exp_less_one(x: Expr) -> Expr:
+    """e^x - 1 for x <= 0, to the last places also where x is small and the difference would lose them."""
+    series: Expr = const(0, x.dtype)
+    for n in _EXP_TERMS[x.dtype.name]:
+        series = (series + 1 / math.factorial(n)) * x
+    return select(lt(-0.5, x), x + x * series, op("exp", x) - 1)
+
+
+def _softsign(x: Expr) -> Expr:
+    size = op("abs", x)
+    return select(lt(_SQUARE_REACH[x.dtype.name], size), op("sign", x), op("div", x, size + 1))
 
 
 def _halves(size: Expr) -> tuple[Expr, Expr, Expr]:
@@ -319,7 +332,7 @@ for _name, _function in {
     "Asin": _asin,
     "Acos": lambda x: _atan(op("sqrt", op("div", 1 - x, x + 1))) * 2,
     "Softplus": _softplus,
-    "Softsign": lambda x: op("div", x, op("abs", x) + 1),
+    "Softsign": _softsign,
     "Mish": _mish,
     "HardSwish": lambda x: x * maximum(minimum(x * (1 / 6) + 0.5, 1), 0),
 }.items():
@@ -370,7 +383,7 @@ def activation(name: str, attributes: Any) -> Callable[[Expr], Expr] | None:
         "relu": lambda x: maximum(x, 0),
         "tanh": lambda x: op("tanh", x),
         "sigmoid": lambda x: op("sigmoid", x),
-        "softsign": lambda x: op("div", x, op("abs", x) + 1),
+        "softsign": _softsign,
         "softplus": _softplus,
     }
     key = name.lower()
@@ -397,9 +410,9 @@ def activation(name: str, attributes: Any) -> Callable[[Expr], Expr] | None:
         "thresholdedrelu": lambda x: select(lt(alpha, x), x, const(0, x.dtype)),
         "scaledtanh": lambda x: op("tanh", x * beta) * alpha,
         "hardsigmoid": lambda x: maximum(minimum(x * alpha + beta, 1), 0),
-        "elu": lambda x: select(lt(x, 0), (op("exp", x) - 1) * alpha, x),
-        "celu": lambda x: maximum(x, 0) + minimum((op("exp", x * (1 / alpha)) - 1) * alpha, 0),
-        "selu": lambda x: select(le(x, 0), (op("exp", x) - 1) * alpha, x) * beta,
+        "elu": lambda x: select(lt(x, 0), _exp_less_one(x) * alpha, x),
+        "celu": lambda x: select(lt(x, 0), _exp_less_one(x * (1 / alpha)) * alpha, x),
+        "selu": lambda x: select(lt(x, 0), _exp_less_one(x) * alpha, x) * beta,
         "swish": lambda x: x * op("sigmoid", x if alpha == 1 else x * alpha),
     }
     return table[key]
@@ -464,27 +477,3 @@ def where(b: Builder, node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Te
     if x.dtype is not y.dtype:
         raise b.invalid(f"its inputs differ in type: {x.dtype.name}, {y.dtype.name}")
     return broadcast_map(b, "", select, condition, x, y)
-
-
-# types
-
-
-def convert(x: Expr, dtype: DType) -> Expr:
-    """ONNX's Cast of one value: to bool means non-zero."""
-    if dtype is dtypes.bool_ and x.dtype is not dtypes.bool_:
-        return op("ne", x, 0)
-    return cast(x, dtype)
-
-
-@operator("Cast")
-def cast_(b: Builder, node: Node, x: Tensor) -> Tensor:
-    number = node.attributes.get("to")
-    dtype = dtypes.by_onnx(number) if isinstance(number, int) else None
-    if dtype is None:
-        raise b.unsupported(f"casting to ONNX type {number} is not supported; keep to floats, integers and bool")
-    return x if dtype is x.dtype else elementwise(b, lambda v: convert(v, dtype), x)
-
-
-@operator("CastLike", since=15)
-def cast_like(b: Builder, node: Node, x: Tensor, like: Tensor) -> Tensor:
-    return x if like.dtype is x.dtype else elementwise(b, lambda v: convert(v, like.dtype), x)

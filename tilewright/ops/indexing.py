@@ -1,4 +1,4 @@
-"""Operators whose indices are data: gathers, scatters and one-hot encoding."""
+"""Operators whose indices are data: gathers and one-hot encoding."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Scatter
-from tilewright.ir.expr import Axis, Expr, cast, eq, load, lt, op, select, var
+from tilewright.ir.expr import Expr, cast, eq, load, lt, op, select
 from tilewright.ir.graph import Node
-from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims, wrapped
 from tilewright.ops.registry import operator
@@ -51,43 +49,6 @@ def gather_nd(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
         return load(x, (*i[:batch], *picked, *i[outer:]))
 
     return b.map("", shape, element)
-
-
-_COMBINERS = {"none": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
-
-
-def _combiner(b: Builder, node: Node) -> str | None:
-    name = node.attributes.get("reduction", "none")
-    if name not in _COMBINERS:
-        raise b.unsupported(f"reduction '{name}' is not known; use none, add, mul, max or min")
-    return _COMBINERS[name]
-
-
-@operator("ScatterElements", "Scatter", since=9)
-def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    axis = b.axis(node.attributes.get("axis", 0), x.rank)
-    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(indices)))
-    i = tuple(map(var, axes))
-    places = (*i[:axis], wrapped(b, indices, i, dims(x)[axis]), *i[axis + 1 :])
-    return _scattered(b, node, x, axes, places, load(updates, i))
-
-
-@operator("ScatterND", since=11)
-def scatter_nd(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    depth, outer = dims(indices)[-1], indices.rank - 1
-    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(updates)))
-    i = tuple(map(var, axes))
-    picked = [wrapped(b, indices, (*i[:outer], k), dims(x)[k]) for k in range(depth)]
-    return _scattered(b, node, x, axes, (*picked, *i[outer:]), load(updates, i))
-
-
-def _scattered(
-    b: Builder, node: Node, x: Tensor, axes: tuple[Axis, ...], places: tuple[Expr, ...], value: Expr
-) -> Tensor:
-    output = b.tensor("", dims(x), x.dtype)
-    indices = tuple(simplify(p) for p in places)
-    b.emit(Scatter(output, x, axes, indices, value, _combiner(b, node), unique=False, origin=b.origin))
-    return output
 
 
 @operator("OneHot", since=9, constants=(1,))
@@ -133,3 +94,10 @@ def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
         raise b.invalid(f"its condition keeps element {kept[-1]} of an axis of {dims(x)[axis]}")
     shape = (*dims(x)[:axis], len(kept), *dims(x)[axis + 1 :])
     return b.map("", shape, lambda *i: load(x, (*i[:axis], b.read(places, (i[axis],)), *i[axis + 1 :])))
+
+
+@operator("NonZero", since=9, constants=(0,))
+def non_zero(b: Builder, node: Node, x: Tensor) -> Tensor:
+    """Of constants alone: elsewhere the data would decide the shape."""
+    found = np.nonzero(b.known(x, "X")) if x.rank else np.nonzero(b.known(x, "X").reshape(1))[:0]
+    return b.constant(np.asarray(found, np.int64).reshape(x.rank, -1), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,15 @@ from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
+from tilewright.ops.control import Scope
 from tilewright.ops.registry import find
+from tilewright.ops.sequence import Sequence
 
 
 def lower(graph: Graph) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated."""
     b = Builder()
-    scope: dict[str, Tensor] = {}
+    scope: Scope = {}
     inputs = []
     for value in graph.inputs:
         shape = b.checked_shape(value.shape, f"input '{value.name}'")  # type: ignore[arg-type]
@@ -38,7 +41,7 @@ def lower(graph: Graph) -> Program:
     return without_dead(program)
 
 
-def _lower_nodes(b: Builder, graph: Graph, scope: dict[str, Tensor], outer: Mapping[str, np.ndarray]) -> list[Tensor]:
+def _lower_nodes(b: Builder, graph: Graph, scope: Scope, outer: Mapping[str, np.ndarray]) -> list[Tensor]:
     """Lower the nodes of a graph, or of a body inside one, into `scope`; gives the graph's outputs."""
     constants = {**outer, **graph.constants}
     for name in graph.constants:
@@ -73,7 +76,7 @@ def _captured(graph: Graph) -> set[str]:
     return names
 
 
-def _lower_node(b: Builder, node: Node, scope: dict[str, Tensor], constants: Mapping[str, np.ndarray]) -> None:
+def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
     arguments = [_named(b, scope, constants, name) if name else None for name in node.inputs]
     if node.op in control.NAMES and not node.domain:
@@ -105,7 +108,8 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
-def _named(b: Builder, scope: dict[str, Tensor], constants: Mapping[str, np.ndarray], name: str) -> Tensor:
+def _named(b: Builder, scope: Scope, constants: Mapping[str, np.ndarray], name: str) -> Any:
+    """A tensor or a sequence of them."""
     if name not in scope:
         if name not in constants:
             raise ModelError(
@@ -119,6 +123,8 @@ def _outputs(b: Builder, graph: Graph, results: list[Tensor], inputs: list[Tenso
     """Output tensors: each made by a compute of its own, so inputs, constants and repeats are copied."""
     outputs: list[Tensor] = []
     for name, tensor in zip(graph.outputs, results, strict=True):
+        if isinstance(tensor, Sequence):
+            raise UnsupportedError(f"output '{name}' is a sequence; only tensors are supported")
         declared = graph.values.get(name)
         if declared is not None and declared.dtype is not tensor.dtype:
             raise ModelError(f"output '{name}' is declared as {declared.dtype.name}, but is {tensor.dtype.name}")

@@ -100,9 +100,42 @@ def mean_variance_normalization(b: Builder, node: Node, x: Tensor) -> Tensor:
 @operator("BatchNormalization")
 def batch_normalization(
     b: Builder, node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    if node.attributes.get("training_mode", 0) or len([o for o in node.outputs[1:] if o]):
-        raise b.unsupported("training mode is not supported; export the model for inference")
+) -> tuple[Tensor, ...]:
+    if x.rank < 1:
+        raise b.invalid("its input has no axes")
+    channels = dims(x)[1] if x.rank > 1 else 1
+    for name, given in (("scale", scale), ("B", bias), ("mean", mean), ("var", variance)):
+        if dims(given) != (channels,):
+            raise b.invalid(f"its input '{name}' has the shape {list(dims(given))}; {[channels]} is needed")
+    if node.attributes.get("training_mode", 0):
+        return _trained(b, node, x, scale, bias, mean, variance)
+    if any(node.outputs[1:]):
+        raise b.unsupported("the further outputs of old operator sets are for training; export the model for inference")
+    return (_scaled(b, node, x, scale, bias, mean, variance),)
+
+
+def _trained(
+    b: Builder, node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the statistics of the batch itself; gives the running ones too."""
+    axes = [a for a in range(x.rank) if a != 1]
+    count, wide = prod(dims(x)[a] for a in axes), dtypes.accumulator(x.dtype)
+    momentum = float(node.attributes.get("momentum", 0.9))
+    total = reduce_over(b, "sum", x, axes, False, "add", lambda v, *at: cast(v, wide))
+    own_mean = b.map("batch_mean", dims(total), lambda *i: b.read(total, i) * (1 / count))
+    squares = reduce_over(b, "squares", x, axes, False, "add",
+                          lambda v, *at: power(cast(v, wide) - load(own_mean, at[1:2]), 2))  # fmt: skip
+    own_variance = b.map("batch_variance", dims(total), lambda *i: b.read(squares, i) * (1 / count))
+
+    def running(hint: str, old: Tensor, new: Tensor) -> Tensor:
+        return b.map(hint, dims(old), lambda c: cast(
+            b.wide(old, (c,)) * momentum + b.read(new, (c,)) * (1 - momentum), old.dtype))  # fmt: skip
+
+    result = _scaled(b, node, x, scale, bias, own_mean, own_variance)
+    return result, running("running_mean", mean, own_mean), running("running_variance", variance, own_variance)
+
+
+def _scaled(b: Builder, node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     epsilon = float(node.attributes.get("epsilon", 1e-5))
     factor = b.map("scale", dims(scale), lambda c: b.wide(scale, (c,)) * op("rsqrt", b.wide(variance, (c,)) + epsilon))
     shift = b.map("shift", dims(scale), lambda c: b.wide(bias, (c,)) - b.wide(mean, (c,)) * b.read(factor, (c,)))

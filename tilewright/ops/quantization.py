@@ -12,6 +12,7 @@ from tilewright.ops.builder import Builder, dims
 from tilewright.ops.contraction import matrix_product, widened
 from tilewright.ops.convolution import convolved, per_output
 from tilewright.ops.registry import operator
+from tilewright.ops.storage import decoded, encoded, integer_limits, is_small_integer
 
 
 def _parameter(b: Builder, node: Node, x: Tensor, parameter: Tensor, i: tuple[Expr, ...]) -> Expr:
@@ -29,30 +30,41 @@ def _parameter(b: Builder, node: Node, x: Tensor, parameter: Tensor, i: tuple[Ex
 def quantize_linear(b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     target = zero.dtype if zero is not None else dtypes.by_onnx(node.attributes.get("output_dtype", 0) or 2)
     if target is None:
-        raise b.unsupported("its output type is not supported; use 8-, 16- or 32-bit integers")
-    info = np.iinfo(target.numpy)
+        raise b.unsupported("its output type is not supported; use integers or float8")
+    saturate = bool(node.attributes.get("saturate", 1))
+    is_integer = target.is_int or is_small_integer(target)
 
     def element(*i: Expr) -> Expr:
-        factor = cast(_parameter(b, node, x, scale, i), dtypes.float32)
-        value = op("round", cast(b.read(x, i), dtypes.float32) / factor)
+        factor = cast(decoded(b, _parameter(b, node, x, scale, i)), dtypes.float32)
+        value = cast(b.read(x, i), dtypes.float32) / factor
+        if not is_integer:  # floats have no zero point but zero
+            return encoded(value, target, saturate)
+        value = op("round", value)
         if zero is not None:
-            value = value + cast(_parameter(b, node, x, zero, i), dtypes.float32)
-        low, high = const(info.min, value.dtype), const(info.max, value.dtype)
-        return cast(minimum(maximum(value, low), high), target)
+            value = value + cast(decoded(b, _parameter(b, node, x, zero, i)), dtypes.float32)
+        low, high = (const(n, value.dtype) for n in integer_limits(target))
+        inside = minimum(maximum(value, low), high)
+        return encoded(inside, target) if target.is_storage else cast(inside, target)
 
     return b.map("", dims(x), element)
 
 
 @operator("DequantizeLinear", since=10)
 def dequantize_linear(b: Builder, node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+    number = node.attributes.get("output_dtype", 0)
+    target = dtypes.by_onnx(number) if number else scale.dtype
+    if target is None or target.is_storage:
+        raise b.unsupported("its output type is not supported; use a float of 16 bits or more")
+
     def element(*i: Expr) -> Expr:
-        factor = _parameter(b, node, x, scale, i)
-        value = cast(b.read(x, i), dtypes.int32)
-        if zero is not None:
-            value = value - cast(_parameter(b, node, x, zero, i), dtypes.int32)
-        return cast(
-            cast(value, dtypes.accumulator(factor.dtype)) * cast(factor, dtypes.accumulator(factor.dtype)), scale.dtype
-        )
+        factor = decoded(b, _parameter(b, node, x, scale, i))
+        wide = dtypes.accumulator(factor.dtype)
+        value = decoded(b, b.read(x, i))
+        if not value.dtype.is_float:
+            value = cast(value, dtypes.int32)
+            if zero is not None:
+                value = value - cast(decoded(b, _parameter(b, node, x, zero, i)), dtypes.int32)
+        return cast(cast(value, wide) * cast(factor, wide), target)
 
     return b.widened_map(x, "", element)
 

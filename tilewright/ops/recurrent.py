@@ -10,10 +10,10 @@ import numpy as np
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, cast, load, var
+from tilewright.ir.expr import Axis, Expr, cast, const, load, lt, maximum, minimum, select, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import Builder, dims, expect
 from tilewright.ops.elementwise import activation
 from tilewright.ops.registry import operator
 from tilewright.ops.shape import concatenated
@@ -35,6 +35,7 @@ class Layer:
     batch: int
     batch_first: bool
     wide: DType  # the type sums and states are kept in
+    lengths: Tensor | None  # the number of steps of each sequence, where some may be shorter
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,14 @@ def _layer(
     batch, steps = dims(x)[:2] if batch_first else dims(x)[1::-1]
     if lengths is not None:
         known = b.value(lengths)
-        if known is None or np.any(known != steps):
-            raise b.unsupported(f"sequence_lens other than the full {steps} steps is not supported; leave it out")
-    if node.attributes.get("clip", 0):
-        raise b.unsupported("attribute clip is not supported; remove it or express the cell by other operators")
-    if node.attributes.get("input_forget", 0):
-        raise b.unsupported("attribute input_forget=1 is not supported")
+        if dims(lengths) != (batch,) or (known is not None and (np.any(known < 0) or np.any(known > steps))):
+            raise b.invalid(f"sequence_lens has to hold {batch} numbers from 0 to {steps}")
+        if known is not None and np.all(known == steps):
+            lengths = None
+    expect(b, "B", bias, (dims(weight)[0], 2 * gates * hidden))
+    expect(b, "R", recurrence, (dims(weight)[0], gates * hidden, hidden))
     wide = dtypes.accumulator(x.dtype)
-    return Layer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide)
+    return Layer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide, lengths)
 
 
 def _of_direction(
@@ -105,10 +106,19 @@ def _directions(b: Builder, node: Node, defaults: tuple[str, ...]) -> list[Direc
             raise b.unsupported(f"activation '{name}' is not known")
         functions.append(function)
     each = len(defaults)
+    if len(functions) < each * len(orders):
+        raise b.invalid(f"activations {names} are fewer than the {each * len(orders)} of its cells")
+    limit = float(node.attributes.get("clip", 0))
+    if limit > 0:  # of the gates alone: what squashes the cell of an LSTM takes it as it is
+        functions = [f if n % each == 2 else _clipped(f, limit) for n, f in enumerate(functions)]
     return [
         Direction(place, reverse, functions[place * each : (place + 1) * each], "backward" if reverse else "forward")
         for place, reverse in enumerate(orders)
     ]
+
+
+def _clipped(function: Callable[[Expr], Expr], limit: float) -> Callable[[Expr], Expr]:
+    return lambda x: function(minimum(maximum(x, -limit), limit))
 
 
 def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable[[int], bool]) -> Tensor:
@@ -146,6 +156,10 @@ def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable
 def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | None) -> Tensor:
     if given is None:
         return b.constant(np.zeros((layer.batch, layer.hidden), layer.wide.numpy), f"{d.hint}_{hint}")
+
+    ways = dims(layer.weight)[0]
+    shape = (layer.batch, ways, layer.hidden) if layer.batch_first else (ways, layer.batch, layer.hidden)
+    expect(b, f"initial_{hint[0]}", given, shape)
 
     def element(n: Expr, j: Expr) -> Expr:
         return b.wide(given, (n, d.place, j) if layer.batch_first else (d.place, n, j))
@@ -237,9 +251,13 @@ def _lstm_direction(
             return value
         return value + b.wide(peephole, (d.place, j + g * layer.hidden)) * cell
 
+    coupled = bool(node.attributes.get("input_forget", 0))
+
     def next_c(n: Expr, j: Expr) -> Expr:
         old = load(c, (n, j))
-        return gate(raw(2, n, j, old)) * old + gate(raw(0, n, j, old)) * squash(raw(3, n, j))
+        taken = gate(raw(0, n, j, old))
+        kept = 1 - taken if coupled else gate(raw(2, n, j, old))
+        return kept * old + taken * squash(raw(3, n, j))
 
     new_c = b.map_compute(f"{d.hint}_next_c", shape, next_c)
 
@@ -380,9 +398,40 @@ def _scan(
         b.tensor(f"{d.hint}_{name}", shape, layer.wide) if wanted else None
         for name, wanted in zip(("last_h", "last_c"), wants[1:], strict=True)
     ]
-    stacked = () if steps is None else ((following[0], steps),)
+    shown = following[0]
+    if layer.lengths is not None:
+        extra, following, shown = _ended(b, layer, d, step, carry, following)
+        body = (*body, *extra)
+    stacked = () if steps is None else ((shown, steps),)
     b.emit(Scan(step, start, carry, body, following, tuple(finals[: len(carry)]), stacked, d.reverse, b.origin))
     return steps, finals[0], finals[1]
+
+
+def _ended(
+    b: Builder, layer: Layer, d: Direction, step: Axis, carry: tuple[Tensor, ...], following: tuple[Tensor, ...]
+) -> tuple[list[Compute], tuple[Tensor, ...], Tensor]:
+    """Beyond its end a sequence keeps its states and gives zeros. Backwards it begins there."""
+    lengths = layer.lengths
+    assert lengths is not None
+    shape = (layer.batch, layer.hidden)
+
+    def runs(n: Expr) -> Expr:
+        return lt(var(step), cast(b.read(lengths, (n,)), dtypes.index))
+
+    kept = [
+        b.map_compute(
+            f"{d.hint}_kept{k}",
+            shape,
+            lambda n, j, new=new, old=old: select(runs(n), load(new, (n, j)), load(old, (n, j))),
+        )
+        for k, (new, old) in enumerate(zip(following, carry, strict=True))
+    ]
+    shown = b.map_compute(
+        f"{d.hint}_shown",
+        shape,
+        lambda n, j: select(runs(n), load(following[0], (n, j)), const(0, layer.wide)),
+    )
+    return [*kept, shown], tuple(m.output for m in kept), shown.output
 
 
 def _outputs(b: Builder, node: Node, layer: Layer, found: list[Parts]) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""Reductions over axes, positions of extremes, running sums and sorting."""
+"""Reductions over axes, positions of extremes and running sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Monoid, Scan, Sort, neutral
+from tilewright.ir.compute import Monoid, Scan, neutral
 from tilewright.ir.expr import Axis, Expr, cast, const, eq, le, load, lt, op, select, state, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
@@ -162,7 +162,13 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     axis = b.axis(node.attributes.get("axis", 0), x.rank)
     keep = bool(node.attributes.get("keepdims", 1))
     last = bool(node.attributes.get("select_last_index", 0))
-    largest = node.op == "ArgMax"
+    return first_extreme(b, "", x, axis, keep, node.op == "ArgMax", last)
+
+
+def first_extreme(
+    b: Builder, hint: str, x: Tensor, axis: int, keep: bool, largest: bool = True, last: bool = False
+) -> Tensor:
+    """Places of extremes along an axis; of equal ones the first, or the last."""
     av, bv = state("a0", x.dtype), state("b0", x.dtype)
     # places as wide as the values mostly are, so that both fill the same lanes
     ai, bi = state("a1", dtypes.int32), state("b1", dtypes.int32)
@@ -178,7 +184,7 @@ def arg_extreme(b: Builder, node: Node, x: Tensor) -> Tensor:
     def elements(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return load(x, spread(x, [axis], keep, i, r)), cast(r[0], dtypes.int32)
 
-    return b.reduce_tuple(("",), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
+    return b.reduce_tuple((hint,), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
 
 
 @operator("CumSum", since=11, constants=(1,))
@@ -227,35 +233,3 @@ def _running(b: Builder, node: Node, x: Tensor, axis: int, operator: str) -> Ten
     if final_place:
         return stacked
     return b.map("", dims(x), lambda *i: cast(b.read(stacked, (i[axis], *i[:axis], *i[axis + 1 :])), x.dtype))
-
-
-@operator("TopK", since=1)
-def top_k_by_attribute(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
-    return _top_k(b, node, x, int(node.attributes["k"]))
-
-
-@operator("TopK", since=10, constants=(1,))
-def top_k(b: Builder, node: Node, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    return _top_k(b, node, x, b.integers(count, "K")[0])
-
-
-def _top_k(b: Builder, node: Node, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    axis = b.axis(node.attributes.get("axis", -1), x.rank)
-    if not 0 <= count <= dims(x)[axis]:
-        raise b.invalid(f"takes {count} of an axis of {dims(x)[axis]}")
-    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(x)))
-    value = load(x, [var(a) for a in axes])
-    shape = (*dims(x)[:axis], count, *dims(x)[axis + 1 :])
-    values, indices = b.tensor("", shape, x.dtype), b.tensor("indices", shape, dtypes.int64)
-    b.emit(
-        Sort(
-            (values, indices),
-            axes,
-            axes[axis],
-            value,
-            (value, var(axes[axis])),
-            bool(node.attributes.get("largest", 1)),
-            b.origin,
-        )
-    )
-    return values, indices

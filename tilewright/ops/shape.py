@@ -10,7 +10,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, all_of, cast, const, le, load, lt, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, reindex
+from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, literal, reindex
 from tilewright.ops.registry import operator
 
 
@@ -26,17 +26,6 @@ def reshaped(b: Builder, hint: str, x: Tensor, shape: Shape) -> Tensor:
 @operator("Identity")
 def identity(b: Builder, node: Node, x: Tensor) -> Tensor:
     return x
-
-
-@operator("Dropout")
-def dropout(
-    b: Builder, node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
-) -> Tensor | tuple[Tensor, Tensor]:
-    if training is not None and (b.value(training) is None or b.known(training, "training_mode").any()):
-        raise b.unsupported("training mode is not supported; export the model for inference")
-    if len(node.outputs) < 2 or not node.outputs[1]:
-        return x
-    return x, b.map("mask", dims(x), lambda *i: const(True, dtypes.bool_))
 
 
 @operator("Reshape", since=1)
@@ -172,6 +161,12 @@ def split(b: Builder, node: Node, x: Tensor, sizes: Tensor | None = None) -> tup
         count = int(node.attributes.get("num_outputs", len(node.outputs)))
         size = -(-extent // count)
         parts = [min(size, extent - k * size) for k in range(count)]
+    return parts_of(b, x, axis, parts)
+
+
+def parts_of(b: Builder, x: Tensor, axis: int, parts: list[int]) -> tuple[Tensor, ...]:
+    """A tensor cut along an axis into parts of these extents."""
+    extent = dims(x)[axis]
     if sum(parts) != extent or any(p < 0 for p in parts):
         raise b.invalid(f"parts {parts} do not add up to the axis of {extent}")
     results = []
@@ -330,7 +325,7 @@ def constant_of_shape(b: Builder, node: Node, shape: Tensor) -> Tensor:
     dtype = dtypes.by_numpy(value.dtype)
     if dtype is None:
         raise b.unsupported(f"element type {value.dtype} is not supported")
-    return b.map("", b.integers(shape, "input"), lambda *i: const(value.reshape(-1)[0], dtype))
+    return b.map("", b.integers(shape, "input"), lambda *i: literal(value.reshape(-1)[:1].reshape(()), dtype))
 
 
 @operator("Range", since=11, constants=(0, 1, 2))

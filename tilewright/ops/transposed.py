@@ -98,9 +98,7 @@ def _among(phases: Sequence[Expr], choice: Sequence[_Phases], shape: Sequence[Wi
     return all_of(conditions)
 
 
-def _convolved(
-    b: Builder, hint: str, x: Tensor, weight: Tensor, choice: Sequence[_Phases], group: int
-) -> Tensor:
+def _convolved(b: Builder, hint: str, x: Tensor, weight: Tensor, choice: Sequence[_Phases], group: int) -> Tensor:
     """The convolution of some phases: axes (n, phase and channel, position...); of groups phase and channel apart."""
     channels, per_group = dims(weight)[:2]
     inner, outputs = channels // group, per_group * group

@@ -31,13 +31,16 @@ from tilewright.render.c_text import (
     DIVISIONS,
     INFIX,
     MASK_INFIX,
+    SHIFTS,
     TYPES,
     WRAPPING,
     any_divisor,
+    bits_as,
     cast,
     literal,
     scalar_call,
     vector_name,
+    vector_shift,
     wrapping,
 )
 
@@ -146,6 +149,8 @@ class CExpressions(LongValues):
         name = node.op.name
         if name == "cast":
             return cast(args[0], node.args[0].dtype, node.dtype)
+        if name == "bitcast":
+            return bits_as(args[0], node.args[0].dtype, node.dtype)
         operand = node.args[-1].dtype
         if node.dtype.is_int and name in DIVISIONS:
             low, _ = bounds(node.args[0])
@@ -243,7 +248,7 @@ class CExpressions(LongValues):
             return self.depends(node.args[0])
         if operand in (dtypes.bfloat16, dtypes.float16):
             return True
-        if name == "cast":
+        if name in ("cast", "bitcast"):
             return node.dtype.kind == "b" or operand.kind == "b" or node.dtype in (dtypes.bfloat16, dtypes.float16)
         if name == "select":
             return self.depends(node.args[0]) and self.guards_reads(node)
@@ -340,6 +345,12 @@ class CExpressions(LongValues):
                 self.used_conversions.add((operand, node.dtype, lanes))
                 return f"{c_convert.name((operand, node.dtype, lanes))}({texts[0]})"
             return f"__builtin_convertvector({texts[0]}, {vector_name(node.dtype, lanes)})"
+        if name == "bitcast":
+            self.used_vectors.add((node.dtype, lanes))
+            return f"(({vector_name(node.dtype, lanes)}){texts[0]})"
+        if name in SHIFTS:
+            self.used_vectors |= {(dtypes.by_name(f"uint{node.dtype.bits}"), lanes), (node.dtype, lanes)}
+            return vector_shift(name, texts, node.dtype, lanes)
         if operand.kind == "b":
             if name in MASK_INFIX and self.mask_width(node) is not None:
                 return f"({texts[0]} {MASK_INFIX[name]} {texts[1]})"

@@ -15,10 +15,12 @@ TYPES = {
     "float32": "float", "float64": "double", "float16": "_Float16", "bfloat16": "tw_bf16", "bool": "uint8_t",
     "int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
     "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
+    **{d.name: "uint8_t" for d in dtypes.STORAGE},
 }  # fmt: skip
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
-          "and": "&&", "or": "||"}  # fmt: skip
+          "and": "&&", "or": "||", "bitand": "&", "bitor": "|", "bitxor": "^"}  # fmt: skip
+SHIFTS = {"shl": "<<", "shr": ">>"}  # of integers, by the low bits of the count
 WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs"})  # of integers, what may leave the type
 # of integers; C's own operators where the signs allow
 DIVISIONS = {"truncdiv": "/", "floordiv": "/", "mod": "%", "fmod": "%"}
@@ -43,6 +45,9 @@ _PRELUDE = """#define INFINITY (__builtin_inff())
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+"""
+
+_BITS = """#define tw_bits(source, target, x) ({ union { source _a; target _b; } _u = { ._a = (x) }; _u._b; })
 """
 
 _ANY_DIVISOR = """#define tw_any_divisor(a, b, by_minus_one, otherwise) ({ \\
@@ -87,13 +92,17 @@ def prelude(body: str) -> str:
     """What must stand before `body`: types, constants and the helpers it names."""
     extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
     divisor = _ANY_DIVISOR if "tw_any_divisor(" in body else ""
-    return _INTEGERS + _PRELUDE + divisor + extremes + (_BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else "")
+    bits = _BITS if "tw_bits(" in body else ""
+    bfloat16 = _BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else ""
+    return _INTEGERS + _PRELUDE + divisor + bits + extremes + bfloat16
 
 
 def scalar_call(name: str, args: list[str], dtype: DType) -> str:
     """A row of the scalar table, on C scalars."""
     if name in INFIX:
         return f"({args[0]} {INFIX[name]} {args[1]})"
+    if name in SHIFTS:
+        return shift(name, args[0], args[1], dtype)
     if name == "select":
         return f"({args[0]} ? {args[1]} : {args[2]})"
     if name == "neg":
@@ -123,6 +132,27 @@ def scalar_call(name: str, args: list[str], dtype: DType) -> str:
     raise InternalError(f"the C renderer does not spell {name}")
 
 
+def shift(name: str, value: str, count: str, dtype: DType) -> str:
+    """A shift of a scalar; to the left among unsigned numbers, which lose their high bits where C leaves it open."""
+    kind, places = TYPES[dtype.name], f"({count} & {dtype.bits - 1})"
+    if name == "shr":
+        return f"(({kind})({value} >> {places}))"
+    wide = "uint64_t" if dtype.bits == 64 else "uint32_t"
+    return f"(({kind})(({wide}){value} << {places}))"
+
+
+def vector_shift(name: str, texts: list[str], dtype: DType, lanes: int) -> str:
+    """A shift of a vector by the low bits of its counts; to the left among unsigned numbers."""
+    whole = dtypes.by_name(f"uint{dtype.bits}") if name == "shl" else dtype
+    kind, unsigned = vector_name(dtype, lanes), vector_name(whole, lanes)
+    return f"(({kind})(({unsigned}){texts[0]} {SHIFTS[name]} ({unsigned})({texts[1]} & {dtype.bits - 1})))"
+
+
+def bits_as(text: str, source: DType, target: DType) -> str:
+    """The bits of a scalar as those of another type."""
+    return f"tw_bits({TYPES[source.name]}, {TYPES[target.name]}, {text})"
+
+
 def wrapping(name: str, args: list[str], dtype: DType) -> str:
     """Integer arithmetic that may leave its type: among unsigned numbers, where C says that it wraps around."""
     kind = TYPES[dtype.name]
@@ -147,7 +177,7 @@ def _libm(name: str, args: list[str], dtype: DType) -> str:
 def literal(value: Const) -> str:
     if value.dtype.kind == "b":
         return "1" if value.value else "0"
-    if value.dtype.is_int:
+    if value.dtype.is_int or value.dtype.is_storage:
         return _integer(int(value.value))
     number = _float(float(value.value), value.dtype)
     return f"tw_to_bf16({number})" if value.dtype is dtypes.bfloat16 else number

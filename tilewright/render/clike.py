@@ -36,6 +36,7 @@ from tilewright.ir.simplify import simplify
 
 # C's binding strengths, tightest first.
 PRIMARY, UNARY, MULTIPLY, ADD, COMPARE, EQUAL, AND, OR, TERNARY, LOWEST = 16, 15, 13, 12, 10, 9, 5, 4, 3, 0
+BIT_AND, BIT_XOR, BIT_OR = 8, 7, 6
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -76,7 +77,14 @@ class Conversion:
     """A cast to the node's own type."""
 
 
-Spelling = Infix | Prefix | Function | Division | Ternary | Conversion
+@dataclass(frozen=True)
+class Reinterpretation:
+    """The bits of the operand as the node's own type: a call with `{to}` and `{t}`, the two C types, in its name."""
+
+    name: str
+
+
+Spelling = Infix | Prefix | Function | Division | Ternary | Conversion | Reinterpretation
 
 # What C and every language grown from it spell alike.
 COMMON_SPELLINGS: Mapping[str, Spelling] = {
@@ -92,6 +100,9 @@ COMMON_SPELLINGS: Mapping[str, Spelling] = {
     "and": Infix("&&", AND),
     "or": Infix("||", OR),
     "not": Prefix("!"),
+    "bitand": Infix("&", BIT_AND),
+    "bitor": Infix("|", BIT_OR),
+    "bitxor": Infix("^", BIT_XOR),
     "select": Ternary(),
     "cast": Conversion(),
 }
@@ -233,6 +244,11 @@ class ExprPrinter:
         spelling = self.dialect.spellings[node.op.name]
         if isinstance(spelling, Conversion):
             return self.convert(node.dtype, *self._in_compute_type(node.args[0], args[0]))
+        if isinstance(spelling, Reinterpretation):
+            source = node.args[0].dtype
+            name = spelling.name.replace("{to}", self.c_type(node.dtype)).replace("{t}", self.c_type(source))
+            stored = source.name in self.dialect.computes_as  # back from the type that it reads as
+            return f"{name}({self.convert(source, *args[0])[0] if stored else args[0][0]})", PRIMARY
         args = [self._in_compute_type(a, t) for a, t in zip(node.args, args, strict=True)]
         if isinstance(spelling, Ternary):
             condition, then, otherwise = args
@@ -315,6 +331,8 @@ class ExprPrinter:
     def _constant(self, node: Const) -> tuple[str, int]:
         if node.dtype.kind == "b":
             return ("true" if node.value else "false"), PRIMARY
+        if node.dtype.is_storage:
+            return str(node.value), PRIMARY
         if not node.dtype.is_float:
             return integer_text(int(node.value), node.dtype)
         compute = self.dialect.computes_as.get(node.dtype.name)

@@ -42,6 +42,7 @@ from tilewright.render.clike import (
     ExprPrinter,
     Function,
     Names,
+    Reinterpretation,
     axis_is_narrow,
 )
 
@@ -66,6 +67,7 @@ CUDA = Dialect(
         "int64": "long long",
         "uint64": "unsigned long long",
         "bool": "bool",
+        **{d.name: "unsigned char" for d in dtypes.STORAGE},
     },
     spellings={
         **COMMON_SPELLINGS,
@@ -84,6 +86,9 @@ CUDA = Dialect(
         },
         "isnan": Function("tw::is_nan<{t}>"),
         "isinf": Function("tw::is_inf<{t}>"),
+        "shl": Function("tw::shift_left<{t}>"),
+        "shr": Function("tw::shift_right<{t}>"),
+        "bitcast": Reinterpretation("tw::bits_as<{to}, {t}>"),
     },
     infinity="tw::infinity()",
     nan="tw::nan()",

@@ -221,6 +221,12 @@ template <class T> TW_FN T remainder(T a, T b) { return divides(b) ? static_cast
 template <class T> TW_FN T sign(T a) { return a != a ? a : T((a > T(0)) - (a < T(0))); }
 template <class T> TW_FN T absolute_integer(T a) { return a < 0 ? negated(a) : a; }
 
+// A shift takes the low bits of its count alone; to the left high bits are lost, signed or not.
+template <class T> TW_FN T shift_left(T a, T count) {
+  return static_cast<T>(static_cast<unsigned long long>(a) << (count & T(sizeof(T) * 8 - 1)));
+}
+template <class T> TW_FN T shift_right(T a, T count) { return static_cast<T>(a >> (count & T(sizeof(T) * 8 - 1))); }
+
 TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
 TW_FN float exp(float a) { return TW_MATH(expf)(a); }
 TW_FN float log(float a) { return TW_MATH(logf)(a); }

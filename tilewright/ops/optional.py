@@ -1,0 +1,20 @@
+"""Optional values: whether there is one is known when compiling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.ir.graph import Node
+from tilewright.ir.tensor import Tensor
+from tilewright.ops.builder import Builder
+from tilewright.ops.registry import operator
+
+
+@operator("OptionalHasElement", since=15)
+def optional_has_element(b: Builder, node: Node, x: Tensor | None = None) -> Tensor:
+    return b.constant(np.asarray(x is not None), "")
+
+
+@operator("OptionalGetElement", since=15)
+def optional_get_element(b: Builder, node: Node, x: Tensor) -> Tensor:
+    return x
