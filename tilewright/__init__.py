@@ -1,6 +1,6 @@
 """Tilewright: a deep-learning compiler that moves as little data as it can."""
 
-from tilewright.api import Model, Port, Profile, compile
+from tilewright.api import Model, Port, Profile, compile, load
 from tilewright.errors import (
     InputError,
     InternalError,
@@ -11,6 +11,7 @@ from tilewright.errors import (
     UnsupportedError,
 )
 from tilewright.options import Options
+from tilewright.version import VERSION as __version__
 
 
 def __getattr__(name: str) -> object:
@@ -21,8 +22,6 @@ def __getattr__(name: str) -> object:
         return ops
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
 
-
-__version__ = "0.1.0"
 
 __all__ = [
     "InputError",
@@ -36,5 +35,7 @@ __all__ = [
     "TilewrightError",
     "ToolError",
     "UnsupportedError",
+    "__version__",
     "compile",
+    "load",
 ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tilewright.compiler import Artifact
     from tilewright.ir.loops import Call
+    from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -140,14 +141,26 @@ def compile(
     )
     identity = stored.identify(source, fixed_shapes, goal, chosen)
     if identity is None:
-        return Model(_built(source, fixed_shapes, goal, chosen))
+        return Model(_built(source, fixed_shapes, goal, chosen), chosen)
     without_code = chosen.override(stop_after="source")
     found = stored.find(identity, goal, chosen, lambda: _built(source, fixed_shapes, goal, without_code))
     if found is not None:
-        return Model(found)
+        return Model(found, chosen)
     artifact = _built(source, fixed_shapes, goal, chosen)
     stored.keep(identity, artifact, chosen)
-    return Model(artifact)
+    return Model(artifact, chosen)
+
+
+def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model:
+    """The model that `Model.save`, or `tilewright compile`, wrote to a directory; nothing is compiled.
+
+    It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
+    load what you would run.
+    """
+    from tilewright.shipping.files import load as shipped
+
+    chosen = Options.from_environment(threads=threads)
+    return Model(shipped(Path(folder), chosen.threads), chosen)
 
 
 def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options) -> Artifact:
@@ -166,8 +179,11 @@ def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Targe
 class Model:
     """A compiled model. Calls from several threads at once are safe: a call keeps nothing in this object."""
 
-    def __init__(self, artifact: Artifact | stored.StoredArtifact) -> None:
+    def __init__(
+        self, artifact: Artifact | stored.StoredArtifact | ShippedArtifact, options: Options | None = None
+    ) -> None:
         self._artifact = artifact
+        self._options = options if options is not None else Options()
         self._inputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.inputs)
         self._outputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.outputs)
         # Plain tuples for the call path: a field of a dataclass costs as much as the comparison it serves.
@@ -186,8 +202,11 @@ class Model:
     @property
     def artifact(self) -> Artifact:
         """Everything the compiler makes on the way: program, plan, loops, sources. A model from the cache goes that
-        way again when this is asked for."""
-        return self._artifact.whole if isinstance(self._artifact, stored.StoredArtifact) else self._artifact
+        way again when this is asked for; one from a directory cannot."""
+        from tilewright.shipping.files import ShippedArtifact
+
+        kept = self._artifact
+        return kept.whole if isinstance(kept, stored.StoredArtifact | ShippedArtifact) else kept
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -264,7 +283,17 @@ class Model:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
         from tilewright.report.explain import explain_text
 
-        return explain_text(self.artifact)
+        kept: str | None = getattr(self._artifact, "explanation", None)
+        return explain_text(self.artifact) if kept is None else kept
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model to a directory that `tilewright.load` and a C program start from without compiling
+        (docs/shipping.md). It is written whole or not at all; an earlier saved model there gives way, other files
+        do not."""
+        from tilewright.shipping.files import ShippedArtifact, save
+
+        kept = self._artifact
+        save(kept if isinstance(kept, ShippedArtifact) else self.artifact, Path(folder), self._options)
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""

@@ -21,6 +21,7 @@ from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError, content_key
 from tilewright.runtime.cpu_model import BuiltModel, CpuModel
+from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
 from tilewright.target import Target
 
@@ -103,7 +104,11 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
         raise ToolError(str(error)) from error
     if library is None or weights is None:
         return None
-    runner = CpuModel(BuiltModel(library, weights), options.threads or os.cpu_count() or 1)
+    try:
+        built = BuiltModel(library, weights, tuple(row["permissions"]))
+        runner = CpuModel(built, options.threads or os.cpu_count() or 1)
+    except PermissionRefused as error:
+        raise ToolError(str(error)) from error
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
     return StoredArtifact(target, runner, _ports(row["inputs"]), _ports(row["outputs"]), calls,
                           lambda: _rebuild(source, build))  # fmt: skip
@@ -117,6 +122,7 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
     row = {
         "library": built.library.name,
         "weights": built.weights.name,
+        "permissions": built.permissions,
         "inputs": [(port.name, port.dtype.name, port.shape) for port in artifact.inputs],
         "outputs": [(port.name, port.dtype.name, port.shape) for port in artifact.outputs],
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],

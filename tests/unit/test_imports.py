@@ -35,10 +35,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
     "stored": COMPILER_AND_BELOW,
-    "api": {"stored", "report", "tune", *COMPILER_AND_BELOW},
-    "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
+    "version": set(),
+    "shipping": {"backend_cpu", "report", "version", *COMPILER_AND_BELOW},
+    "api": {"stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
+    "cli": {"api", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
-    "": {"api", "options", "ops"},  # tilewright/__init__.py
+    "": {"api", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from tilewright.api import Array, Model, Port, compile
+from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
 from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, SCHEDULES, TARGETS, Options
@@ -33,7 +33,9 @@ def add_command(commands: Any, name: str, summary: str, description: str, exampl
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.onnx", type=Path, help="the ONNX file")
+    parser.add_argument(
+        "model", metavar="MODEL.onnx", type=Path, help="the ONNX file, or a directory of 'tilewright compile'"
+    )
     parser.add_argument(
         "--shape",
         metavar="NAME=1x3x224x224",
@@ -109,7 +111,10 @@ def add_algorithms(parser: Any) -> None:
 
 
 def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Model:
-    """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open."""
+    """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
+    directory holds a model that is compiled already."""
+    if arguments.model.is_dir():
+        return load(arguments.model, threads=arguments.threads)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
     with working(f"compiling {printable(arguments.model.name)}") as tell:
         options = Options.from_environment(

@@ -95,7 +95,7 @@ class Cache:
         try:
             recorded = _sum_path(path).read_text(encoding="ascii", errors="replace")
             size = path.stat().st_size
-            if recorded != _checksum(path, size):
+            if recorded != checksum(path, size):
                 return None
             os.utime(path)
         except FileNotFoundError:
@@ -121,7 +121,7 @@ class Cache:
                 content(temporary)
             else:
                 temporary.write_bytes(content)
-            temporary_sum.write_text(_checksum(temporary, temporary.stat().st_size), encoding="ascii")
+            temporary_sum.write_text(checksum(temporary, temporary.stat().st_size), encoding="ascii")
             os.replace(temporary, path)
             os.replace(temporary_sum, _sum_path(path))
         except OSError as error:
@@ -230,7 +230,8 @@ def _sum_path(path: Path) -> Path:
     return path.with_name(path.name + _SUM_SUFFIX)
 
 
-def _checksum(path: Path, size: int) -> str:
+def checksum(path: Path, size: int) -> str:
+    """One line that changes when the file does."""
     if size > _DIGEST_UP_TO_BYTES:
         return f"{size} sums {_sums(path)}\n"
     return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
