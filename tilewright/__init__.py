@@ -10,6 +10,7 @@ from tilewright.errors import (
     ToolError,
     UnsupportedError,
 )
+from tilewright.open_model import OpenModel
 from tilewright.options import Options
 from tilewright.version import VERSION as __version__
 
@@ -28,6 +29,7 @@ __all__ = [
     "InternalError",
     "Model",
     "ModelError",
+    "OpenModel",
     "OptionError",
     "Options",
     "Port",

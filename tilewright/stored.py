@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from tilewright.errors import ModelError, ToolError
 from tilewright.ir import dtypes
 from tilewright.ir.loops import Call
@@ -32,7 +34,7 @@ Shapes = Mapping[str, int | tuple[int, ...]]
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
 
 # Not part of what is compiled: where it is kept, who watches, how many threads run it.
-_IRRELEVANT = ("cache_dir", "progress", "threads")
+_IRRELEVANT = ("cache_dir", "progress", "threads", "variants")
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes")
 _EXTERNAL = b"location"  # every tensor kept in another file has an entry of this name
 
@@ -68,7 +70,9 @@ class StoredArtifact:
         return replace(self.rebuild(), runner=self.runner)
 
 
-def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> Source | None:
+def identify(
+    model: Any, shapes: Shapes, target: Target, options: Options, values: Mapping[str, NDArray[Any]] | None = None
+) -> Source | None:
     """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, and
     on targets whose code is made elsewhere."""
     if target.kind != "cpu" or options.dump or options.stop_after or options.overrides or options.verify:
@@ -85,10 +89,23 @@ def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> So
         compiler = find_compiler(options.compiler)
     except ToolchainError:
         return None  # loading what is there needs no compiler, but telling whether it is the right one does
-    about = (sorted(shapes.items()), sorted(chosen.items()), target.describe(), this_machine().identity,
+    given = sorted((n, a.dtype.name, a.shape, a.tobytes().hex()) for n, a in (values or {}).items())
+    about = (sorted(shapes.items()), given, sorted(chosen.items()), target.describe(), this_machine().identity,
              compiler.argv, compiler.version, sys.version, _versions(), _own_code())  # fmt: skip
     key = content_key("model", digest, json.dumps(about, default=str), suffix=".model")
     return Source(model, files, key, before)
+
+
+def unchanged(model: Any, options: Options) -> Callable[[], None]:
+    """Complains when the model, in its files or in memory, is no longer what it is now."""
+    files = _files(model, Cache(options.cache_dir))
+    before = _stamp(model, files)
+
+    def check() -> None:
+        if _stamp(model, files) != before:
+            raise _changed(model)
+
+    return check
 
 
 def find(source: Source, target: Target, options: Options, build: Callable[[], Artifact]) -> StoredArtifact | None:
@@ -114,6 +131,13 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
                           lambda: _rebuild(source, build))  # fmt: skip
 
 
+def slimmed(source: Source, artifact: Artifact, build: Callable[[], Artifact]) -> StoredArtifact:
+    """A model as if it came from the cache: without every form of it, each of which holds its weights."""
+    inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
+    return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls,
+                          lambda: _rebuild(source, build))  # fmt: skip
+
+
 def keep(source: Source, artifact: Artifact, options: Options) -> None:
     """Store what was made of the source, unless its file has changed meanwhile."""
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
@@ -135,9 +159,13 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
 
 def _rebuild(source: Source, build: Callable[[], Artifact]) -> Artifact:
     if source.has_changed:
-        what = f"'{source.model}'" if isinstance(source.model, Path) else "the model"
-        raise ModelError(f"{what} has changed since it was compiled; compile it again")
+        raise _changed(source.model)
     return build()
+
+
+def _changed(model: Any) -> ModelError:
+    what = f"'{model}'" if isinstance(model, Path) else "the model"
+    return ModelError(f"{what} has changed since it was compiled; compile it again")
 
 
 def _ports(rows: Sequence[Any]) -> tuple[Port, ...]:

@@ -36,11 +36,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": COMPILER_AND_BELOW,
     "stored": COMPILER_AND_BELOW,
     "version": set(),
+    "arguments": set(),
+    "profiles": set(),
+    "open_model": {"arguments", "profiles", "compiler", "ir"},
     "shipping": {"backend_cpu", "report", "version", *COMPILER_AND_BELOW},
-    "api": {"stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
-    "cli": {"api", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
-    "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
-    "": {"api", "options", "ops", "version"},  # tilewright/__init__.py
+    "api": {"arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
+    "cli": {"api", "arguments", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
+    "examples": {"api", "open_model", "cli", "report", *COMPILER_AND_BELOW},
+    "": {"api", "open_model", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }
 # Lowering knows what a Plan says and how a tile's size follows from another's, not how a Plan is found.

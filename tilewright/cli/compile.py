@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.cli import common
 from tilewright.errors import OptionError
+from tilewright.open_model import OpenModel
 from tilewright.shipping.directory import check_free
 
 DESCRIPTION = """\
@@ -39,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_free(arguments.output.resolve())
     start = time.perf_counter()
     model = common.compile_model(arguments)
+    if isinstance(model, OpenModel):
+        raise OptionError("the model leaves shapes open, and a directory holds the code for one: give them by --shape")
     model.save(arguments.output)
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())

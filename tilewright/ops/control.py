@@ -45,9 +45,10 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
         if dims(one) != dims(other) or one.dtype is not other.dtype:
-            raise b.unsupported(
+            raise b.undecided(
+                condition,
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "
-                f"the condition is known only at run time; make both branches give the same shape"
+                f"the condition is known only at run time; make both branches give the same shape",
             )
         results.append(
             b.map(
@@ -168,9 +169,14 @@ def _copied(b: Builder, body: list[Compute], x: Tensor, place: int) -> Tensor:
 def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     body: Graph = node.attributes["body"]
     limit, condition, start = arguments[0], arguments[1], [a for a in arguments[2:] if a is not None]
-    if limit is None or b.value(limit) is None:
-        raise b.unsupported("its trip count is known only at run time; export the model with a fixed number of steps")
-    if condition is not None and (b.value(condition) is None or not b.known(condition, "cond").all()):
+    fixed = "export the model with a fixed number of steps"
+    if limit is None:
+        raise b.unsupported(f"its trip count is known only at run time; {fixed}")
+    if b.value(limit) is None:
+        raise b.undecided(limit, f"its trip count is known only at run time; {fixed}")
+    if condition is not None and b.value(condition) is None:
+        raise b.undecided(condition, f"its condition is known only at run time; {fixed}")
+    if condition is not None and not b.known(condition, "cond").all():
         raise b.unsupported("its condition is not always true; export the model with a fixed number of steps")
     count = int(b.known(limit, "M").reshape(-1)[0])
     always = b.constant(np.asarray(True), "true")

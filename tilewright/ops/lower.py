@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tilewright.errors import ModelError, UnsupportedError
-from tilewright.ir.compute import Program
+from tilewright.errors import ModelError, UndecidedError, UnsupportedError
+from tilewright.ir.compute import Program, reads
 from tilewright.ir.folding import without_dead
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
@@ -26,7 +26,11 @@ def lower(graph: Graph) -> Program:
         tensor = Tensor(b.unique(value.name), shape, value.dtype)
         scope[value.name] = tensor
         inputs.append(tensor)
-    outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
+    try:
+        outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
+    except UndecidedError as error:
+        names = {t: v.name for t, v in zip(inputs, graph.inputs, strict=True)}
+        raise UndecidedError(str(error), error.tensor, _deciding(b, error.tensor, names)) from error
     program = Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -58,6 +62,19 @@ def _alive(graph: Graph) -> list[Node]:
             wanted.update(node.inputs)
             wanted.update(*(_captured(g) for g in _branches(node)))
     return kept[::-1]
+
+
+def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[str, ...]:
+    """The model's inputs that a tensor is made of, by name."""
+    makers = {t: compute for compute in b.computes for t in compute.outputs}
+    seen: dict[object, None] = {}
+    waiting = [tensor]
+    while waiting:
+        found = waiting.pop()
+        if found not in seen:
+            seen[found] = None
+            waiting += reads(makers[found]) if found in makers else ()
+    return tuple(name for t, name in names.items() if t in seen)
 
 
 def _branches(node: Node) -> list[Graph]:
