@@ -41,7 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "open_model": {"arguments", "profiles", "compiler", "ir"},
     "shipping": {"backend_cpu", "report", "version", *COMPILER_AND_BELOW},
     "api": {"arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
-    "cli": {"api", "arguments", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
+    "onnx_backend": {"api", "arguments", "open_model", "runtime"},
+    "onnx_suite": {"onnx_backend", "options"},
+    "cli": {"api", "arguments", "onnx_suite", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "open_model", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "open_model", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},

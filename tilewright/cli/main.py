@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import tilewright
-from tilewright.cli import bench, cache, common, compile, devices, explain, run
+from tilewright.cli import bench, cache, common, compile, devices, explain, run, suite
 from tilewright.errors import InternalError, TilewrightError
 
 DESCRIPTION = """\
@@ -30,7 +30,7 @@ environment:
   TILEWRIGHT_THREADS   the number of worker threads (default: every core)
 """
 
-COMMANDS = (run, bench, explain, compile, devices, cache)
+COMMANDS = (run, bench, explain, compile, devices, cache, suite)
 
 USER_ERROR = 2
 OUR_ERROR = 3
