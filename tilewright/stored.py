@@ -143,6 +143,9 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
         return
     built = artifact.runner.built
+    cache = Cache(options.cache_dir)
+    if not all(cache.path_of(file.name) == file for file in (built.library, built.weights)):
+        return  # there was no room for them
     row = {
         "library": built.library.name,
         "weights": built.weights.name,
@@ -152,7 +155,7 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
     try:
-        Cache(options.cache_dir).put(source.key, json.dumps(row).encode())
+        cache.put(source.key, json.dumps(row).encode())
     except CacheError as error:
         raise ToolError(str(error)) from error
 

@@ -7,7 +7,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -147,6 +147,7 @@ class BuiltModel:
     library: Path
     weights: Path
     permissions: tuple[str, ...] = ()
+    held: object = field(default=None, compare=False, repr=False)  # what the files' folder lasts as long as
 
 
 def table_source(image: ModelImage) -> str:
@@ -239,9 +240,9 @@ def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache)
     for name, text in sources.items():
         objects.start(name, text)
     weights = store_weights(image.weights, weights_cache)
-    built = BuiltModel(link(objects.objects(sources), objects.compiler, objects.cache), weights)
+    library = link(objects.objects(sources), objects.compiler, objects.cache)
     objects.cache.prune()
-    return built
+    return BuiltModel(library, weights, held=(objects.cache.spare, weights_cache.spare))
 
 
 class _Table(ctypes.Structure):
