@@ -112,6 +112,8 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
             raise ModelError(
                 f"the model asks for version {imported.version} of operator set {name}, which there is not"
             )
+    if not 0 < model.ir_version < _NO_VERSION:
+        raise ModelError(f"the model is of version {model.ir_version} of the ONNX format, which there is not")
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
     context.opset_imports = {i.domain: i.version for i in model.opset_import} or {"": 1}
@@ -380,7 +382,11 @@ def _element_type(proto: onnx.ValueInfoProto) -> DType:
 
 def _check_names(graph: Graph, outer: frozenset[str]) -> None:
     """Every name is made once and before it is used."""
-    made = set(outer) | set(graph.constants) | {v.name for v in graph.inputs}
+    made = set(outer) | set(graph.constants)
+    for value in graph.inputs:
+        if value.name in made and value.name not in outer:
+            raise ModelError(f"input '{value.name}' is defined twice")
+        made.add(value.name)
     for node in graph.nodes:
         for name in node.inputs:
             if name and name not in made:

@@ -92,9 +92,10 @@ class Builder:
             raise self.unsupported(f"{what} would have {len(extents)} axes; {MOST_AXES} are supported")
         if any(extent < 0 for extent in extents):
             raise self.invalid(f"{what} would have the shape {list(extents)}, and no extent can be negative")
-        if prod(extents) > MOST_ELEMENTS:
+        room = prod(max(extent, 1) for extent in extents)  # an axis of nothing does not make the others smaller
+        if room > MOST_ELEMENTS:
             raise self.unsupported(
-                f"{what} would have the shape {list(extents)}, {prod(extents)} elements; {MOST_ELEMENTS} are supported"
+                f"{what} would have the shape {list(extents)}, {room} elements; {MOST_ELEMENTS} are supported"
             )
         return extents
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.errors import UnsupportedError
+from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.expr import Axis, Expr, eq, load, select, var
 from tilewright.ir.graph import Graph, Node
@@ -34,6 +35,8 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     condition = arguments[0]
     if condition is None:
         raise b.invalid("has no condition")
+    if condition.dtype is not dtypes.bool_:
+        raise b.invalid(f"its condition is {condition.dtype.name}, not bool")
     for name in ("then_branch", "else_branch"):
         if not isinstance(node.attributes.get(name), Graph):
             raise b.invalid(f"it has no {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -93,23 +94,24 @@ def _captured(graph: Graph) -> set[str]:
 def _lower_node(b: Builder, node: Node, scope: dict[str, Tensor], constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
     arguments = [_named(b, scope, constants, name) if name else None for name in node.inputs]
-    if node.op in control.NAMES and not node.domain:
-        results = control.lower_control(
-            b, node, arguments, lambda body, bound: _lower_nodes(b, body, {**scope, **bound}, constants)
+    entry = find(node.op, node.domain, node.version)
+    is_control = node.op in control.NAMES and not node.domain
+    if entry is None and not is_control:
+        raise UnsupportedError(
+            f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
+            f"not supported; replace it in the model by supported operators (tilewright.ops.supported() lists them)"
         )
-    else:
-        entry = find(node.op, node.domain, node.version)
-        if entry is None:
-            raise UnsupportedError(
-                f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
-                f"not supported; replace it in the model by supported operators (tilewright.ops.supported() lists them)"
+    try:
+        if entry is None or is_control:
+            found: Any = control.lower_control(
+                b, node, arguments, lambda body, bound: _lower_nodes(b, body, {**scope, **bound}, constants)
             )
-        try:
+        else:
             found = entry.lower(b, node, *arguments)
-        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError) as error:
-            # what operators do not check themselves: wrong ranks, list lengths, missing attributes or inputs
-            raise ModelError(f"{node.describe()} does not fit its inputs or attributes: {_line(error)}") from error
-        results = found if isinstance(found, tuple) else (found,)
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
+        # what operators do not check themselves: wrong ranks, list lengths, missing attributes or inputs
+        raise ModelError(f"{node.describe()} does not fit its inputs or attributes: {_line(error)}") from error
+    results = found if isinstance(found, tuple) else (found,)
     for name, tensor in zip(node.outputs, results, strict=False):
         if name and tensor is not None:
             scope[name] = tensor
