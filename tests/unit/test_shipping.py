@@ -224,11 +224,36 @@ def test_the_header_asks_any_processor(tmp_path: Path, architecture: str, featur
         subprocess.run(command, check=True, cwd=tmp_path)
 
 
+@pytest.mark.slow
+def test_the_header_knows_an_older_processor(tmp_path: Path) -> None:
+    """A Haswell has AVX2 and a Nehalem has not; neither has AVX-512."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("qemu-user is not installed")
+    try:
+        zig = find_compiler("zig")
+    except ToolchainError:
+        pytest.skip("the ziglang package is not installed")
+    haswell = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "pni", "popcnt")
+    answers = {}
+    for features in (haswell, (*haswell, "avx512f")):
+        (tmp_path / "model.h").write_text(header_text([], [], features, (), "keep"))
+        (tmp_path / "main.c").write_text('#include "model.h"\nint main(void) { return tw_check_cpu(); }\n')
+        command = [*zig.argv, "-target", "x86_64-linux-musl", "-O1", "main.c", "-o", "main"]
+        subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+        for cpu in ("Haswell", "Nehalem"):
+            done = subprocess.run([emulator, "-cpu", cpu, str(tmp_path / "main")], capture_output=True, check=False)
+            answers[cpu, features[-1]] = done.returncode
+    assert answers == {("Haswell", "popcnt"): 1, ("Nehalem", "popcnt"): 0, ("Haswell", "avx512f"): 0,
+                       ("Nehalem", "avx512f"): 0}  # fmt: skip
+
+
 def test_features_that_nobody_asks_for_are_not_needed() -> None:
     machine = Machine("x86_64", "", frozenset({*XEON, "aes", "tsc", "hypervisor"}))
     assert relied_on(machine) == tuple(n for n in XEON if not n.startswith("amx"))
     assert relied_on(machine, ("amx",)) == XEON
-    assert len(c_checks(XEON)) == len(XEON)
+    assert len(c_checks(XEON)) == len(XEON) + 1 and c_checks(XEON)[-1] == "tw_saved(0x600e6)"
+    assert c_checks(("pni",)) == ["tw_cpuid(1, 0, 'c', 0)"]
 
 
 # ---- refusals

@@ -16,22 +16,22 @@ class _Bit:
     bit: int
 
 
-# Names that `__builtin_cpu_supports` has in every gcc and clang; it also asks whether the system saves the registers.
-_BUILTIN = {
-    "pni": "sse3", "ssse3": "ssse3", "sse4_1": "sse4.1", "sse4_2": "sse4.2", "sse4a": "sse4a", "popcnt": "popcnt",
-    "avx": "avx", "avx2": "avx2", "fma": "fma", "bmi1": "bmi", "bmi2": "bmi2", "avx512f": "avx512f",
-    "avx512cd": "avx512cd", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
-    "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi", "avx512_vbmi2": "avx512vbmi2",
-    "avx512_vnni": "avx512vnni", "avx512_bitalg": "avx512bitalg", "avx512_vpopcntdq": "avx512vpopcntdq",
-    "gfni": "gfni",
+# By leaf, subleaf and register of `cpuid`. (`__builtin_cpu_supports` would need a library that zig does not have.)
+_X86 = {
+    "pni": _Bit("1, 0, c", 0), "ssse3": _Bit("1, 0, c", 9), "fma": _Bit("1, 0, c", 12), "sse4_1": _Bit("1, 0, c", 19),
+    "sse4_2": _Bit("1, 0, c", 20), "movbe": _Bit("1, 0, c", 22), "popcnt": _Bit("1, 0, c", 23),
+    "avx": _Bit("1, 0, c", 28), "f16c": _Bit("1, 0, c", 29), "abm": _Bit("0x80000001, 0, c", 5),
+    "sse4a": _Bit("0x80000001, 0, c", 6), "bmi1": _Bit("7, 0, b", 3), "avx2": _Bit("7, 0, b", 5),
+    "bmi2": _Bit("7, 0, b", 8), "avx512f": _Bit("7, 0, b", 16), "avx512dq": _Bit("7, 0, b", 17),
+    "adx": _Bit("7, 0, b", 19), "avx512ifma": _Bit("7, 0, b", 21), "avx512cd": _Bit("7, 0, b", 28),
+    "avx512bw": _Bit("7, 0, b", 30), "avx512vl": _Bit("7, 0, b", 31), "avx512vbmi": _Bit("7, 0, c", 1),
+    "avx512_vbmi2": _Bit("7, 0, c", 6), "gfni": _Bit("7, 0, c", 8), "avx512_vnni": _Bit("7, 0, c", 11),
+    "avx512_bitalg": _Bit("7, 0, c", 12), "avx512_vpopcntdq": _Bit("7, 0, c", 14), "amx_bf16": _Bit("7, 0, d", 22),
+    "avx512_fp16": _Bit("7, 0, d", 23), "amx_tile": _Bit("7, 0, d", 24), "amx_int8": _Bit("7, 0, d", 25),
+    "avx_vnni": _Bit("7, 1, a", 4), "avx512_bf16": _Bit("7, 1, a", 5), "avx_ifma": _Bit("7, 1, a", 23),
 }  # fmt: skip
-# By leaf, subleaf and register of `cpuid`.
-_CPUID = {
-    "movbe": _Bit("1, 0, c", 22), "f16c": _Bit("1, 0, c", 29), "abm": _Bit("0x80000001, 0, c", 5),
-    "adx": _Bit("7, 0, b", 19), "avx512_fp16": _Bit("7, 0, d", 23), "avx_vnni": _Bit("7, 1, a", 4),
-    "avx512_bf16": _Bit("7, 1, a", 5), "avx_ifma": _Bit("7, 1, a", 23), "amx_bf16": _Bit("7, 0, d", 22),
-    "amx_tile": _Bit("7, 0, d", 24), "amx_int8": _Bit("7, 0, d", 25),
-}  # fmt: skip
+# Registers that the system must save for a program, by what the names of features begin with.
+_SAVED = {"avx": 0x6, "fma": 0x6, "f16c": 0x6, "avx512": 0xE6, "amx": 0x60000}
 _ARM = {
     "fp": _Bit("AT_HWCAP", 0), "asimd": _Bit("AT_HWCAP", 1), "crc32": _Bit("AT_HWCAP", 7),
     "atomics": _Bit("AT_HWCAP", 8), "fphp": _Bit("AT_HWCAP", 9), "asimdhp": _Bit("AT_HWCAP", 10),
@@ -47,17 +47,21 @@ _ON_REQUEST = {"amx_tile": "amx", "amx_bf16": "amx", "amx_int8": "amx"}  # used 
 
 def relied_on(machine: Machine, permissions: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What code compiled on this machine, with these permissions to ask for, may use."""
-    known = (*_BUILTIN, *_CPUID, *_ARM)
-    used = (n for n in known if n in machine.features and _ON_REQUEST.get(n, "") in ("", *permissions))
+    used = (n for n in (*_X86, *_ARM) if n in machine.features and _ON_REQUEST.get(n, "") in ("", *permissions))
     return tuple(sorted(used))
 
 
 def c_checks(features: tuple[str, ...]) -> list[str]:
-    """The same question in C: expressions that are all true where a program runs on a processor with these."""
-    found = [f'__builtin_cpu_supports("{_BUILTIN[name]}")' for name in features if name in _BUILTIN]
-    found += [
-        f"tw_cpuid({_CPUID[n].place[:-1]}'{_CPUID[n].place[-1]}', {_CPUID[n].bit})" for n in features if n in _CPUID
-    ]
+    """The same question in C: expressions that are all true where a program runs on a processor with these, and a
+    system that saves their registers."""
+    found = []
+    for bit in (_X86[name] for name in features if name in _X86):
+        found.append(f"tw_cpuid({bit.place[:-1]}'{bit.place[-1]}', {bit.bit})")
+    saved = 0
+    for start, mask in _SAVED.items():
+        saved |= mask if any(name.startswith(start) for name in features) else 0
+    if saved:
+        found.append(f"tw_saved({saved:#x})")
     words: dict[str, int] = {}
     for bit in (_ARM[name] for name in features if name in _ARM):
         words[bit.place] = words.get(bit.place, 0) | 1 << bit.bit

@@ -98,6 +98,16 @@ static inline int tw_cpuid(unsigned leaf, unsigned subleaf, char which, int bit)
     return (which == 'a' ? a : which == 'b' ? b : which == 'c' ? c : d) >> bit & 1;
 }
 
+/* Whether the system saves these registers for a program. */
+static inline int tw_saved(unsigned which)
+{
+    unsigned low = 0, high = 0;
+    if (!tw_cpuid(1, 0, 'c', 27)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    (void)high;
+    return (low & which) == which;
+}
+
 """
 
 _AMX = """\
