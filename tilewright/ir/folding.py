@@ -40,7 +40,9 @@ def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
 def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
     """The values of a foldable compute's outputs."""
     values = evaluate_computes((compute,), {t: constants[t] for t in reads(compute)})
-    return {t: np.ascontiguousarray(values[t]).astype(t.dtype.numpy, copy=False) for t in compute.outputs}
+    # of a scalar, NumPy makes contiguous an array of one element
+    arrays = {t: np.ascontiguousarray(values[t]).reshape(np.shape(values[t])) for t in compute.outputs}
+    return {t: array.astype(t.dtype.numpy, copy=False) for t, array in arrays.items()}
 
 
 def without_dead(program: Program) -> Program:
