@@ -1,6 +1,6 @@
 """Tilewright: a deep-learning compiler that moves as little data as it can."""
 
-from tilewright.api import Model, Port, Profile, compile
+from tilewright.api import Model, Port, Profile, compile, load
 from tilewright.errors import (
     InputError,
     InternalError,
@@ -10,7 +10,9 @@ from tilewright.errors import (
     ToolError,
     UnsupportedError,
 )
+from tilewright.open_model import OpenModel
 from tilewright.options import Options
+from tilewright.version import VERSION as __version__
 
 
 def __getattr__(name: str) -> object:
@@ -22,13 +24,12 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
 
 
-__version__ = "0.1.0"
-
 __all__ = [
     "InputError",
     "InternalError",
     "Model",
     "ModelError",
+    "OpenModel",
     "OptionError",
     "Options",
     "Port",
@@ -36,5 +37,7 @@ __all__ = [
     "TilewrightError",
     "ToolError",
     "UnsupportedError",
+    "__version__",
     "compile",
+    "load",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,19 @@ import numpy as np
 from numpy import empty
 
 from tilewright import stored
-from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
+from tilewright.arguments import as_array, bind, count_inputs
+from tilewright.errors import (
+    InputError,
+    InternalError,
+    ModelError,
+    OpenShapeError,
+    OptionError,
+    UndecidedError,
+    UnsupportedError,
+)
+from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import Options, check_whole_number
+from tilewright.profiles import KernelTime, Profile
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
 from tilewright.target import Target, machine
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 
     from tilewright.compiler import Artifact
     from tilewright.ir.loops import Call
+    from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -42,41 +53,6 @@ class Port:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"
 
 
-@dataclass(frozen=True)
-class KernelTime:
-    """One kernel call of a run: its place in the order of calls, and the median time over the repeats."""
-
-    position: int
-    kernel: str
-    nanoseconds: int
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Time per kernel call; prints as a table, the slowest first."""
-
-    calls: tuple[KernelTime, ...]
-    repeat: int
-
-    @property
-    def total_nanoseconds(self) -> int:
-        return sum(call.nanoseconds for call in self.calls)
-
-    def to_json(self) -> dict[str, Any]:
-        calls = [{"position": c.position, "kernel": c.kernel, "us": c.nanoseconds / 1e3} for c in self.calls]
-        return {"repeat": self.repeat, "total_us": self.total_nanoseconds / 1e3, "calls": calls}
-
-    def __str__(self) -> str:
-        width = max((len(call.kernel) for call in self.calls), default=6)
-        total = max(self.total_nanoseconds, 1)
-        lines = [f"{'call':>5}  {'kernel':<{width}}  {'us':>10}  {'share':>6}"]
-        for call in sorted(self.calls, key=lambda c: (-c.nanoseconds, c.position)):
-            share = 100.0 * call.nanoseconds / total
-            lines.append(f"{call.position:>5}  {call.kernel:<{width}}  {call.nanoseconds / 1e3:>10.1f}  {share:>5.1f}%")
-        lines.append(f"{'':>5}  {'all':<{width}}  {self.total_nanoseconds / 1e3:>10.1f}  100.0%")
-        return "\n".join(lines)
-
-
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     *,
@@ -92,10 +68,11 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model:
+) -> Model | OpenModel:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, for a machine.
 
-    `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number.
+    `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
+    stays open is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given.
     `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
     takes them from the cache. The other arguments are the fields of the same name of `Options`; one that is given
     overrules `options`.
@@ -133,6 +110,42 @@ def compile(
 
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    try:
+        return _model(source, fixed_shapes, chosen)
+    except (OpenShapeError, UndecidedError) as error:
+        looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
+        if looks_inside or (isinstance(error, UndecidedError) and not error.inputs):
+            raise
+        return _open_model(source, fixed_shapes, chosen, error)
+
+
+def _open_model(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options, reason: OpenShapeError | UndecidedError
+) -> OpenModel:
+    """A model that waits for its first call."""
+    from tilewright.frontend.onnx import OpenValue, ports
+
+    check = stored.unchanged(source, chosen)
+
+    def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model:
+        check()
+        return _model(source, found, chosen, values, slim=True)
+
+    def port(value: OpenValue) -> OpenPort:
+        name, dtype, extents = value
+        return OpenPort(name, None if dtype is None else dtype.numpy, extents)
+
+    inputs, outputs = (tuple(map(port, side)) for side in ports(source, shapes))
+    name = source.name if isinstance(source, Path) else "the model"
+    return OpenModel(name, inputs, outputs, build, chosen.variants, reason)
+
+
+def _model(
+    source: Any, fixed_shapes: Mapping[str, int | tuple[int, ...]], chosen: Options,
+    values: Mapping[str, Array] | None = None, slim: bool = False,
+) -> Model:  # fmt: skip
+    """The model compiled, or found in the cache; `values` of inputs become constants of it. A `slim` one is one of many
+    and makes what `artifact` gives when asked."""
     goal = machine(
         chosen.target,
         chosen.threads,
@@ -140,23 +153,42 @@ def compile(
         compiler=chosen.compiler,
         tell=chosen.progress,
     )
-    identity = stored.identify(source, fixed_shapes, goal, chosen)
+    identity = stored.identify(source, fixed_shapes, goal, chosen, values)
     if identity is None:
-        return Model(_built(source, fixed_shapes, goal, chosen))
+        return Model(_built(source, fixed_shapes, goal, chosen, values), chosen)
     without_code = chosen.override(stop_after="source")
-    found = stored.find(identity, goal, chosen, lambda: _built(source, fixed_shapes, goal, without_code))
+
+    def again() -> Artifact:
+        return _built(source, fixed_shapes, goal, without_code, values)
+
+    found = stored.find(identity, goal, chosen, again)
     if found is not None:
-        return Model(found)
-    artifact = _built(source, fixed_shapes, goal, chosen)
+        return Model(found, chosen)
+    artifact = _built(source, fixed_shapes, goal, chosen, values)
     stored.keep(identity, artifact, chosen)
-    return Model(artifact)
+    return Model(stored.slimmed(identity, artifact, again) if slim else artifact, chosen)
 
 
-def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options) -> Artifact:
+def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model:
+    """The model that `Model.save`, or `tilewright compile`, wrote to a directory; nothing is compiled.
+
+    It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
+    load what you would run.
+    """
+    from tilewright.shipping.files import load as shipped
+
+    chosen = Options.from_environment(threads=threads)
+    return Model(shipped(Path(folder), chosen.threads), chosen)
+
+
+def _built(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
+    values: Mapping[str, Array] | None = None,
+) -> Artifact:  # fmt: skip
     from tilewright.compiler import build
     from tilewright.frontend.onnx import load
 
-    graph = load(source, shapes)
+    graph = load(source, shapes, values)
     if not chosen.tune and chosen.tune_seconds is None:
         return build(graph, goal, chosen)
 
@@ -168,8 +200,11 @@ def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Targe
 class Model:
     """A compiled model. Calls from several threads at once are safe: a call keeps nothing in this object."""
 
-    def __init__(self, artifact: Artifact | stored.StoredArtifact) -> None:
+    def __init__(
+        self, artifact: Artifact | stored.StoredArtifact | ShippedArtifact, options: Options | None = None
+    ) -> None:
         self._artifact = artifact
+        self._options = options if options is not None else Options()
         self._inputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.inputs)
         self._outputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.outputs)
         # Plain tuples for the call path: a field of a dataclass costs as much as the comparison it serves.
@@ -188,8 +223,11 @@ class Model:
     @property
     def artifact(self) -> Artifact:
         """Everything the compiler makes on the way: program, plan, loops, sources. A model from the cache goes that
-        way again when this is asked for."""
-        return self._artifact.whole if isinstance(self._artifact, stored.StoredArtifact) else self._artifact
+        way again when this is asked for; one from a directory cannot."""
+        from tilewright.shipping.files import ShippedArtifact
+
+        kept = self._artifact
+        return kept.whole if isinstance(kept, stored.StoredArtifact | ShippedArtifact) else kept
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -266,7 +304,17 @@ class Model:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
         from tilewright.report.explain import explain_text
 
-        return explain_text(self.artifact)
+        kept: str | None = getattr(self._artifact, "explanation", None)
+        return explain_text(self.artifact) if kept is None else kept
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model to a directory that `tilewright.load` and a C program start from without compiling
+        (docs/shipping.md). It is written whole or not at all; an earlier saved model there gives way, other files
+        do not."""
+        from tilewright.shipping.files import ShippedArtifact, save
+
+        kept = self._artifact
+        save(kept if isinstance(kept, ShippedArtifact) else self.artifact, Path(folder), self._options)
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""
@@ -361,25 +409,10 @@ class Model:
 
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """The values in the order of the inputs, whichever way they were given."""
-        if len(args) == 1 and not named and isinstance(args[0], Mapping):
-            return self._bind((), args[0])
-        names = self._names
         if not args and named.keys() == self._name_set:
-            return [named[name] for name in names]
+            return [named[name] for name in self._names]
         self._checked_runner()
-        if len(args) > len(names):
-            raise InputError(f"the model takes {count_inputs(names)}, but {len(args)} were given")
-        values = dict(zip(names, args, strict=False))
-        for name, value in named.items():
-            if name not in names:
-                raise InputError(f"there is no input {name!r}; {suggest(name, names)}")
-            if name in values:
-                raise InputError(f"input {name!r} is given twice: once in order and once by name")
-            values[name] = value
-        for name in names:
-            if name not in values:
-                raise InputError(f"input {name!r} is missing; the model takes {count_inputs(names)}")
-        return [values[name] for name in names]
+        return bind(self._names, args, named)
 
     def _checked_runner(self) -> Any:
         if self._runner is None:
@@ -422,35 +455,6 @@ def check_apart(
             if np.may_share_memory(array, other):
                 raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
         taken.append((array, f"output {name!r}"))
-
-
-def as_array(value: Any, name: str) -> Array:
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    if not hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        raise InputError(f"input {name!r} must be a NumPy array or have DLPack, not a {type(value).__name__}")
-    # A CPU tensor of a type that DLPack cannot hand to NumPy may still know how to become an array.
-    routes = [np.from_dlpack] if hasattr(value, "__dlpack__") else []
-    routes += [np.asarray] if hasattr(value, "__array__") else []
-    reason = ""
-    for route in routes:
-        try:
-            return route(value)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-    raise InputError(f"input {name!r}, a {type(value).__name__}, cannot be read as an array: {reason}")
-
-
-def count_inputs(names: Sequence[str]) -> str:
-    if not names:
-        return "no inputs"
-    return f"{len(names)} input{'s' if len(names) > 1 else ''} ({', '.join(names)})"
-
-
-def suggest(name: object, names: Sequence[str]) -> str:
-    """The nearest of `names`, or all of them."""
-    nearest = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
-    return f"did you mean {nearest[0]!r}?" if nearest else f"the model takes {count_inputs(names)}"
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

@@ -22,6 +22,20 @@ class UnsupportedError(_AboutModel):
     """The model is fine, but uses something Tilewright does not compile yet; the text names the node."""
 
 
+class OpenShapeError(ModelError):
+    """The model leaves a dimension of an input open."""
+
+
+class UndecidedError(UnsupportedError):
+    """A shape depends on values that are known only when the model is called: those of `tensor`, which the model's
+    `inputs` of these names decide."""
+
+    def __init__(self, text: str = "", tensor: object = None, inputs: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.tensor = tensor
+        self.inputs = inputs
+
+
 class InputError(TilewrightError):
     """A call with a wrong name, shape or element type."""
 

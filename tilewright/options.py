@@ -55,6 +55,7 @@ class Options:
     fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
     tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
+    variants    how many sets of shapes a model with open dimensions keeps compiled at once
     dump        a directory that receives every form of the model as text
     stop_after  the stage to stop after
     overrides   (stage, file) pairs: the file, an edited dump, takes the place of that stage's result
@@ -76,6 +77,7 @@ class Options:
     fallback: str = "error"
     tune: int = 0
     tune_seconds: float | None = None
+    variants: int = 8
     dump: Path | None = None
     stop_after: str | None = None
     overrides: tuple[tuple[str, Path], ...] = ()
@@ -102,6 +104,7 @@ class Options:
             check_whole_number("threads", self.threads, least=1, most=MAX_THREADS)
         check_whole_number("seed", self.seed, least=0)
         check_whole_number("tune", self.tune, least=0)
+        check_whole_number("variants", self.variants, least=1)
         if self.tune_seconds is not None:
             check_seconds("tune_seconds", self.tune_seconds)
 

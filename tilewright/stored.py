@@ -15,12 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from tilewright.errors import ModelError, ToolError
 from tilewright.ir import dtypes
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError, content_key
 from tilewright.runtime.cpu_model import BuiltModel, CpuModel
+from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
 from tilewright.target import Target
 
@@ -31,7 +34,7 @@ Shapes = Mapping[str, int | tuple[int, ...]]
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
 
 # Not part of what is compiled: where it is kept, who watches, how many threads run it.
-_IRRELEVANT = ("cache_dir", "progress", "threads")
+_IRRELEVANT = ("cache_dir", "progress", "threads", "variants")
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes")
 _EXTERNAL = b"location"  # every tensor kept in another file has an entry of this name
 
@@ -67,7 +70,9 @@ class StoredArtifact:
         return replace(self.rebuild(), runner=self.runner)
 
 
-def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> Source | None:
+def identify(
+    model: Any, shapes: Shapes, target: Target, options: Options, values: Mapping[str, NDArray[Any]] | None = None
+) -> Source | None:
     """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, and
     on targets whose code is made elsewhere."""
     if target.kind != "cpu" or options.dump or options.stop_after or options.overrides or options.verify:
@@ -84,10 +89,23 @@ def identify(model: Any, shapes: Shapes, target: Target, options: Options) -> So
         compiler = find_compiler(options.compiler)
     except ToolchainError:
         return None  # loading what is there needs no compiler, but telling whether it is the right one does
-    about = (sorted(shapes.items()), sorted(chosen.items()), target.describe(), this_machine().identity,
+    given = sorted((n, a.dtype.name, a.shape, a.tobytes().hex()) for n, a in (values or {}).items())
+    about = (sorted(shapes.items()), given, sorted(chosen.items()), target.describe(), this_machine().identity,
              compiler.argv, compiler.version, sys.version, _versions(), _own_code())  # fmt: skip
     key = content_key("model", digest, json.dumps(about, default=str), suffix=".model")
     return Source(model, files, key, before)
+
+
+def unchanged(model: Any, options: Options) -> Callable[[], None]:
+    """Complains when the model, in its files or in memory, is no longer what it is now."""
+    files = _files(model, Cache(options.cache_dir))
+    before = _stamp(model, files)
+
+    def check() -> None:
+        if _stamp(model, files) != before:
+            raise _changed(model)
+
+    return check
 
 
 def find(source: Source, target: Target, options: Options, build: Callable[[], Artifact]) -> StoredArtifact | None:
@@ -103,9 +121,20 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
         raise ToolError(str(error)) from error
     if library is None or weights is None:
         return None
-    runner = CpuModel(BuiltModel(library, weights), options.threads or os.cpu_count() or 1)
+    try:
+        built = BuiltModel(library, weights, tuple(row["permissions"]))
+        runner = CpuModel(built, options.threads or os.cpu_count() or 1)
+    except PermissionRefused as error:
+        raise ToolError(str(error)) from error
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
     return StoredArtifact(target, runner, _ports(row["inputs"]), _ports(row["outputs"]), calls,
+                          lambda: _rebuild(source, build))  # fmt: skip
+
+
+def slimmed(source: Source, artifact: Artifact, build: Callable[[], Artifact]) -> StoredArtifact:
+    """A model as if it came from the cache: without every form of it, each of which holds its weights."""
+    inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
+    return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls,
                           lambda: _rebuild(source, build))  # fmt: skip
 
 
@@ -114,24 +143,32 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
         return
     built = artifact.runner.built
+    cache = Cache(options.cache_dir)
+    if not all(cache.path_of(file.name) == file for file in (built.library, built.weights)):
+        return  # there was no room for them
     row = {
         "library": built.library.name,
         "weights": built.weights.name,
+        "permissions": built.permissions,
         "inputs": [(port.name, port.dtype.name, port.shape) for port in artifact.inputs],
         "outputs": [(port.name, port.dtype.name, port.shape) for port in artifact.outputs],
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
     try:
-        Cache(options.cache_dir).put(source.key, json.dumps(row).encode())
+        cache.put(source.key, json.dumps(row).encode())
     except CacheError as error:
         raise ToolError(str(error)) from error
 
 
 def _rebuild(source: Source, build: Callable[[], Artifact]) -> Artifact:
     if source.has_changed:
-        what = f"'{source.model}'" if isinstance(source.model, Path) else "the model"
-        raise ModelError(f"{what} has changed since it was compiled; compile it again")
+        raise _changed(source.model)
     return build()
+
+
+def _changed(model: Any) -> ModelError:
+    what = f"'{model}'" if isinstance(model, Path) else "the model"
+    return ModelError(f"{what} has changed since it was compiled; compile it again")
 
 
 def _ports(rows: Sequence[Any]) -> tuple[Port, ...]:

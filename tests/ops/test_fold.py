@@ -8,8 +8,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright import ops
 from tilewright.frontend import onnx as frontend
+from tilewright.ir import dtypes
 from tilewright.ir.compute import Map, Program, Reduce
+from tilewright.ir.expr import load
+from tilewright.ir.folding import fold
 from tilewright.ir.interpret import evaluate
+from tilewright.ir.tensor import Tensor
 from tilewright.transform.fold import fold_constants
 
 
@@ -78,3 +82,9 @@ def test_equal_constants_are_shared() -> None:
     assert len(folded.constants) == 1
     x = np.random.default_rng(2).standard_normal((4, 9)).astype(np.float32)
     np.testing.assert_allclose(evaluate(folded, {"x": x})[folded.outputs[0].name], x @ a @ a, rtol=1e-4, atol=1e-5)
+
+
+def test_scalars_stay_scalars() -> None:
+    given, made = Tensor("s", (), dtypes.float32), Tensor("a", (), dtypes.float32)
+    folded = fold(Map(made, (), load(given, ())), {given: np.array(1.5, np.float32)})
+    assert folded[made].shape == () and folded[made] == 1.5

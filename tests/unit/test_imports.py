@@ -36,10 +36,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
     "stored": COMPILER_AND_BELOW,
-    "api": {"stored", "report", "tune", *COMPILER_AND_BELOW},
-    "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
-    "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
-    "": {"api", "options", "ops"},  # tilewright/__init__.py
+    "version": set(),
+    "arguments": set(),
+    "profiles": set(),
+    "open_model": {"arguments", "profiles", "compiler", "ir"},
+    "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
+    "api": {"arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
+    "onnx_backend": {"api", "arguments", "open_model", "runtime"},
+    "onnx_suite": {"onnx_backend", "options"},
+    "cli": {"api", "arguments", "onnx_suite", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
+    "examples": {"api", "open_model", "cli", "report", *COMPILER_AND_BELOW},
+    "": {"api", "open_model", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

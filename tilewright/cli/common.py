@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from tilewright.api import Array, Model, Port, compile
+from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
+from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, MERGING, SCHEDULES, TARGETS, Options
 
 PIPE_WIDTH = 240
@@ -33,7 +34,9 @@ def add_command(commands: Any, name: str, summary: str, description: str, exampl
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.onnx", type=Path, help="the ONNX file")
+    parser.add_argument(
+        "model", metavar="MODEL.onnx", type=Path, help="the ONNX file, or a directory of 'tilewright compile'"
+    )
     parser.add_argument(
         "--shape",
         metavar="NAME=1x3x224x224",
@@ -113,8 +116,11 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
-def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Model:
-    """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open."""
+def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Model | OpenModel:
+    """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
+    directory holds a model that is compiled already."""
+    if arguments.model.is_dir():
+        return load(arguments.model, threads=arguments.threads)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
     with working(f"compiling {printable(arguments.model.name)}") as tell:
         options = Options.from_environment(
@@ -134,7 +140,10 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
             verify=arguments.verify,
             progress=tell,
         )
-        return compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options)
+        model = compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options)
+        if given is not None and isinstance(model, OpenModel):
+            model.prepare(restore_types(given, model.inputs))
+        return model
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -167,7 +176,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} cannot be read as an .npz file: {error}") from error
 
 
-def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port]) -> dict[str, Array]:
+def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort]) -> dict[str, Array]:
     """Arrays of types that the .npz format does not know (bfloat16) come back as raw bytes: give them their type."""
     expected = {port.name: port.dtype for port in ports}
     restored = dict(arrays)

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tilewright.report.explain import explain_json, explain_text
+    from tilewright.report.explain import explain_json
     from tilewright.report.explain_html import explain_html
 
     model = common.compile_model(arguments)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json(explain_json(model.artifact))
     elif arguments.html is None:
-        sys.stdout.write(common.printable(explain_text(model.artifact)))
+        sys.stdout.write(common.printable(model.explain()))
     else:
         sys.stdout.write(f"wrote {arguments.html}\n")
     return 0

@@ -15,6 +15,7 @@ from tilewright.api import Array, Model, compile
 from tilewright.cli.progress import counting, working
 from tilewright.errors import TilewrightError
 from tilewright.examples import mobilenet
+from tilewright.open_model import OpenModel
 from tilewright.options import Options, usable_cores
 from tilewright.report.sidebyside import Comparison, compare
 
@@ -101,13 +102,13 @@ def compile_and_check(options: Options) -> bool:
     return True
 
 
-def difference_to_onnxruntime(model: Model, path: Path) -> float | None:
+def difference_to_onnxruntime(model: Model | OpenModel, path: Path) -> float | None:
     """The relative difference of the outputs on one random input; None without ONNX Runtime."""
     inputs = model.random_inputs(seed=1)
     ours = model.run(inputs)
     with tempfile.TemporaryDirectory(prefix="tilewright-demo-") as folder:
         given, results = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        np.savez(given, **inputs)  # type: ignore[arg-type]
+        np.savez(given, **inputs)
         command = [sys.executable, "-c", REFERENCE, str(path), str(given), str(results)]
         with working("running ONNX Runtime"):
             finished = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import onnx
 import onnx.inliner
 from onnx import numpy_helper
 
-from tilewright.errors import ModelError, OptionError, UnsupportedError
+from tilewright.errors import ModelError, OpenShapeError, OptionError, UnsupportedError
 from tilewright.frontend.functions import expand
 from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
@@ -26,25 +26,27 @@ _NO_VERSION = 1 << 31
 _LEGACY_NO_IMPORTS = 3  # the first IR version whose models name the operator sets they use
 
 
-def load(source: Source, shapes: Shapes | None = None) -> Graph:
+def load(source: Source, shapes: Shapes | None = None, values: Mapping[str, np.ndarray] | None = None) -> Graph:
     """The Graph of a model given as a path, the bytes of a file or a ModelProto.
 
-    `shapes` binds dynamic dimensions: an input's name to its full shape, or a dimension's name to a number.
+    `shapes` binds dynamic dimensions: an input's name to its full shape, or a dimension's name to a number. Inputs
+    with `values` become constants.
     """
     model = _inlined(_checked(_parsed(source)))
     versions = {("" if i.domain in _STANDARD else i.domain): i.version for i in model.opset_import}
     if not versions and model.ir_version < _LEGACY_NO_IMPORTS:
         versions = {"": 1}
     constants = _initializers(model.graph)
+    constants |= values or {}
     inputs = _inputs(model.graph, constants, shapes or {})
-    values = {**_declared(model.graph), **{v.name: v for v in inputs}}
+    declared = {**_declared(model.graph), **{v.name: v for v in inputs}}
     graph = Graph(
         name=model.graph.name,
         inputs=inputs,
         outputs=tuple(o.name for o in model.graph.output),
         nodes=tuple(_node(n, versions) for n in model.graph.node),
         constants=constants,
-        values=values,
+        values=declared,
     )
     _check_names(graph, frozenset())
     return graph
@@ -53,7 +55,8 @@ def load(source: Source, shapes: Shapes | None = None) -> Graph:
 # reading
 
 
-def _parsed(source: Source) -> onnx.ModelProto:
+def _parsed(source: Source, whole: bool = True) -> onnx.ModelProto:
+    """The model, with the tensors that lie in other files where it is wanted `whole`."""
     if isinstance(source, onnx.ModelProto):
         return _whole("the model", source)
     if isinstance(source, bytes):
@@ -64,6 +67,8 @@ def _parsed(source: Source) -> onnx.ModelProto:
     if not path.exists():
         raise ModelError(f"model file '{path}' does not exist")
     model = _decoded(f"'{path}'", path.read_bytes())
+    if not whole:
+        return model
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -107,6 +112,8 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
             raise ModelError(
                 f"the model asks for version {imported.version} of operator set {name}, which there is not"
             )
+    if not 0 < model.ir_version < _NO_VERSION:
+        raise ModelError(f"the model is of version {model.ir_version} of the ONNX format, which there is not")
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
     context.opset_imports = {i.domain: i.version for i in model.opset_import} or {"": 1}
@@ -239,8 +246,44 @@ def _fixed(proto: onnx.ValueInfoProto) -> list[int] | None:
 # inputs and their dimensions
 
 
+OpenValue = tuple[str, DType | None, tuple[int | str | None, ...] | None]
+"""An input or output as the model declares it: an open dimension is its name, or None; a shape may be unknown."""
+
+
+def ports(source: Source, shapes: Shapes | None = None) -> tuple[tuple[OpenValue, ...], tuple[OpenValue, ...]]:
+    """The inputs and outputs of a model, which may leave dimensions open that `shapes` does not bind."""
+    graph = _parsed(source, whole=False).graph
+    constants = {t.name for t in graph.initializer}
+    protos, full, sizes = _bound([p for p in graph.input if p.name not in constants], shapes or {})
+    return tuple(_open(p, full, sizes) for p in protos), tuple(_open(p, {}, sizes) for p in graph.output)
+
+
+def _open(proto: onnx.ValueInfoProto, full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> OpenValue:
+    tensor = proto.type.tensor_type
+    dtype = dtypes.by_onnx(tensor.elem_type)
+    if proto.name in full:
+        return proto.name, dtype, tuple(full[proto.name])
+    if not tensor.HasField("shape"):
+        return proto.name, dtype, None
+    return proto.name, dtype, tuple(_extent(d, sizes) for d in tensor.shape.dim)
+
+
+def _extent(dimension: onnx.TensorShapeProto.Dimension, sizes: Mapping[str, int]) -> int | str | None:
+    name = _dimension(dimension)
+    if name:
+        return sizes.get(name, name)
+    return dimension.dim_value if dimension.HasField("dim_value") and dimension.dim_value >= 0 else None
+
+
 def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes: Shapes) -> tuple[Value, ...]:
-    protos = [p for p in graph.input if p.name not in constants]
+    protos, full, sizes = _bound([p for p in graph.input if p.name not in constants], shapes)
+    return tuple(Value(p.name, _element_type(p), _shape(p, full.get(p.name), sizes)) for p in protos)
+
+
+def _bound(
+    protos: list[onnx.ValueInfoProto], shapes: Shapes
+) -> tuple[list[onnx.ValueInfoProto], dict[str, list[int]], dict[str, int]]:
+    """The inputs, the shapes given for whole inputs, and the sizes of dimensions by name."""
     sizes = {name: int(size) for name, size in shapes.items() if isinstance(size, int | np.integer)}
     full = {name: [int(n) for n in shape] for name, shape in shapes.items() if name not in sizes}  # type: ignore[union-attr]
     # a shape of one number may be meant for a dimension
@@ -253,7 +296,7 @@ def _inputs(graph: onnx.GraphProto, constants: Mapping[str, np.ndarray], shapes:
     for proto in protos:
         if proto.name in full:
             _bind_names(proto, full[proto.name], sizes)
-    return tuple(Value(p.name, _element_type(p), _shape(p, full.get(p.name), sizes)) for p in protos)
+    return protos, full, sizes
 
 
 def _check_shapes(protos: list[onnx.ValueInfoProto], full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> None:
@@ -292,7 +335,7 @@ def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[s
     if given is not None:
         return tuple(given)
     if not proto.type.tensor_type.HasField("shape"):
-        raise ModelError(f"input '{proto.name}' has no shape; pass shapes={{'{proto.name}': [...]}}")
+        raise OpenShapeError(f"input '{proto.name}' has no shape; pass shapes={{'{proto.name}': [...]}}")
     result: list[int] = []
     for place, dimension in enumerate(proto.type.tensor_type.shape.dim):
         name = _dimension(dimension)
@@ -303,7 +346,7 @@ def _shape(proto: onnx.ValueInfoProto, given: list[int] | None, sizes: Mapping[s
         else:
             label = f"'{name}'" if name else f"number {place}"
             by_name = f" or shapes={{'{name}': ...}}" if name else ""
-            raise ModelError(
+            raise OpenShapeError(
                 f"input '{proto.name}' has a dynamic dimension {label}; "
                 f"pass shapes={{'{proto.name}': {_template(proto)}}}{by_name}"
             )
@@ -339,7 +382,11 @@ def _element_type(proto: onnx.ValueInfoProto) -> DType:
 
 def _check_names(graph: Graph, outer: frozenset[str]) -> None:
     """Every name is made once and before it is used."""
-    made = set(outer) | set(graph.constants) | {v.name for v in graph.inputs}
+    made = set(outer) | set(graph.constants)
+    for value in graph.inputs:
+        if value.name in made and value.name not in outer:
+            raise ModelError(f"input '{value.name}' is defined twice")
+        made.add(value.name)
     for node in graph.nodes:
         for name in node.inputs:
             if name and name not in made:

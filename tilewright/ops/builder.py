@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ModelError, UnsupportedError
+from tilewright.errors import ModelError, UndecidedError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
@@ -85,6 +85,10 @@ class Builder:
     def unsupported(self, what: str) -> UnsupportedError:
         return UnsupportedError(f"{self.origin}: {what}" if self.origin else what)
 
+    def undecided(self, tensor: Tensor, what: str) -> UndecidedError:
+        """As `unsupported`, of what would be known if the values of a tensor were."""
+        return UndecidedError(str(self.unsupported(what)), tensor)
+
     def invalid(self, what: str) -> ModelError:
         return ModelError(f"{self.origin}: {what}" if self.origin else what)
 
@@ -102,9 +106,10 @@ class Builder:
             raise self.unsupported(f"{what} would have {len(extents)} axes; {MOST_AXES} are supported")
         if any(extent < 0 for extent in extents):
             raise self.invalid(f"{what} would have the shape {list(extents)}, and no extent can be negative")
-        if prod(extents) > MOST_ELEMENTS:
+        room = prod(max(extent, 1) for extent in extents)  # an axis of nothing does not make the others smaller
+        if room > MOST_ELEMENTS:
             raise self.unsupported(
-                f"{what} would have the shape {list(extents)}, {prod(extents)} elements; {MOST_ELEMENTS} are supported"
+                f"{what} would have the shape {list(extents)}, {room} elements; {MOST_ELEMENTS} are supported"
             )
         return extents
 
@@ -132,9 +137,10 @@ class Builder:
         """The elements of an input that has to be known; `what` says what it is."""
         found = self.value(tensor)
         if found is None:
-            raise self.unsupported(
+            raise self.undecided(
+                tensor,
                 f"its input '{what}' is computed at run time, but shapes must be known when compiling; "
-                f"make it an initializer or bind it through shapes="
+                f"make it an initializer or bind it through shapes=",
             )
         return found
 

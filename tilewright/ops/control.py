@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.expr import Axis, Expr, eq, load, op, select, var
 from tilewright.ir.graph import Graph, Node
@@ -43,6 +44,8 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     condition = arguments[0]
     if condition is None:
         raise b.invalid("has no condition")
+    if condition.dtype is not dtypes.bool_:
+        raise b.invalid(f"its condition is {condition.dtype.name}, not bool")
     for name in ("then_branch", "else_branch"):
         if not isinstance(node.attributes.get(name), Graph):
             raise b.invalid(f"it has no {name}")
@@ -62,9 +65,10 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
         if isinstance(one, Sequence) or isinstance(other, Sequence):
             b.known(condition, "cond")
         if dims(one) != dims(other) or one.dtype is not other.dtype:
-            raise b.unsupported(
+            raise b.undecided(
+                condition,
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "
-                f"the condition is known only at run time; make both branches give the same shape"
+                f"the condition is known only at run time; make both branches give the same shape",
             )
         results.append(
             b.map(
@@ -211,9 +215,14 @@ def _copied(b: Builder, body: list[Compute], x: Tensor, place: int) -> Tensor:
 def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     body: Graph = node.attributes["body"]
     limit, condition, start = arguments[0], arguments[1], [a for a in arguments[2:] if a is not None]
-    if limit is None or b.value(limit) is None:
-        raise b.unsupported("its trip count is known only at run time; export the model with a fixed number of steps")
-    if condition is not None and (b.value(condition) is None or not b.known(condition, "cond").all()):
+    fixed = "export the model with a fixed number of steps"
+    if limit is None:
+        raise b.unsupported(f"its trip count is known only at run time; {fixed}")
+    if b.value(limit) is None:
+        raise b.undecided(limit, f"its trip count is known only at run time; {fixed}")
+    if condition is not None and b.value(condition) is None:
+        raise b.undecided(condition, f"its condition is known only at run time; {fixed}")
+    if condition is not None and not b.known(condition, "cond").all():
         raise b.unsupported("its condition is not always true; export the model with a fixed number of steps")
     count = int(b.known(limit, "M").reshape(-1)[0])
     always = b.constant(np.asarray(True), "true")

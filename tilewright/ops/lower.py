@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ModelError, UnsupportedError
-from tilewright.ir.compute import Program
+from tilewright.errors import ModelError, UndecidedError, UnsupportedError
+from tilewright.ir.compute import Program, reads
 from tilewright.ir.folding import without_dead
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
@@ -29,7 +29,11 @@ def lower(graph: Graph) -> Program:
         tensor = Tensor(b.unique(value.name), shape, value.dtype)
         scope[value.name] = tensor
         inputs.append(tensor)
-    outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
+    try:
+        outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
+    except UndecidedError as error:
+        names = {t: v.name for t, v in zip(inputs, graph.inputs, strict=True)}
+        raise UndecidedError(str(error), error.tensor, _deciding(b, error.tensor, names)) from error
     program = Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -63,6 +67,19 @@ def _alive(graph: Graph) -> list[Node]:
     return kept[::-1]
 
 
+def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[str, ...]:
+    """The model's inputs that a tensor is made of, by name."""
+    makers = {t: compute for compute in b.computes for t in compute.outputs}
+    seen: dict[object, None] = {}
+    waiting = [tensor]
+    while waiting:
+        found = waiting.pop()
+        if found not in seen:
+            seen[found] = None
+            waiting += reads(makers[found]) if found in makers else ()
+    return tuple(name for t, name in names.items() if t in seen)
+
+
 def _branches(node: Node) -> list[Graph]:
     return [v for v in node.attributes.values() if isinstance(v, Graph)]
 
@@ -79,23 +96,24 @@ def _captured(graph: Graph) -> set[str]:
 def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
     arguments = [_named(b, scope, constants, name) if name else None for name in node.inputs]
-    if node.op in control.NAMES and not node.domain:
-        results = control.lower_control(
-            b, node, arguments, lambda body, bound: _lower_nodes(b, body, {**scope, **bound}, constants)
+    entry = find(node.op, node.domain, node.version)
+    is_control = node.op in control.NAMES and not node.domain
+    if entry is None and not is_control:
+        raise UnsupportedError(
+            f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
+            f"not supported; replace it in the model by supported operators (tilewright.ops.supported() lists them)"
         )
-    else:
-        entry = find(node.op, node.domain, node.version)
-        if entry is None:
-            raise UnsupportedError(
-                f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
-                f"not supported; replace it in the model by supported operators (tilewright.ops.supported() lists them)"
+    try:
+        if entry is None or is_control:
+            found: Any = control.lower_control(
+                b, node, arguments, lambda body, bound: _lower_nodes(b, body, {**scope, **bound}, constants)
             )
-        try:
+        else:
             found = entry.lower(b, node, *arguments)
-        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError) as error:
-            # what operators do not check themselves: wrong ranks, list lengths, missing attributes or inputs
-            raise ModelError(f"{node.describe()} does not fit its inputs or attributes: {_line(error)}") from error
-        results = found if isinstance(found, tuple) else (found,)
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError) as error:
+        # what operators do not check themselves: wrong ranks, list lengths, missing attributes or inputs
+        raise ModelError(f"{node.describe()} does not fit its inputs or attributes: {_line(error)}") from error
+    results = found if isinstance(found, tuple) else (found,)
     for name, tensor in zip(node.outputs, results, strict=False):
         if name and tensor is not None:
             scope[name] = tensor

@@ -1,20 +1,26 @@
 """A content-addressed cache of files on disk, shared by any number of processes. An entry is a file and a checksum
 beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file. Code is loaded
-from it, so its folders belong to this user or to root, and nobody else may write to them."""
+from it, so its folders belong to this user or to root, and nobody else may write to them. What cannot be written there
+goes to a folder that lasts as long as it is used."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import logging
 import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -34,6 +40,9 @@ _DIRECTORY_MODE = 0o700
 _GRACE_SECONDS = 600.0
 _STALE_TEMPORARY_SECONDS = 3600.0
 _PRUNE_TO_FRACTION = 0.8
+# There is no room, or no permission: nothing is wrong with the content.
+_NOT_HERE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOG = logging.getLogger("tilewright")
 
 
 class CacheError(RuntimeError):
@@ -82,6 +91,13 @@ class Cache:
             raise CacheError(f"the cache limit must be positive, not {limit_bytes} bytes")
         self.root = root
         self.limit_bytes = limit_bytes
+        self._spare: tempfile.TemporaryDirectory[str] | None = None
+        self._choosing = Lock()
+
+    @property
+    def spare(self) -> object:
+        """Whoever uses a file of this cache after the cache itself is gone holds this; None where nothing needs it."""
+        return self._spare
 
     def path_of(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -95,17 +111,41 @@ class Cache:
         try:
             recorded = _sum_path(path).read_text(encoding="ascii", errors="replace")
             size = path.stat().st_size
-            if recorded != _checksum(path, size):
+            if recorded != checksum(path, size):
                 return None
-            os.utime(path)
         except FileNotFoundError:
-            return None
+            return self._in_spare(key)
         except OSError as error:
             raise self._unusable(error) from error
+        with contextlib.suppress(OSError):  # where it may only be read
+            os.utime(path)
         return path
 
     def put(self, key: str, content: Content) -> Path:
         """Store bytes, or what a function writes to the path it is given. The last of several writers wins."""
+        try:
+            return self._put(key, content)
+        except CacheError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _NOT_HERE:
+                raise
+            return self._spare_cache(cause)._put(key, content)
+
+    def _in_spare(self, key: str) -> Path | None:
+        return None if self._spare is None else Cache(Path(self._spare.name)).get(key)
+
+    def _spare_cache(self, reason: OSError) -> Cache:
+        with self._choosing:
+            if self._spare is None:
+                try:
+                    self._spare = tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True)
+                except OSError as error:
+                    raise self._unusable(error) from error
+                _LOG.warning("the cache in %s cannot be written to (%s): what is compiled now will not be found again",
+                             self.root, reason.strerror)  # fmt: skip
+            return Cache(Path(self._spare.name))
+
+    def _put(self, key: str, content: Content) -> Path:
         path = self.path_of(key)
         temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}{path.suffix}"
         temporary_sum = _sum_path(temporary)
@@ -121,14 +161,15 @@ class Cache:
                 content(temporary)
             else:
                 temporary.write_bytes(content)
-            temporary_sum.write_text(_checksum(temporary, temporary.stat().st_size), encoding="ascii")
+            temporary_sum.write_text(checksum(temporary, temporary.stat().st_size), encoding="ascii")
             os.replace(temporary, path)
             os.replace(temporary_sum, _sum_path(path))
         except OSError as error:
             raise self._unusable(error) from error
         finally:
-            temporary.unlink(missing_ok=True)
-            temporary_sum.unlink(missing_ok=True)
+            for left in (temporary, temporary_sum):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
         return path
 
     def stats(self) -> CacheStats:
@@ -148,6 +189,8 @@ class Cache:
     def prune(self, *, grace_seconds: float = _GRACE_SECONDS) -> int:
         """When over the limit, remove the entries unused for longest; returns the bytes removed."""
         now = time.time()
+        if not os.access(self.root, os.W_OK):
+            return 0
         self._remove_stale_temporaries(now)
         entries = sorted(self._entries(), key=lambda entry: entry.last_use)
         total = sum(entry.size for entry in entries)
@@ -158,8 +201,11 @@ class Cache:
             if total - removed <= self.limit_bytes * _PRUNE_TO_FRACTION or entry.last_use > now - grace_seconds:
                 break
             # Checksum first: without it the entry is already gone for every reader.
-            _sum_path(entry.path).unlink(missing_ok=True)
-            entry.path.unlink(missing_ok=True)
+            try:
+                _sum_path(entry.path).unlink(missing_ok=True)
+                entry.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise self._unusable(error) from error
             removed += entry.size
         return removed
 
@@ -230,7 +276,8 @@ def _sum_path(path: Path) -> Path:
     return path.with_name(path.name + _SUM_SUFFIX)
 
 
-def _checksum(path: Path, size: int) -> str:
+def checksum(path: Path, size: int) -> str:
+    """One line that changes when the file does."""
     if size > _DIGEST_UP_TO_BYTES:
         return f"{size} sums {_sums(path)}\n"
     return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"

@@ -7,7 +7,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,6 +16,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from tilewright.runtime.cache import Cache
+from tilewright.runtime.permissions import request
 from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weights, store_weights
 
@@ -140,10 +141,13 @@ def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The two files of a model; copied elsewhere together they load without a compiler."""
+    """The two files of a model, and what the system must grant a process that runs it (see `permissions`); copied
+    elsewhere together they load without a compiler."""
 
     library: Path
     weights: Path
+    permissions: tuple[str, ...] = ()
+    held: object = field(default=None, compare=False, repr=False)  # what the files' folder lasts as long as
 
 
 def table_source(image: ModelImage) -> str:
@@ -203,6 +207,16 @@ def runtime_sources() -> dict[str, str]:
     return {f"tw_{name}": _with_headers((_NATIVE / f"{name}.c").read_text()) for name in ("driver", "placing", "team")}
 
 
+def library_sources(image: ModelImage) -> dict[str, str]:
+    """Every C source of the model's shared object; each is complete without a header of ours."""
+    return {**image.kernels, **runtime_sources(), "tw_table": _with_headers(table_source(image))}
+
+
+def driver_header() -> str:
+    """How a shared object is called, in C."""
+    return (_NATIVE / "driver.h").read_text()
+
+
 def build(
     image: ModelImage,
     compiler: Compiler,
@@ -222,13 +236,13 @@ def build(
 def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache) -> BuiltModel:
     """The same with a compiler at work, which may have begun with some of the sources. Weights are written out
     meanwhile."""
-    sources = {**image.kernels, **runtime_sources(), "tw_table": _with_headers(table_source(image))}
+    sources = library_sources(image)
     for name, text in sources.items():
         objects.start(name, text)
     weights = store_weights(image.weights, weights_cache)
-    built = BuiltModel(link(objects.objects(sources), objects.compiler, objects.cache), weights)
+    library = link(objects.objects(sources), objects.compiler, objects.cache)
     objects.cache.prune()
-    return built
+    return BuiltModel(library, weights, held=(objects.cache.spare, weights_cache.spare))
 
 
 class _Table(ctypes.Structure):
@@ -324,8 +338,10 @@ class CpuModel:
         self._handle: ctypes.c_void_p | None = None
         if not 1 <= threads <= MAX_THREADS:
             raise ModelRunError(f"threads must be between 1 and {MAX_THREADS}, not {threads}")
+        for what in built.permissions:
+            request(what)
         try:
-            library = ctypes.CDLL(str(built.library.resolve()))
+            library = ctypes.CDLL(_spelled(built.library.resolve()))
         except OSError as error:
             raise ModelRunError(f"cannot load the model: {error}") from error
         self.threads = threads
@@ -358,8 +374,14 @@ class CpuModel:
         self.stage_count: int = table.stages
         self.arena_bytes: int = table.arena_bytes
         self.scratch_bytes: int = table.scratch_bytes
+        self.denormals: Denormals = "keep" if table.keeps_denormals else "flush"
         self._weight_bytes: int = table.weight_bytes
         self._sizes = self.input_bytes + self.output_bytes
+
+    @property
+    def weights(self) -> NDArray[np.uint8]:
+        """All packed weights, read-only."""
+        return self._weights
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
         """Fill outputs. Arrays are C-contiguous and of the compiled sizes; what they mean is the caller's affair."""
@@ -429,6 +451,13 @@ class CpuModel:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _spelled(library: Path) -> str:
+    """The path with the file's number written into it as empty folders: the loader takes a library for one that it
+    has when their paths are spelled alike, also where another file has come into its place."""
+    bits = f"{library.stat().st_ino:b}"
+    return f"{library.parent}{''.join('/.' if bit == '1' else '/' for bit in bits)}/{library.name}"
 
 
 def _pointers(arrays: Sequence[NDArray[Any]]) -> ctypes.Array[ctypes.c_void_p]:

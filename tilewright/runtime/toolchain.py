@@ -29,6 +29,7 @@ Progress = Callable[[str, bool], None]
 
 _SYSTEM_COMPILERS = ("cc", "gcc", "clang")
 _MESSAGE_LINES = 8
+_OUTPUT = "output"  # beside the source: where there is no room in the cache, it is the copying that fails
 _SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
 # Loops come in the order and with the unrolling they were planned with. Looking for better ones takes gcc a sixth of
 # its time on long blocks; nearly always it finds nothing, and what it carries from one turn to the next (predictive
@@ -269,8 +270,9 @@ def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
             # The objects of a large model would not fit a command line.
             listing = Path(folder, "objects.rsp")
             listing.write_text("\n".join(shlex.quote(str(path.resolve())) for path in objects.values()))
-            command = [*compiler.argv, "-shared", "-pthread", f"@{listing}", "-lm", "-o", str(out.resolve())]
+            command = [*compiler.argv, "-shared", "-pthread", f"@{listing}", "-lm", "-o", _OUTPUT]
             _run(command, "linking", Path(folder))
+            shutil.copyfile(Path(folder, _OUTPUT), out)
 
     return cache.put(key, write)
 
@@ -308,7 +310,8 @@ def _compile(arguments: Sequence[str], name: str, text: str, suffix: str, out: P
         # A relative name keeps the folder out of messages and out of the object.
         source = Path(folder, f"{name}{suffix}")
         source.write_text(text)
-        _run([*arguments, source.name, "-o", str(out.resolve()), *libraries], name, Path(folder))
+        _run([*arguments, source.name, "-o", _OUTPUT, *libraries], name, Path(folder))
+        shutil.copyfile(Path(folder, _OUTPUT), out)
 
 
 def _run(command: Sequence[str], name: str, folder: Path) -> None:

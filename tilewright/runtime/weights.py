@@ -31,9 +31,7 @@ def map_weights(path: Path, expected_bytes: int) -> NDArray[np.uint8]:
     except OSError as error:
         raise WeightsError(f"cannot read the weights file {path}: {error.strerror}") from error
     if size != expected_bytes:
-        raise WeightsError(
-            f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}"
-        )
+        raise WeightsError(f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}")
     # An empty file cannot be mapped.
     if size == 0:
         return np.empty(0, np.uint8)

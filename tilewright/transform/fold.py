@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.bounds import fixed, static
 from tilewright.ir.compute import Compute, Map, Monoid, Program, Reduce, Region, Scan, Scatter, Sort, expressions, reads
-from tilewright.ir.expr import Axis, Expr, Extent, Load, load, rewrite, substitute, var
+from tilewright.ir.expr import Axis, Expr, Extent, Load, const, load, rewrite, substitute, var
 from tilewright.ir.folding import fold, foldable, without_dead
 from tilewright.ir.tensor import Tensor
 
@@ -22,6 +23,10 @@ def fold_constants(program: Program) -> Program:
     pool: dict[tuple[int, Extent], Axis] = {}
     for original in program.computes:
         compute = replace_tensors(original, merged)
+        if _is_empty(compute):
+            constants.update({t: _no_elements(t) for t in compute.outputs if t not in outputs})
+            kept += [_without_elements(t, compute.origin) for t in compute.outputs if t in outputs]
+            continue
         keeps = not outputs.isdisjoint(compute.outputs)
         if not keeps and foldable(compute, constants):
             constants.update(fold(compute, constants))
@@ -35,6 +40,21 @@ def fold_constants(program: Program) -> Program:
             seen.setdefault(key, compute)
         kept.append(compute)
     return without_dead(replace(program, computes=tuple(kept), constants=constants))
+
+
+def _is_empty(compute: Compute) -> bool:
+    """Whether there is nothing to compute: no result has an element."""
+    return all(any(static(extent) == 0 for extent in tensor.shape) for tensor in compute.outputs)
+
+
+def _no_elements(tensor: Tensor) -> np.ndarray:
+    return np.zeros(tuple(fixed(extent) for extent in tensor.shape), tensor.dtype.numpy)
+
+
+def _without_elements(output: Tensor, origin: str) -> Map:
+    """A result without elements needs no input, and no plan that divides by their number."""
+    axes = tuple(Axis(f"o{place}", extent) for place, extent in enumerate(output.shape))
+    return Map(output, axes, const(0, output.dtype), origin)
 
 
 def replace_tensors(compute: Compute, merged: dict[Tensor, Tensor]) -> Compute:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,15 @@ def load(
         way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
         raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
-        for what in _permissions(loops, sources):
-            request(what)
+        permissions = tuple(_permissions(loops, sources))
+        for what in permissions:
+            request(what)  # before anything is compiled for nothing
         with early or _objects(options) as objects:
             image = model_image(sources, loops, program, plan, options.denormals)
             built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
     except (ToolchainError, CompileError, CacheError, PermissionRefused) as error:
         raise ToolError(str(error)) from error
-    return CpuModel(built, options.threads or os.cpu_count() or 1)
+    return CpuModel(replace(built, permissions=permissions), options.threads or os.cpu_count() or 1)
 
 
 def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:

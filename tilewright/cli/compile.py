@@ -1,0 +1,64 @@
+"""`tilewright compile`: a model as a directory that starts without the compiler, from Python and from C."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from tilewright.cli import common
+from tilewright.errors import OptionError
+from tilewright.open_model import OpenModel
+from tilewright.shipping.directory import check_free
+
+DESCRIPTION = """\
+Compile a model and write it to a directory: shared object, weights, C header with an example program,
+sources, plan, and a manifest. tilewright.load(DIR), 'tilewright run DIR' and a C program start from it
+without compiling. It is for processors that have all that this one has."""
+
+EXAMPLE = """\
+  tilewright compile model.onnx -o model
+  tilewright compile model.onnx -o model --shape batch=8 --threads 4
+  tilewright run model --inputs in.npz"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = common.add_command(commands, "compile", "write a model to a directory to ship", DESCRIPTION, EXAMPLE)
+    common.add_model(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty directory, or a saved model"
+    )
+    parser.add_argument("--json", action="store_true", help="print a summary for scripts")
+    common.add_compile_options(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.stop_after is not None:
+        raise OptionError("--stop-after leaves no code to save; 'tilewright run' takes it")
+    check_free(arguments.output.resolve())
+    start = time.perf_counter()
+    model = common.compile_model(arguments)
+    if isinstance(model, OpenModel):
+        raise OptionError("the model leaves shapes open, and a directory holds the code for one: give them by --shape")
+    model.save(arguments.output)
+    seconds = time.perf_counter() - start
+    size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
+    if arguments.json:
+        ports = {"inputs": model.inputs, "outputs": model.outputs}
+        common.print_json(
+            {
+                "directory": str(arguments.output),
+                "bytes": size,
+                "seconds": seconds,
+                **{
+                    side: [{"name": p.name, "dtype": p.dtype.name, "shape": list(p.shape)} for p in found]
+                    for side, found in ports.items()
+                },
+            }
+        )
+        return 0
+    text = f"wrote {arguments.output}, {size / 2**20:.1f} MiB, in {seconds:.1f} s"
+    common.output_console().print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,324 @@
+"""A model whose shapes its inputs decide: compiled at a call for what it is given, and kept for the next such call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tilewright.arguments import Array, as_array, bind
+from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tilewright.compiler import Artifact
+    from tilewright.ir.loops import Call
+    from tilewright.profiles import Profile
+
+_LOG = logging.getLogger("tilewright")
+_QUIET = 4  # so many compilations are to be expected; every later one is worth a warning
+_MOST_ELEMENTS = 256  # of an input whose values become part of the code
+
+Shapes = Mapping[str, tuple[int, ...]]
+Values = Mapping[str, Array]
+Extents = tuple[int | str | None, ...]
+
+
+class Compiled(Protocol):
+    """What is used here of a `tilewright.Model`."""
+
+    @property
+    def outputs(self) -> Sequence[Any]: ...
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
+    @property
+    def artifact(self) -> Artifact: ...
+    def __call__(self, /, *args: Any, **named: Any) -> list[Array]: ...
+    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None: ...
+    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile: ...
+    def explain(self) -> str: ...
+    def save(self, folder: str | os.PathLike[str]) -> None: ...
+
+
+@dataclass(frozen=True)
+class OpenPort:
+    """An input or output: an open dimension is its name, or None; a shape that the model does not tell is None."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: Extents | None
+
+    def __str__(self) -> str:
+        kind = "?" if self.dtype is None else self.dtype.name
+        inside = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
+        return f"{self.name}: {kind}[{inside}]"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A compiled form of a model: for these shapes of its inputs, and for these values of those that decide shapes."""
+
+    shapes: Shapes
+    values: Values
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        parts = [f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items()]
+        parts += [f"{name} = {array.tolist()}" for name, array in self.values.items()]
+        return ", ".join(parts) or "no inputs"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    variant: Variant
+    model: Compiled
+
+
+@dataclass(frozen=True)
+class _Locks:
+    """Looking things up never waits for a compilation."""
+
+    process: int
+    table: Lock
+    compiling: Lock
+
+
+class OpenModel:
+    """A model with open dimensions, or with inputs whose values decide shapes (axes, repeats, a target shape).
+
+    It is called like a `Model`. The first call with new shapes, or with new values of inputs that decide shapes,
+    compiles it for them; later ones find that again. So many are kept as `Options.variants` says, those used last.
+    Calls from several threads at once are safe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[OpenPort],
+        outputs: Sequence[OpenPort],
+        build: Callable[[Shapes, Values], Compiled],
+        keep: int,
+        reason: TilewrightError,
+    ) -> None:
+        """`reason` says what is open, to whoever asks for what only a compiled model has."""
+        self._name = name
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._names = tuple(port.name for port in inputs)
+        self._build = build
+        self._keep = keep
+        self._reason = reason
+        self._deciding: tuple[str, ...] = reason.inputs if isinstance(reason, UndecidedError) else ()
+        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+        self._compiled = 0
+        self._locks = _Locks(os.getpid(), Lock(), Lock())
+
+    @property
+    def inputs(self) -> tuple[OpenPort, ...]:
+        return self._inputs
+
+    @property
+    def outputs(self) -> tuple[OpenPort, ...]:
+        return self._outputs
+
+    @property
+    def can_run(self) -> bool:
+        return True
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """What is compiled and kept now, the one used last at the end."""
+        return tuple(kept.variant for kept in self._all())
+
+    @property
+    def compilations(self) -> int:
+        """How often a call had to compile, or to look in the cache on disk."""
+        return self._compiled
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Kernel calls of one run of the variant used last."""
+        return self._last().calls
+
+    @property
+    def artifact(self) -> Artifact:
+        """What the compiler made of the variant used last."""
+        return self._last().artifact
+
+    def __call__(self, /, *args: Any, **named: Any) -> list[Array]:
+        """Run the model on arrays given in order, by name, or as one dict; the outputs come in order."""
+        model, rest = self._for(bind(self._names, args, named))
+        return model(*rest)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model on arrays by name; the outputs come by name too."""
+        model, rest = self._for(bind(self._names, (inputs,), {}))
+        return dict(zip((port.name for port in model.outputs), model(*rest), strict=True))
+
+    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
+        """Run the model on arrays in order and fill arrays of the caller."""
+        model, rest = self._for(bind(self._names, inputs, {}))
+        model.run_into(rest, outputs, stream=stream)
+
+    def prepare(self, /, *args: Any, **named: Any) -> Compiled:
+        """The model compiled for inputs like these. It takes those that are left once values that decide shapes are
+        part of it."""
+        return self._for(bind(self._names, args, named))[0]
+
+    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
+        """Time each kernel call: the median over `repeat` runs."""
+        if not args and not named:
+            raise InputError(f"a profile needs inputs here: {self._reason}")
+        model, rest = self._for(bind(self._names, args, named))
+        return model.profile(*rest, repeat=repeat)
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """There are none: what is open is the caller's to say."""
+        if self._deciding:
+            names = ", ".join(f"'{name}'" for name in self._deciding)
+            raise InputError(f"shapes depend on the values of {names}, which cannot be random: give the inputs")
+        raise self._reason
+
+    def explain(self) -> str:
+        """What is kept, and what became of the model in the variant used last."""
+        last = self._last().explain()
+        kept = [f"  {kept.variant} ({kept.variant.compile_seconds:.2f} s)" for kept in self._all()]
+        head = f"{self._name}: compiled at a call, {self._compiled} times so far; at most {self._keep} are kept"
+        return "\n".join([head, *kept, "", last])
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        raise OptionError(
+            "a directory holds the code for one set of shapes: save model.prepare(inputs), or compile with shapes="
+        )
+
+    def __repr__(self) -> str:
+        takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))
+        return f"<tilewright.OpenModel ({takes}) -> ({gives})>"
+
+    def _last(self) -> Compiled:
+        kept = self._all()
+        if not kept:
+            raise self._reason
+        return kept[-1].model
+
+    def _all(self) -> list[_Kept]:
+        with self._own_locks().table:
+            return list(self._kept.values())
+
+    def _own_locks(self) -> _Locks:
+        """A child process must not wait for a thread that it has no copy of."""
+        if os.getpid() != self._locks.process:
+            self._locks = _Locks(os.getpid(), Lock(), Lock())
+        return self._locks
+
+    def _for(self, values: list[Any]) -> tuple[Compiled, list[Any]]:
+        """The variant for these inputs, and what is left to call it with."""
+        kept = self._found(values)
+        if kept is None:
+            with self._own_locks().compiling:
+                kept = self._found(values) or self._compile(values)  # another thread may have been first
+        fixed = kept.variant.values
+        if not fixed:
+            return kept.model, values
+        return kept.model, [v for name, v in zip(self._names, values, strict=True) if name not in fixed]
+
+    def _found(self, values: list[Any]) -> _Kept | None:
+        key = self._key(values, self._deciding)
+        with self._own_locks().table:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+            return kept
+
+    def _key(self, values: list[Any], deciding: tuple[str, ...]) -> tuple[Any, ...]:
+        parts: list[Any] = []
+        for port, value in zip(self._inputs, values, strict=True):
+            parts.append(_shape_of(value, port.name))
+            if port.name in deciding:
+                array = as_array(value, port.name)
+                parts += (array.dtype.str, array.tobytes())
+        return tuple(parts)
+
+    def _compile(self, values: list[Any]) -> _Kept:
+        shapes = self._checked_shapes(values)
+        start = time.perf_counter()
+        while True:
+            fixed = {n: self._fixed(p, v) for n, p, v in zip(self._names, self._inputs, values, strict=True)
+                     if n in self._deciding}  # fmt: skip
+            free = {n: shape for n, shape in shapes.items() if n not in fixed}
+            try:
+                model = self._build(free, fixed)
+                break
+            except UndecidedError as error:
+                more = [name for name in error.inputs if name not in self._deciding]
+                if not more:
+                    raise
+                # what was kept is found by fewer values than decide: it is compiled again, or found on disk
+                with self._own_locks().table:
+                    self._deciding = (*self._deciding, *more)
+                    self._kept.clear()
+        made = _Kept(Variant(free, fixed, time.perf_counter() - start), model)
+        with self._own_locks().table:
+            self._kept[self._key(values, self._deciding)] = made
+            self._compiled += 1
+            dropped = self._kept.popitem(last=False)[1] if len(self._kept) > self._keep else None
+        self._tell(made.variant, dropped)
+        return made
+
+    def _tell(self, variant: Variant, dropped: _Kept | None) -> None:
+        level = logging.WARNING if self._compiled > _QUIET else logging.INFO
+        gone = "" if dropped is None else f"; dropped what was unused for longest ({dropped.variant})"
+        text = f"compiled {self._name} for {variant} in {variant.compile_seconds:.2f} s, number {self._compiled}{gone}"
+        _LOG.log(level, "%s", "".join(c if c.isprintable() else "?" for c in text))
+
+    def _fixed(self, port: OpenPort, value: Any) -> Array:
+        """The values of an input that decides shapes, as a constant of the compiled code."""
+        array = as_array(value, port.name)
+        if port.dtype is not None and array.dtype.newbyteorder("=") != port.dtype:
+            raise InputError(f"input {port.name!r} must be {port.dtype.name}, not {array.dtype.name}")
+        if array.size > _MOST_ELEMENTS:
+            raise UnsupportedError(
+                f"input {port.name!r} decides shapes, so that its {array.size} values would be part of the code; at "
+                f"most {_MOST_ELEMENTS} can be"
+            )
+        return np.array(array, dtype=port.dtype, order="C", copy=True)
+
+    def _checked_shapes(self, values: list[Any]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs, which fit what the model declares; dimensions of one name are equal."""
+        sizes: dict[str, tuple[int, str]] = {}
+        found: dict[str, tuple[int, ...]] = {}
+        for port, value in zip(self._inputs, values, strict=True):
+            shape = _shape_of(value, port.name)
+            found[port.name] = shape
+            if port.shape is None:
+                continue
+            if len(shape) != len(port.shape) or any(
+                isinstance(n, int) and n != m for n, m in zip(port.shape, shape, strict=True)
+            ):
+                raise InputError(f"input {port.name!r} must have shape {_spelled(port.shape)}, not {shape}")
+            for name, extent in zip(port.shape, shape, strict=True):
+                if not isinstance(name, str):
+                    continue
+                size, where = sizes.setdefault(name, (extent, port.name))
+                if size != extent:
+                    raise InputError(
+                        f"dimension {name!r} is {size} in input {where!r} and {extent} in input {port.name!r}"
+                    )
+        return found
+
+
+def _shape_of(value: Any, name: str) -> tuple[int, ...]:
+    """Also of an array that lies on a GPU."""
+    shape = getattr(value, "shape", None)
+    return tuple(map(int, as_array(value, name).shape if shape is None else shape))
+
+
+def _spelled(shape: Extents) -> str:
+    inside = ", ".join("?" if n is None else str(n) for n in shape)
+    return f"({inside},)" if len(shape) == 1 else f"({inside})"

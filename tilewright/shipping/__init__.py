@@ -1,0 +1,1 @@
+"""Compiled models as directories that start without the compiler: from Python, and from C without Python."""

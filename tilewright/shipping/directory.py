@@ -1,0 +1,87 @@
+"""Directories that are there whole or not at all: written under another name first, then moved into place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from tilewright.errors import ModelError, OptionError, ToolError
+from tilewright.runtime.cache import checksum
+from tilewright.shipping.manifest import KIND
+
+MANIFEST = "manifest.json"
+
+
+def write_directory(folder: Path, fill: Callable[[Path], None]) -> None:
+    """`fill` writes the files into the directory it is given; where it fails, nothing has changed."""
+    place = folder.resolve()
+    check_free(place)
+    temporary = place.with_name(f".{place.name}-{uuid.uuid4().hex}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        fill(temporary)
+        _move(temporary, place)
+    except OSError as error:
+        raise ToolError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_free(place: Path) -> None:
+    """Only an empty directory, or one that was written here, may give way."""
+    try:
+        if place.exists() and not place.is_dir():
+            raise OptionError(f"{place} is a file; a model is saved to a directory")
+        is_taken = place.is_dir() and any(place.iterdir())
+        if is_taken and f'"{KIND}"' not in (place / MANIFEST).read_text(errors="replace"):
+            raise FileNotFoundError
+    except FileNotFoundError as error:
+        raise OptionError(
+            f"{place} holds other files, which saving a model there would remove; choose an empty or a new directory"
+        ) from error
+    except OSError as error:
+        raise ToolError(f"cannot write {place}: {error.strerror}") from error
+
+
+def _move(temporary: Path, place: Path) -> None:
+    try:
+        os.rename(temporary, place)  # where there is nothing, or an empty directory
+        return
+    except OSError:
+        if not place.is_dir():
+            raise
+    old = place.with_name(f".{place.name}-{uuid.uuid4().hex}")
+    os.rename(place, old)
+    try:
+        os.rename(temporary, place)
+    except OSError:
+        os.rename(old, place)
+        raise
+    # whoever has the old files open or mapped keeps them
+    with contextlib.suppress(OSError):
+        shutil.rmtree(old)
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """Every file below the directory with its checksum."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): checksum(path, path.stat().st_size).strip() for path in files}
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Every file is there and as it was written."""
+    for name, recorded in files.items():
+        path = folder / name
+        try:
+            found = checksum(path, path.stat().st_size).strip()
+        except FileNotFoundError as error:
+            raise ModelError(f"{folder}: the file {name} is missing; save the model again") from error
+        except OSError as error:
+            raise ModelError(f"{folder}: the file {name} cannot be read: {error.strerror}") from error
+        if found != recorded:
+            raise ModelError(f"{folder}: the file {name} is damaged; save the model again")

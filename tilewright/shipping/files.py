@@ -1,0 +1,205 @@
+"""Saves a compiled model as a directory, and starts one from it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.errors import ModelError, OptionError, ToolError, UnsupportedError
+from tilewright.ir.loops import Call
+from tilewright.options import Options, check_whole_number
+from tilewright.runtime.cpu_model import (
+    MAX_THREADS,
+    BuiltModel,
+    CpuModel,
+    ModelRunError,
+    driver_header,
+    library_sources,
+)
+from tilewright.runtime.features import relied_on
+from tilewright.runtime.permissions import PermissionRefused
+from tilewright.runtime.toolchain import ToolchainError, default_flags, find_compiler, this_machine
+from tilewright.runtime.weights import WeightsError
+from tilewright.shipping.directory import MANIFEST, check_files, sums, write_directory
+from tilewright.shipping.header import example_text, header_text
+from tilewright.shipping.manifest import Manifest, Port, from_json
+from tilewright.version import VERSION
+
+if TYPE_CHECKING:
+    from tilewright.compiler import Artifact
+
+LIBRARY = "libmodel.so"
+WEIGHTS = "model.weights"
+PLAN = "plan.json"
+EXPLANATION = "explain.txt"
+HEADER = "model.h"
+EXAMPLE = "example.c"
+SOURCES = "source"
+
+
+@dataclass(frozen=True)
+class ShippedArtifact:
+    """A model from a directory. It has code and weights, but not the model file that they were made of."""
+
+    folder: Path
+    manifest: Manifest
+    runner: CpuModel
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.manifest.outputs
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return self.manifest.calls
+
+    @cached_property
+    def explanation(self) -> str:
+        """What `explain` said when it was saved."""
+        check_files(self.folder, {EXPLANATION: self.manifest.files[EXPLANATION]})
+        return (self.folder / EXPLANATION).read_text(encoding="utf-8")
+
+    @property
+    def whole(self) -> Artifact:
+        raise OptionError(
+            f"a model from a directory has no more to show than explain() and {self.folder / PLAN}; compile the model "
+            f"file to look inside"
+        )
+
+
+def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -> None:
+    """Write the model to a directory, whole or not at all. An earlier saved model there gives way."""
+    if isinstance(artifact, ShippedArtifact):
+        check_files(artifact.folder, dict(artifact.manifest.files))
+        shipped = artifact.folder
+        write_directory(folder, lambda place: _copy(shipped, artifact.manifest, place))
+        return
+    runner, target = artifact.runner, artifact.target
+    if runner is None:
+        raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    if not isinstance(runner, CpuModel):
+        raise UnsupportedError(f"a model for target '{target.name}' cannot be saved yet: only models for CPUs can")
+    texts = _texts(artifact, runner)
+    write_directory(folder, lambda place: _fill(place, artifact, runner, texts, options))
+
+
+def load(folder: Path, threads: int | None = None) -> ShippedArtifact:
+    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
+    if threads is not None:
+        check_whole_number("threads", threads, least=1, most=MAX_THREADS)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(f"'{folder}' {what}; give a directory that model.save or 'tilewright compile' wrote")
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ModelError(f"'{folder}' is not a saved model: it has no {MANIFEST}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"'{folder}': its {MANIFEST} cannot be read; save the model again") from error
+    manifest = from_json(text, f"'{folder}'", VERSION)
+    _check_machine(folder, manifest)
+    check_files(folder, dict(manifest.files))
+    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions)
+    try:
+        runner = CpuModel(built, threads or manifest.threads or os.cpu_count() or 1)
+    except (ModelRunError, WeightsError, PermissionRefused) as error:
+        raise ToolError(f"'{folder}': {error}") from error
+    return ShippedArtifact(folder.resolve(), manifest, runner)
+
+
+def _check_machine(folder: Path, manifest: Manifest) -> None:
+    here = this_machine()
+    if (manifest.system, manifest.architecture) != (platform.system(), here.architecture):
+        made_for = f"{manifest.system} on {manifest.architecture}"
+        raise ToolError(f"'{folder}' is for {made_for}, and this is {platform.system()} on {here.architecture}")
+    missing = sorted(set(manifest.features) - here.features)
+    if here.features and missing:
+        raise ToolError(
+            f"'{folder}' was compiled for a processor that has {', '.join(missing)}, which this one lacks; compile the "
+            f"model here"
+        )
+    if not here.features and manifest.machine != here.identity:
+        raise ToolError(f"'{folder}' was compiled on another machine than this; compile the model here")
+    if manifest.interface != _interface():
+        raise ModelError(
+            f"'{folder}' was saved by Tilewright {manifest.version}, whose code this version "
+            f"({VERSION}) cannot call; save the model again with this version"
+        )
+
+
+def _interface() -> str:
+    """Changes with anything that Python and the shared object must agree on."""
+    return sha256(driver_header().encode()).hexdigest()[:16]
+
+
+def _texts(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
+    """Every file of text but those about the others."""
+    from tilewright.backend.cpu.machine_code import model_image
+    from tilewright.report.explain import explain_text
+
+    if artifact.loops is None or artifact.program is None or artifact.plan is None:
+        raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    image = model_image(artifact.sources, artifact.loops, artifact.program, artifact.plan, runner.denormals)
+    texts = {f"{SOURCES}/{name}.c": text for name, text in library_sources(image).items()}
+    features = relied_on(this_machine(), runner.built.permissions)
+    about = (artifact.inputs, artifact.outputs, features, runner.built.permissions)
+    texts[HEADER] = header_text(*about, runner.denormals)
+    texts[EXAMPLE] = example_text(HEADER, WEIGHTS)
+    texts[PLAN] = artifact.plan.to_json() + "\n"
+    texts[EXPLANATION] = explain_text(artifact)
+    return texts
+
+
+def _fill(place: Path, artifact: Artifact, runner: CpuModel, texts: Mapping[str, str], options: Options) -> None:
+    (place / SOURCES).mkdir()
+    for name, text in texts.items():
+        (place / name).write_text(text, encoding="utf-8")
+    runner.weights.tofile(place / WEIGHTS)
+    try:
+        shutil.copyfile(runner.built.library, place / LIBRARY)
+    except FileNotFoundError as error:
+        raise ToolError("the model's code has been removed from the cache; compile the model again") from error
+    (place / MANIFEST).write_text(_manifest(place, artifact, runner, options).to_json(), encoding="utf-8")
+
+
+def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Options) -> Manifest:
+    here = this_machine()
+    try:
+        compiler = find_compiler(options.compiler)
+    except ToolchainError as error:
+        raise ToolError(str(error)) from error
+    return Manifest(
+        version=VERSION,
+        interface=_interface(),
+        system=platform.system(),
+        architecture=here.architecture,
+        features=relied_on(here, runner.built.permissions),
+        machine=here.identity,
+        permissions=runner.built.permissions,
+        compiler=compiler.version,
+        flags=default_flags(compiler, here),
+        target=artifact.target.describe(),
+        threads=options.threads,
+        denormals=runner.denormals,
+        inputs=tuple((p.name, p.dtype, p.shape) for p in artifact.inputs),
+        outputs=tuple((p.name, p.dtype, p.shape) for p in artifact.outputs),
+        calls=artifact.calls,
+        files=sums(place),
+    )
+
+
+def _copy(folder: Path, manifest: Manifest, place: Path) -> None:
+    for name in (MANIFEST, *manifest.files):
+        (place / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, place / name)

@@ -1,0 +1,125 @@
+"""What a saved model says of itself, as JSON: what it takes and gives, the machine it needs, the sums of its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from tilewright.errors import ModelError
+from tilewright.ir import dtypes
+from tilewright.ir.loops import Call
+
+KIND = "tilewright model"
+FORMAT = 1
+_SUM = "manifest_sha256"
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*(/[A-Za-z0-9_][A-Za-z0-9_.]*)?")
+
+Port = tuple[str, dtypes.DType, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    version: str  # of Tilewright
+    interface: str  # a digest of the driver's header: how Python and the shared object talk to each other
+    system: str
+    architecture: str
+    features: tuple[str, ...]  # of the processor
+    machine: str  # tells the machine it was made on from others, where the system names no features
+    permissions: tuple[str, ...]  # what the system must grant a process that runs it
+    compiler: str
+    flags: tuple[str, ...]
+    target: Mapping[str, Any]  # the description it was planned for
+    threads: int | None  # None: as many as there are where it runs
+    denormals: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    calls: tuple[Call, ...]
+    files: Mapping[str, str]  # by path below the manifest, the line of runtime.cache.checksum
+
+    def to_json(self) -> str:
+        body = {
+            "kind": KIND,
+            "format": FORMAT,
+            "tilewright": self.version,
+            "interface": self.interface,
+            "cpu": {
+                "system": self.system,
+                "architecture": self.architecture,
+                "features": self.features,
+                "machine": self.machine,
+                "permissions": self.permissions,
+            },
+            "inputs": [_port_row(port) for port in self.inputs],
+            "outputs": [_port_row(port) for port in self.outputs],
+            "threads": self.threads,
+            "denormals": self.denormals,
+            "compiler": self.compiler,
+            "flags": self.flags,
+            "target": self.target,
+            "calls": [(call.kernel, call.arguments, call.step) for call in self.calls],
+            "files": self.files,
+        }
+        return json.dumps({**body, _SUM: _sum(body)}, indent=1) + "\n"
+
+
+def from_json(text: str, where: str, version: str) -> Manifest:
+    """The manifest of the directory `where`, read by this version of Tilewright; an error in one line otherwise."""
+    damaged = ModelError(f"{where}: its manifest is damaged; save the model again")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged from error
+    if not isinstance(row, dict) or row.get("kind") != KIND:
+        raise ModelError(f"{where} is not a saved model: its manifest.json is about something else")
+    if row.get("format") != FORMAT:
+        raise ModelError(
+            f"{where} was saved in format {row.get('format')} by Tilewright {row.get('tilewright')}; this is "
+            f"{version}, which reads format {FORMAT}: save the model again with this version"
+        )
+    try:
+        if row.pop(_SUM, None) != _sum(row):
+            raise damaged
+        return _manifest(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged from error
+
+
+def _manifest(row: Mapping[str, Any]) -> Manifest:
+    cpu, files = row["cpu"], row["files"]
+    if not all(_FILE.fullmatch(name) for name in files):
+        raise ValueError("a file outside the directory")
+    return Manifest(
+        version=row["tilewright"],
+        interface=row["interface"],
+        system=cpu["system"],
+        architecture=cpu["architecture"],
+        features=tuple(cpu["features"]),
+        machine=cpu["machine"],
+        permissions=tuple(cpu["permissions"]),
+        compiler=row["compiler"],
+        flags=tuple(row["flags"]),
+        target=row["target"],
+        threads=row["threads"],
+        denormals=row["denormals"],
+        inputs=tuple(_port(port) for port in row["inputs"]),
+        outputs=tuple(_port(port) for port in row["outputs"]),
+        calls=tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
+        files=files,
+    )
+
+
+def _port_row(port: Port) -> dict[str, Any]:
+    name, dtype, shape = port
+    return {"name": name, "dtype": dtype.name, "shape": list(shape)}
+
+
+def _port(row: Mapping[str, Any]) -> Port:
+    return row["name"], dtypes.by_name(row["dtype"]), tuple(int(n) for n in row["shape"])
+
+
+def _sum(body: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
