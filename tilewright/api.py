@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy import empty
 
 from tilewright import stored
-from tilewright.errors import InputError, InternalError, ModelError, OptionError, UnsupportedError
+from tilewright.errors import InputError, InternalError, ModelError, OptionError
 from tilewright.options import Options, check_whole_number
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
@@ -22,9 +22,12 @@ from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
     import onnx
+    import torch
 
     from tilewright.compiler import Artifact
+    from tilewright.ir.graph import Graph
     from tilewright.ir.loops import Call
+    from tilewright.pytorch.module import CompiledModule
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -77,8 +80,27 @@ class Profile:
         return "\n".join(lines)
 
 
+@overload
 def compile(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+) -> Model: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: torch.nn.Module, example_inputs: Any, *,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+) -> CompiledModule: ...  # fmt: skip
+
+
+def compile(
+    model: Any,
+    example_inputs: Any = None,
     *,
     shapes: Shapes | None = None,
     target: str | None = None,
@@ -91,8 +113,8 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model:
-    """Compile an ONNX model, given as a path, as bytes or as a ModelProto, for a machine.
+) -> Model | CompiledModule:
+    """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number.
     `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
@@ -106,12 +128,13 @@ def compile(
 
         model = tilewright.compile("model.onnx", shapes={"batch": 1}, threads=4)
         (logits,) = model(np.zeros((1, 3, 224, 224), np.float32))
+
+    A torch.nn.Module is compiled for inputs like `example_inputs`: a tensor, a tuple of what its forward takes, or a
+    dict of it by name. The result is called like the module; other shapes are compiled when they come (docs/pytorch.md):
+
+        fast = tilewright.compile(module.eval(), (torch.zeros(1, 3, 224, 224),))
+        logits = fast(image)
     """
-    if _is_torch_module(model):
-        raise UnsupportedError(
-            "a torch.nn.Module cannot be compiled directly yet; export it with torch.onnx.export(module, inputs, "
-            '"model.onnx") and compile that file'
-        )
     given: dict[str, Any] = {
         "target": target,
         "threads": threads,
@@ -127,10 +150,39 @@ def compile(
         raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
     chosen = Options.from_environment(**given) if options is None else options.override(**given)
     fixed_shapes = checked_shapes(shapes)
+    if _is_torch_module(model):
+        return _compiled_module(model, example_inputs, fixed_shapes, chosen)
+    if example_inputs is not None:
+        raise OptionError("example inputs are for modules of PyTorch; of an ONNX model, shapes= settles what is open")
     source = checked_path(model) if isinstance(model, str | os.PathLike) else model
 
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    return _model(source, fixed_shapes, chosen)
+
+
+def compile_graph(graph: Graph, options: Options) -> Model:
+    """A Graph of any front end, compiled; found in the cache where an equal one was compiled before."""
+    return _model(graph, {}, options)
+
+
+def _compiled_module(
+    module: Any, example: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options
+) -> CompiledModule:
+    if example is None:
+        raise OptionError(
+            "a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,)), or a dict by name"
+        )
+    if shapes:
+        raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
+    from tilewright.pytorch.module import CompiledModule
+
+    named = dict(example) if isinstance(example, Mapping) else {}
+    args = () if named else tuple(example) if isinstance(example, tuple | list) else (example,)
+    return CompiledModule(module, args, named, lambda graph: compile_graph(graph, chosen))
+
+
+def _model(source: Any, fixed_shapes: Mapping[str, int | tuple[int, ...]], chosen: Options) -> Model:
     goal = machine(
         chosen.target,
         chosen.threads,
@@ -152,9 +204,14 @@ def compile(
 
 def _built(source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options) -> Artifact:
     from tilewright.compiler import build
-    from tilewright.frontend.onnx import load
+    from tilewright.ir.graph import Graph
 
-    graph = load(source, shapes)
+    if isinstance(source, Graph):
+        graph = source
+    else:
+        from tilewright.frontend.onnx import load
+
+        graph = load(source, shapes)
     if not chosen.tune and chosen.tune_seconds is None:
         return build(graph, goal, chosen)
 

@@ -4,6 +4,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     contraction,
     convolution,
     elementwise,
+    further,
     indexing,
     normalization,
     pooling,
