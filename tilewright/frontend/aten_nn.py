@@ -72,12 +72,12 @@ def batch_norm(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None
     return found, None, None
 
 
-@row("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten.cudnn_batch_norm")
+@row("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten._native_batch_norm_legit_functional")
 def batch_norm_by_mode(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None,
                        mean: Value, variance: Value, training: bool, momentum: float, epsilon: float) -> Results:  # fmt: skip
     if training:
         raise m.refuse("batch normalisation in training mode changes its statistics; call module.eval() first")
-    return batch_norm(m, out, x, scale, bias, mean, variance, momentum, epsilon)
+    return *batch_norm(m, out, x, scale, bias, mean, variance, momentum, epsilon), mean.name, variance.name
 
 
 @row("aten._native_batch_norm_legit.no_stats")

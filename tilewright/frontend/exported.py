@@ -42,6 +42,7 @@ def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any
         with torch.no_grad():
             program = torch.export.export(module, tuple(args), dict(named), strict=False)
             program = program.run_decompositions(decompositions())
+            program.graph.eliminate_dead_code()
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, AttributeError, KeyError) as error:
         # whatever the module's own code or the exporter raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _CHECKS = ("aten._assert", "aten.sym_constrain_range", "aten._assert_async", "at
 Known = Value | tuple[Value | None, ...]
 
 
+@cache
 def decompositions() -> dict[Any, Any]:
     """How PyTorch writes out what is not core ATen; what has a row stays whole."""
     return {
