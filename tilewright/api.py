@@ -130,7 +130,8 @@ def compile(
         (logits,) = model(np.zeros((1, 3, 224, 224), np.float32))
 
     A torch.nn.Module is compiled for inputs like `example_inputs`: a tensor, a tuple of what its forward takes, or a
-    dict of it by name. The result is called like the module; other shapes are compiled when they come (docs/pytorch.md):
+    dict of it by name. The result is called like the module; other shapes are compiled when they come
+    (docs/pytorch.md):
 
         fast = tilewright.compile(module.eval(), (torch.zeros(1, 3, 224, 224),))
         logits = fast(image)
@@ -151,7 +152,11 @@ def compile(
     chosen = Options.from_environment(**given) if options is None else options.override(**given)
     fixed_shapes = checked_shapes(shapes)
     if _is_torch_module(model):
-        return _compiled_module(model, example_inputs, fixed_shapes, chosen)
+        if shapes:
+            raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
+        from tilewright.pytorch.module import compile_module
+
+        return compile_module(model, example_inputs, lambda graph: compile_graph(graph, chosen))
     if example_inputs is not None:
         raise OptionError("example inputs are for modules of PyTorch; of an ONNX model, shapes= settles what is open")
     source = checked_path(model) if isinstance(model, str | os.PathLike) else model
@@ -164,22 +169,6 @@ def compile(
 def compile_graph(graph: Graph, options: Options) -> Model:
     """A Graph of any front end, compiled; found in the cache where an equal one was compiled before."""
     return _model(graph, {}, options)
-
-
-def _compiled_module(
-    module: Any, example: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options
-) -> CompiledModule:
-    if example is None:
-        raise OptionError(
-            "a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,)), or a dict by name"
-        )
-    if shapes:
-        raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
-    from tilewright.pytorch.module import CompiledModule
-
-    named = dict(example) if isinstance(example, Mapping) else {}
-    args = () if named else tuple(example) if isinstance(example, tuple | list) else (example,)
-    return CompiledModule(module, args, named, lambda graph: compile_graph(graph, chosen))
 
 
 def _model(source: Any, fixed_shapes: Mapping[str, int | tuple[int, ...]], chosen: Options) -> Model:

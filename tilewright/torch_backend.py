@@ -18,7 +18,9 @@ def tilewright(
 ) -> Callable[..., Any]:
     """Compile a graph that dynamo found. `options` are the fields of tilewright.Options."""
     if mode not in (None, "default"):
-        raise OptionError(f"mode {mode!r} is of PyTorch's own backend; pass options={{'threads': 2}} and the like instead")
+        raise OptionError(
+            f"mode {mode!r} is of PyTorch's own backend; pass options={{'threads': 2}} and the like instead"
+        )
     from tilewright.pytorch.backend import compile_for_dynamo
 
     chosen = Options.from_environment(**(options or {}))

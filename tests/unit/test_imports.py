@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
     "stored": COMPILER_AND_BELOW,
-    "api": {"stored", "report", "tune", *COMPILER_AND_BELOW},
+    "pytorch": {"frontend", "ir"},  # what compiles a Graph is handed to it
+    "api": {"stored", "report", "tune", "pytorch", *COMPILER_AND_BELOW},
+    "torch_backend": {"api", "pytorch", "options"},
     "cli": {"api", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "options", "ops"},  # tilewright/__init__.py

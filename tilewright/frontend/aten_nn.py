@@ -45,7 +45,8 @@ def _spatial(value: Sizes, rank: int) -> list[int]:
 
 @row("aten.convolution", "aten._convolution")
 def convolution(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes,
-                dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, *_: bool) -> Results:  # fmt: skip
+                dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
+                *_: bool) -> Results:  # fmt: skip
     rank = weight.rank - 2
     pads = _spatial(padding, rank)
     attributes: dict[str, Any] = {"strides": _spatial(stride, rank), "dilations": _spatial(dilation, rank),
@@ -74,7 +75,8 @@ def batch_norm(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None
 
 @row("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten._native_batch_norm_legit_functional")
 def batch_norm_by_mode(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None,
-                       mean: Value, variance: Value, training: bool, momentum: float, epsilon: float) -> Results:  # fmt: skip
+                       mean: Value, variance: Value, training: bool, momentum: float,
+                       epsilon: float) -> Results:  # fmt: skip
     if training:
         raise m.refuse("batch normalisation in training mode changes its statistics; call module.eval() first")
     return *batch_norm(m, out, x, scale, bias, mean, variance, momentum, epsilon), mean.name, variance.name
@@ -150,7 +152,9 @@ def _pooling(rank: int) -> None:
             raise m.refuse("divisor_override with ceil_mode is not supported")
         image, added = _batched(m, x, rank)
         counts = padded or divisor is not None
-        found = m.new("AveragePool", image, count_include_pad=int(counts), **_window(rank, kernel, stride, padding, ceil))
+        found = m.new(
+            "AveragePool", image, count_include_pad=int(counts), **_window(rank, kernel, stride, padding, ceil)
+        )
         if divisor is not None:
             found = m.new("Mul", found, m.number(prod(_spatial(kernel, rank)) / divisor, x.dtype))
         return m.reshape(found, out.shape) if added else found
@@ -264,7 +268,8 @@ def attention(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value 
 
 @row("aten._scaled_dot_product_flash_attention_for_cpu")
 def flash_attention(m: Emitter, out: tuple[Value, ...], q: Value, k: Value, v: Value, dropout: float = 0.0,
-                    causal: bool = False, *, attn_mask: Value | None = None, scale: float | None = None) -> Results:  # fmt: skip
+                    causal: bool = False, *, attn_mask: Value | None = None,
+                    scale: float | None = None) -> Results:  # fmt: skip
     if dropout:
         raise m.refuse("dropout in training mode draws random numbers; call module.eval() first")
     return _attended(m, out[0], q, k, v, attn_mask, causal, scale), None

@@ -77,9 +77,7 @@ _extreme("max", "ReduceMax", "ArgMax")
 _extreme("min", "ReduceMin", "ArgMin")
 
 
-def _moments(
-    m: Emitter, x: Value, dims: Axes, correction: Number | None, keep: bool
-) -> tuple[str, str]:
+def _moments(m: Emitter, x: Value, dims: Axes, correction: Number | None, keep: bool) -> tuple[str, str]:
     """Variance and mean over axes."""
     axes = _axes(x, dims)
     count = prod(x.shape[a] for a in axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tilewright.frontend.emitter import Emitter, Results, Value, row
 
@@ -10,7 +11,7 @@ from tilewright.frontend.emitter import Emitter, Results, Value, row
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
-def _recurrence(name: str, op: str, **attributes: object) -> None:
+def _recurrence(name: str, op: str, **attributes: Any) -> None:
     @row(name)
     def layers(m: Emitter, out: tuple[Value, ...], x: Value, start: Value | Sequence[Value], weights: Sequence[Value],
                has_biases: bool, count: int, dropout: float, train: bool, bidirectional: bool,

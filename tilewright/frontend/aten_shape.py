@@ -280,7 +280,9 @@ def index_put(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None],
     if adjacent:
         first, rank = places[0], len(shape)
         full = m.expanded(given, (*rest[:first], *shape, *rest[first:]))
-        updates = m.transposed(full, [*range(first, first + rank), *range(first), *range(first + rank, rank + len(rest))])
+        updates = m.transposed(
+            full, [*range(first, first + rank), *range(first), *range(first + rank, rank + len(rest))]
+        )
     else:
         updates = m.expanded(given, (*shape, *rest))
     put = m.new("ScatterND", m.transposed(x.name, order), stacked, updates, reduction="add" if accumulate else "none")
@@ -294,7 +296,9 @@ def _put_rows(m: Emitter, x: Value, axis: int, index: Value, values: Value) -> s
     if count == 0 or extent == 0:
         return x.name
     at = m.reshape(m.typed(index, dtypes.int64), (count, 1))
-    at = m.new("Where", m.new("Less", at, m.number(0, dtypes.int64)), m.new("Add", at, m.number(extent, dtypes.int64)), at)
+    at = m.new(
+        "Where", m.new("Less", at, m.number(0, dtypes.int64)), m.new("Add", at, m.number(extent, dtypes.int64)), at
+    )
     meant = m.new("Equal", at, np.arange(extent, dtype=np.int64)[None])
     row_numbers = np.arange(count, dtype=np.int64)[:, None]
     source = m.new("ReduceMax", m.new("Where", meant, row_numbers, np.asarray(-1)), axes=[0], keepdims=0)

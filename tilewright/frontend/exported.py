@@ -43,10 +43,20 @@ def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any
             program = torch.export.export(module, tuple(args), dict(named), strict=False)
             program = program.run_decompositions(decompositions())
             program.graph.eliminate_dead_code()
-    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, AttributeError, KeyError) as error:
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AssertionError,
+        NotImplementedError,
+        AttributeError,
+        KeyError,
+    ) as error:
         # whatever the module's own code or the exporter raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}") from error
+        raise ModelError(
+            f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}"
+        ) from error
     return _read(module, program)
 
 

@@ -27,11 +27,7 @@ Known = Value | tuple[Value | None, ...]
 @cache
 def decompositions() -> dict[Any, Any]:
     """How PyTorch writes out what is not core ATen; what has a row stays whole."""
-    return {
-        op: function
-        for op, function in torch.export.default_decompositions().items()
-        if find_row(str(op)) is None
-    }
+    return {op: function for op, function in torch.export.default_decompositions().items() if find_row(str(op)) is None}
 
 
 def is_check(node: fx.Node) -> bool:
@@ -91,8 +87,8 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
     assert row is not None
     base = node.name
     m.enter(f"{node.target} '{label(node)}'", base)
-    args = fx.map_arg(node.args, lambda n: known[n])
-    named = fx.map_arg(node.kwargs, lambda n: known[n])
+    args = _with_values(node.args, known)
+    named = _with_values(node.kwargs, known)
     wanted = declared(node)
     results = _called(row, node, m, wanted, args, named)
     if isinstance(wanted, Value):
@@ -100,6 +96,13 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
         return Value(results, wanted.dtype, wanted.shape)
     pairs = zip(results, wanted, strict=False)
     return tuple(None if n is None or w is None else Value(n, w.dtype, w.shape) for n, w in pairs)
+
+
+def _with_values(arguments: Any, known: Mapping[fx.Node, Known]) -> Any:
+    def value(node: fx.Node) -> Any:
+        return known[node]
+
+    return fx.map_arg(arguments, value)
 
 
 def _called(row: Row, node: fx.Node, m: Emitter, wanted: Known, args: Any, named: Any) -> Any:
@@ -131,10 +134,12 @@ def declared(node: fx.Node) -> Known:
 def _value(meta: torch.Tensor, node: fx.Node) -> Value:
     dtype = dtype_of(meta.dtype)
     if dtype is None or meta.layout is not torch.strided:
-        raise UnsupportedError(f"{node.target} '{label(node)}': a tensor of {meta.dtype} ({meta.layout}) is not supported")
+        raise UnsupportedError(
+            f"{node.target} '{label(node)}': a tensor of {meta.dtype} ({meta.layout}) is not supported"
+        )
     if not all(isinstance(n, int) for n in meta.shape):
         raise UnsupportedError(
-            f"{node.target} '{label(node)}': a shape that is known only when the module runs, {tuple(meta.shape)}, is not supported"
+            f"{node.target} '{label(node)}': a shape that is known only when the module runs is not supported"
         )
     return Value(node.name, dtype, tuple(meta.shape))
 

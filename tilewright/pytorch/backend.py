@@ -1,4 +1,4 @@
-"""A backend of torch.compile: graphs that dynamo found, made functional by AOTAutograd, compiled on their first call."""
+"""A backend of torch.compile: graphs that dynamo found, made functional by AOTAutograd, compiled when first called."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ class Specialised:
             kept = {k: v for k, v in self.entries.items() if k != key}
             if len(kept) >= MOST_SHAPES:
                 kept.pop(next(iter(kept)))
-                warnings.warn(f"tilewright: more than {MOST_SHAPES} sizes of one graph: the oldest is dropped", stacklevel=3)
+                warnings.warn(
+                    f"tilewright: more than {MOST_SHAPES} sizes of one graph: the oldest is dropped", stacklevel=3
+                )
             self.entries = {**kept, key: made}
             return made
 
@@ -114,7 +116,8 @@ class Specialised:
     def _compiled(self, args: Sequence[Any]) -> Entry:
         constants = {
             place: x for place, x in enumerate(args)
-            if isinstance(x, torch.Tensor) and (id(x) in self.held) and place not in self.changed and not x.is_inference()
+            if isinstance(x, torch.Tensor) and id(x) in self.held and place not in self.changed
+            and not x.is_inference()
         }  # fmt: skip
         # with sizes as symbols every node is traced again with numbers
         graph = _with_numbers(self.graph, args) if self.sizes else self.graph

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InputError, ModelError
+from tilewright.errors import InputError, ModelError, OptionError
 from tilewright.frontend.exported import Exported, Place, export
 from tilewright.pytorch.calls import Build, Callee, run
 
@@ -118,6 +118,17 @@ class CompiledModule:
         warnings.warn(f"tilewright: {type(self._module).__name__}: {what}", stacklevel=4)
 
 
+def compile_module(module: torch.nn.Module, example: Any, build: Build) -> CompiledModule:
+    """A module compiled for inputs like the example: a tensor, a tuple of arguments, or a dict of them by name."""
+    if example is None:
+        raise OptionError(
+            "a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,)), or a dict by name"
+        )
+    if isinstance(example, Mapping):
+        return CompiledModule(module, (), dict(example), build)
+    return CompiledModule(module, tuple(example) if isinstance(example, tuple | list) else (example,), {}, build)
+
+
 def _acts_in_training(module: torch.nn.Module) -> bool:
     norms = torch.nn.modules.batchnorm._BatchNorm
     if isinstance(module, norms):
@@ -153,7 +164,9 @@ def _call(entry: Entry, leaves: Sequence[Any]) -> Any:
     exported = entry.exported
     tensors = [_tensor(p, leaves, ()) for p in exported.inputs]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise InputError("a compiled module keeps no gradients, but an input requires them; call it under torch.no_grad()")
+        raise InputError(
+            "a compiled module keeps no gradients, but an input requires them; call it under torch.no_grad()"
+        )
     results = run(entry.model, tensors) if entry.model is not None else []
     if exported.changes:
         with torch.no_grad():
