@@ -306,6 +306,12 @@ class Model:
             results = self._run(self._bind((inputs,), {}))
         return dict(zip(self._output_names, results, strict=True))
 
+    def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None] | None:
+        """The runner's way to run on memory given by address, for other libraries' arrays; None where it has none, or
+        where large outputs had better use memory again."""
+        direct = isinstance(self._runner, CpuModel) and self._memory is None
+        return self._runner.address_caller() if direct else None
+
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
         from tilewright.report.explain import explain_text

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -35,18 +37,32 @@ def compile_for_dynamo(module: fx.GraphModule, inputs: Sequence[Any], build: Bui
     # parameters and buffers, whose values are compiled in; dynamo marks what stays where it is
     held = {id(t): t for t in tensors if getattr(t, "_dynamo_static_input_type", None) is not None}
 
+    made: list[Specialised] = []
+
     def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         changed = set(metadata.mutated_inp_runtime_indices) if metadata is not None else set()
         call = Specialised(graph, held, changed, build)
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        if len(examples) == len(inputs) and _is_plain(metadata):
+            made.append(call)
+        return make_boxed_func(call)
 
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions()
     )(module, inputs)
-    return compiled
+    # where inputs are only read and outputs are new, what AOTAutograd does around a call is a third of a small one
+    return made[0] if len(made) == 1 else compiled
+
+
+def _is_plain(metadata: Any) -> bool:
+    """Whether a call is nothing but the functional graph: no input changes, no output is a view of another tensor."""
+    if metadata is None:
+        return False
+    changes = metadata.mutated_inp_runtime_indices or metadata.num_intermediate_bases
+    special = metadata.is_rng_op_functionalized or metadata.tokens or metadata.dynamic_outputs
+    kinds = {output.output_type for output in metadata.output_info}
+    return not changes and not special and kinds <= {OutputType.non_alias, OutputType.unsafe_view_alias}
 
 
 @dataclass(frozen=True)
@@ -78,14 +94,12 @@ class Specialised:
     def __post_init__(self) -> None:
         self.sizes = [k for k, n in enumerate(_placeholders(self.graph)) if _is_open(n)]
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple([_size(args[k]) for k in self.sizes]) if self.sizes else ()
         entry = self.entries.get(key)
         if entry is None or not entry.holds(args):
             entry = self._find(key, args)
-        given = list(args)
-        args.clear()  # dynamo hands over its references, so that memory can be used again
-        return entry.run(given)
+        return entry.run(args)
 
     def _find(self, key: Any, args: Sequence[Any]) -> Entry:
         with self.lock:

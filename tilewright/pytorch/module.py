@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError, ModelError, OptionError
 from tilewright.frontend.exported import Exported, Place, export
-from tilewright.pytorch.calls import Build, Callee, run
+from tilewright.pytorch.calls import Build, Callee, TensorCall
 
 MOST_SHAPES = 16  # models kept at once; the oldest goes first
 
@@ -23,7 +23,7 @@ class Entry:
     """The module compiled for one set of shapes."""
 
     exported: Exported
-    model: Callee | None  # None where nothing is computed
+    call: TensorCall | None  # None where nothing is computed
     versions: tuple[tuple[torch.Tensor, int], ...]  # of the parameters whose values were compiled in
 
     @property
@@ -67,7 +67,7 @@ class CompiledModule:
     @property
     def models(self) -> list[Callee]:
         """The compiled models, the one used last at the end."""
-        return [e.model for e in self._entries.values() if e.model is not None]
+        return [e.call.model for e in self._entries.values() if e.call is not None]
 
     @property
     def compilations(self) -> int:
@@ -79,7 +79,7 @@ class CompiledModule:
         texts = []
         for number, (key, entry) in enumerate(self._entries.items(), 1):
             shapes = ", ".join(str(list(leaf[0])) for leaf in key[0] if isinstance(leaf, tuple))
-            told = entry.model.explain() if entry.model is not None else "nothing is computed"
+            told = entry.call.model.explain() if entry.call is not None else "nothing is computed"
             texts.append(f"shapes {number} of {len(self._entries)} (at most {self._most} are kept): {shapes}\n{told}")
         return "\n\n".join(texts)
 
@@ -87,9 +87,9 @@ class CompiledModule:
         """Time per kernel for these arguments."""
         leaves, structure = _flattened(args, named)
         entry = self._find(leaves, structure, args, named)
-        if entry.model is None:
+        if entry.call is None:
             raise InputError("the module computes nothing")
-        return entry.model.profile(*[_tensor(p, leaves, ()) for p in entry.exported.inputs], repeat=repeat)
+        return entry.call.model.profile(*[_tensor(p, leaves, ()) for p in entry.exported.inputs], repeat=repeat)
 
     def __repr__(self) -> str:
         return f"<tilewright.CompiledModule of {type(self._module).__name__}, {len(self._entries)} sets of shapes>"
@@ -156,8 +156,8 @@ def _key(leaves: Sequence[Any], structure: Any) -> Any:
 def _compiled(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], build: Build) -> Entry:
     exported = export(module, args, named)
     versions = tuple((t, t._version) for t in exported.constants if not t.is_inference())
-    model = build(exported.graph) if exported.graph.outputs else None
-    return Entry(exported, model, versions)
+    call = TensorCall(build(exported.graph)) if exported.graph.outputs else None
+    return Entry(exported, call, versions)
 
 
 def _call(entry: Entry, leaves: Sequence[Any]) -> Any:
@@ -167,7 +167,7 @@ def _call(entry: Entry, leaves: Sequence[Any]) -> Any:
         raise InputError(
             "a compiled module keeps no gradients, but an input requires them; call it under torch.no_grad()"
         )
-    results = run(entry.model, tensors) if entry.model is not None else []
+    results = entry.call(tensors) if entry.call is not None else []
     if exported.changes:
         with torch.no_grad():
             for target, place in exported.changes:

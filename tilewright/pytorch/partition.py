@@ -14,7 +14,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.torch import Parts, is_check, make_graph, uncovered, why_uncovered
-from tilewright.pytorch.calls import Build, Callee, run
+from tilewright.pytorch.calls import Build, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Constants = Mapping[fx.Node, np.ndarray]
@@ -88,13 +88,13 @@ def _whole(module: fx.GraphModule, constants: Constants, build: Build) -> Run:
     if not results:
         return lambda args: [args[placeholders.index(n)] if isinstance(n, fx.Node) else n for n in returned]
     used = {n: array for n, array in constants.items() if n.users}
-    model = build(make_graph(Parts(nodes, inputs, results, used)))
+    compiled = TensorCall(build(make_graph(Parts(nodes, inputs, results, used))))
     places = [placeholders.index(n) for n in inputs]
     if returned == results:
-        return lambda args: run(model, [args[p] for p in places])
+        return lambda args: compiled([args[p] for p in places])
 
     def call(args: Sequence[Any]) -> list[Any]:
-        found = dict(zip(results, run(model, [args[p] for p in places]), strict=True))
+        found = dict(zip(results, compiled([args[p] for p in places]), strict=True))
         given = dict(zip(placeholders, args, strict=True))
         return [found.get(n, given.get(n)) if isinstance(n, fx.Node) else n for n in returned]
 
@@ -108,12 +108,12 @@ def _output(module: fx.GraphModule) -> fx.Node:
 class _Part(torch.nn.Module):
     """A compiled part in the place of the nodes it stands for."""
 
-    def __init__(self, model: Callee, places: Sequence[int], single: bool) -> None:
+    def __init__(self, call: TensorCall, places: Sequence[int], single: bool) -> None:
         super().__init__()
-        self.model, self.places, self.single = model, places, single
+        self.call, self.places, self.single = call, places, single
 
     def forward(self, *args: Any) -> Any:
-        results = run(self.model, [args[p] for p in self.places])
+        results = self.call([args[p] for p in self.places])
         return results[0] if self.single else results
 
 
@@ -156,7 +156,7 @@ def _part(call: fx.Node, part: fx.GraphModule, values: Mapping[str, np.ndarray],
         model = build(make_graph(Parts(nodes, inputs, results, constants)))
     except UnsupportedError:
         return None
-    return _Part(model, [placeholders.index(n) for n in inputs], single)
+    return _Part(TensorCall(model), [placeholders.index(n) for n in inputs], single)
 
 
 _MOVES = ("aten.view", "aten.reshape", "aten.permute", "aten.transpose", "aten.t", "aten.expand", "aten.unsqueeze",
