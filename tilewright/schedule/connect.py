@@ -14,7 +14,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.context import NestContext, is_contraction
 from tilewright.schedule.nest import Nest
 from tilewright.schedule.plan import NestPlan
-from tilewright.schedule.propagate import Box, Range, extent_of, propagate
+from tilewright.schedule.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.schedule.signature import signature
 from tilewright.schedule.streams import find_stream
 from tilewright.schedule.tile import Choice, choose_tile
@@ -238,7 +238,7 @@ class Connector:
             for number, (origin, axis) in enumerate(zip(origins, root.axes, strict=True)):
                 if origin not in followed:
                     fixed[f"o{number}"] = extent_of(axis.extent)
-        return fixed
+        return fixed if _are_whole(nests, stored) else None
 
 
 def microseconds(*seconds: float) -> str:
@@ -250,6 +250,14 @@ def _all_used(nests: Sequence[Nest]) -> bool:
     """Whether every nest but the root feeds another of the group: only then the root's tile determines its tile."""
     read = {t for n in nests for t in n.reads()}
     return all(any(t in read for t in n.stores) for n in nests[:-1])
+
+
+def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor]) -> bool:
+    """Whether the whole root needs all of every stored intermediate. Of a single place it may seem so where it does
+    not: ranges that begin apart by what is not known there are taken for the whole axis."""
+    boxes = propagate(nests, tuple(whole(extent_of(a.extent)) for a in nests[-1].axes))
+    kept = [n for n in nests[:-1] if any(t in stored for t in n.stores)]
+    return all(part.size >= part.extent for n in kept for part in boxes[n])
 
 
 def _shape_of(plan: NestPlan) -> Hashable:
