@@ -1,5 +1,5 @@
 """Text from a causal language model of Hugging Face: prompts of any length through a few compiled sizes, then one
-compiled step a token. Keys and values go in and come out as tensors of a fixed length, so that nothing changes in place.
+compiled step a token. Keys and values go in and come out as tensors of a fixed length; nothing changes in place.
 
     python -m tilewright.examples.generate
 """
@@ -32,18 +32,13 @@ class Step(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         from transformers import StaticCache
 
-        cache = StaticCache(config=self.model.config, max_cache_len=self.length)
+        cache: Any = StaticCache(config=self.model.config, max_cache_len=self.length)
         for layer, keys, values in zip(cache.layers, states[::2], states[1::2], strict=True):
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values, layer.cumulative_length = keys.clone(), values.clone(), start.clone()
         places = start + torch.arange(tokens.shape[1])
-        found = self.model(
-            input_ids=tokens,
-            past_key_values=cache,
-            use_cache=True,
-            position_ids=places[None],
-            logits_to_keep=last[None],
-        )
+        given = {"input_ids": tokens, "position_ids": places[None], "past_key_values": cache, "use_cache": True}
+        found = self.model(**given, logits_to_keep=last[None])
         return (found.logits[0, 0], *(x for layer in cache.layers for x in (layer.keys, layer.values)))
 
 
