@@ -23,16 +23,16 @@ class Step(torch.nn.Module):
     """A model over some tokens of one text, given the keys and values before them: scores after one of the tokens, and
     the keys and values with these tokens' own."""
 
-    def __init__(self, model: torch.nn.Module, length: int) -> None:
+    def __init__(self, model: Any, length: int) -> None:
         super().__init__()
-        self.model, self.length = model, length
+        self.model, self.config, self.length = model, model.config, length
 
     def forward(
         self, tokens: torch.Tensor, start: torch.Tensor, last: torch.Tensor, *states: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         from transformers import StaticCache
 
-        cache: Any = StaticCache(config=self.model.config, max_cache_len=self.length)
+        cache: Any = StaticCache(config=self.config, max_cache_len=self.length)
         for layer, keys, values in zip(cache.layers, states[::2], states[1::2], strict=True):
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values, layer.cumulative_length = keys.clone(), values.clone(), start.clone()
