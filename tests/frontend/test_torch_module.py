@@ -241,6 +241,23 @@ def test_examples_are_needed_and_shapes_are_not(net: Net) -> None:
         tilewright.compile(b"", (1,))  # type: ignore[call-overload]
 
 
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.cond(x.sum() > 0, lambda x: self.inner(x).relu() + 1, lambda x: x * 2, (x,))
+        return chosen + 1
+
+
+def test_branches_by_torch_cond(options: Options) -> None:
+    module = Choosing().eval()
+    fast = compiled(module, (torch.ones(2, 3),), options)
+    for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+        agree(fast(x), module(x).detach())
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tests.frontend.torch_cases import CASES, Case
+from tests.frontend.torch_cases import CASES, OTHER, WHOLE, Case, case
 from tilewright import ops
 from tilewright.frontend.emitter import find_row, rows
 from tilewright.frontend.tensors import array_of
@@ -82,6 +82,13 @@ def test_row(case: Case) -> None:
             np.testing.assert_allclose(one, other, rtol=case.tolerance, atol=case.tolerance)
         else:
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["and", "or", "xor"])
+def test_bits_of_integers(name: str) -> None:
+    if ops.find(f"Bitwise{name.title()}") is None:
+        pytest.skip("there is no such operator yet")
+    test_row(case(f"bitwise_{name}.Tensor", WHOLE, OTHER))
 
 
 def test_every_row_has_a_case() -> None:

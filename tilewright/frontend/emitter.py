@@ -53,6 +53,12 @@ class Emitter:
         self._label = ""
         self._base = ""
 
+    def inside(self) -> Emitter:
+        """For a body inside this Graph, which may read what is made around it: no name is used in both."""
+        inner = Emitter()
+        inner._names = self._names
+        return inner
+
     def enter(self, label: str, base: str) -> None:
         """All that follows belongs to this call; `label` is what messages name, `base` what tensors are named by."""
         self._label, self._base = label, base

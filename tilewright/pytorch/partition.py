@@ -13,7 +13,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
-from tilewright.frontend.torch import Parts, is_check, make_graph, uncovered, why_uncovered
+from tilewright.frontend.torch import Parts, is_branch, is_check, make_graph, uncovered, why_uncovered
 from tilewright.pytorch.calls import Build, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -41,7 +41,7 @@ def compile_parts(
         except UnsupportedError:
             missing = _alone(nodes, build)
     tell(missing)
-    refused = {n for found in missing.values() for n in found}
+    refused = {n for found in missing.values() for n in found} | {n for n in nodes if is_branch(n)}
     # what takes one result of a call that is left out has nothing to stand on
     refused |= {n for n in nodes if n.target is operator.getitem and n.args[0] in refused}
     return _mixed(module, constants, refused, build)
@@ -52,7 +52,7 @@ def _alone(nodes: Sequence[fx.Node], build: Build) -> dict[str, list[fx.Node]]:
     found: dict[str, list[fx.Node]] = {}
     seen: dict[Any, str | None] = {}
     for node in nodes:
-        if is_check(node) or node.target is operator.getitem:
+        if node.op == "get_attr" or is_check(node) or is_branch(node) or node.target is operator.getitem:
             continue
         key = (str(node.target), *(str(n.meta.get("val")) for n in node.all_input_nodes), str(node.kwargs))
         if key not in seen:
