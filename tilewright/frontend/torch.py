@@ -132,7 +132,7 @@ def _emit_branches(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) ->
     for number, body in enumerate(_bodies(node)):
         inner = m.inside()
         placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        values = {p: known[o] for p, o in zip(placeholders, operands, strict=True)}  # type: ignore[arg-type,index]
+        values = {p: known[o] for p, o in zip(placeholders, operands, strict=True)}  # type: ignore[arg-type]
         outputs = _emit_all(inner, _inner(body), _returned(body), values)
         graphs.append(ir.Graph(f"{node.name}_{number}", (), outputs, tuple(inner.nodes), inner.constants))
     wanted = declared(node)
