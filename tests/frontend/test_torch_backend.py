@@ -65,6 +65,16 @@ def test_a_module(compiled: Any, parts: list[Any]) -> None:
     assert len(parts) == 1 and [v.shape for v in parts[0].inputs] == [(4, 5)]  # parameters are constants
 
 
+def test_inference_mode(compiled: Any, parts: list[Any]) -> None:
+    net = Net().eval()
+    fast = compiled(net)
+    with torch.inference_mode():
+        x = torch.randn(4, 5)
+        for _ in range(2):
+            agree(fast(x), net(x))
+    assert len(parts) == 1
+
+
 class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
