@@ -23,7 +23,7 @@ Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean R
 ReduceSumSquare Relu Reshape Resize ReverseSequence Round Scatter ScatterElements ScatterND Selu Shape Shrink
 Sigmoid Sign SimplifiedLayerNormalization Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt
 Squeeze Sub Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
-com.microsoft.FastGelu com.microsoft.Gelu
+com.microsoft.FastGelu com.microsoft.Gelu tilewright.Atan2 tilewright.Expm1 tilewright.Log1p
 """
 
 
