@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy import empty
@@ -21,7 +21,6 @@ from tilewright.errors import (
     OpenShapeError,
     OptionError,
     UndecidedError,
-    UnsupportedError,
 )
 from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import Options, check_whole_number
@@ -32,9 +31,12 @@ from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
     import onnx
+    import torch
 
     from tilewright.compiler import Artifact
+    from tilewright.ir.graph import Graph
     from tilewright.ir.loops import Call
+    from tilewright.pytorch.module import CompiledModule
     from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
@@ -53,8 +55,27 @@ class Port:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"
 
 
+@overload
 def compile(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+) -> Model | OpenModel: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: torch.nn.Module, example_inputs: Any, *,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+) -> CompiledModule: ...  # fmt: skip
+
+
+def compile(
+    model: Any,
+    example_inputs: Any = None,
     *,
     shapes: Shapes | None = None,
     target: str | None = None,
@@ -68,8 +89,8 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model | OpenModel:
-    """Compile an ONNX model, given as a path, as bytes or as a ModelProto, for a machine.
+) -> Model | OpenModel | CompiledModule:
+    """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
     stays open is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given.
@@ -84,12 +105,14 @@ def compile(
 
         model = tilewright.compile("model.onnx", shapes={"batch": 1}, threads=4)
         (logits,) = model(np.zeros((1, 3, 224, 224), np.float32))
+
+    A torch.nn.Module is compiled for inputs like `example_inputs`: a tensor, a tuple of what its forward takes, or a
+    dict of it by name. The result is called like the module; other shapes are compiled when they come
+    (docs/pytorch.md):
+
+        fast = tilewright.compile(module.eval(), (torch.zeros(1, 3, 224, 224),))
+        logits = fast(image)
     """
-    if _is_torch_module(model):
-        raise UnsupportedError(
-            "a torch.nn.Module cannot be compiled directly yet; export it with torch.onnx.export(module, inputs, "
-            '"model.onnx") and compile that file'
-        )
     given: dict[str, Any] = {
         "target": target,
         "threads": threads,
@@ -106,6 +129,14 @@ def compile(
         raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
     chosen = Options.from_environment(**given) if options is None else options.override(**given)
     fixed_shapes = checked_shapes(shapes)
+    if _is_torch_module(model):
+        if shapes:
+            raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
+        from tilewright.pytorch.module import compile_module
+
+        return compile_module(model, example_inputs, lambda graph: compile_graph(graph, chosen))
+    if example_inputs is not None:
+        raise OptionError("example inputs are for modules of PyTorch; of an ONNX model, shapes= settles what is open")
     source = checked_path(model) if isinstance(model, str | os.PathLike) else model
 
     if chosen.progress is not None:
@@ -117,6 +148,11 @@ def compile(
         if looks_inside or (isinstance(error, UndecidedError) and not error.inputs):
             raise
         return _open_model(source, fixed_shapes, chosen, error)
+
+
+def compile_graph(graph: Graph, options: Options) -> Model:
+    """A Graph of any front end, compiled; found in the cache where an equal one was compiled before."""
+    return _model(graph, {}, options)
 
 
 def _open_model(
@@ -186,9 +222,14 @@ def _built(
     values: Mapping[str, Array] | None = None,
 ) -> Artifact:  # fmt: skip
     from tilewright.compiler import build
-    from tilewright.frontend.onnx import load
+    from tilewright.ir.graph import Graph
 
-    graph = load(source, shapes, values)
+    if isinstance(source, Graph):
+        graph = source
+    else:
+        from tilewright.frontend.onnx import load
+
+        graph = load(source, shapes, values)
     if not chosen.tune and chosen.tune_seconds is None:
         return build(graph, goal, chosen)
 
@@ -299,6 +340,12 @@ class Model:
         if results is None:
             results = self._run(self._bind((inputs,), {}))
         return dict(zip(self._output_names, results, strict=True))
+
+    def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None] | None:
+        """The runner's way to run on memory given by address, for other libraries' arrays; None where it has none, or
+        where large outputs had better use memory again."""
+        direct = isinstance(self._runner, CpuModel) and self._memory is None
+        return self._runner.address_caller() if direct else None
 
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""

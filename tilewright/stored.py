@@ -15,10 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.errors import ModelError, ToolError
 from tilewright.ir import dtypes
+from tilewright.ir.graph import Graph
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError, content_key
@@ -82,7 +84,7 @@ def identify(
     digest = _digest(model, files)
     if digest is None:
         return None
-    if not isinstance(model, Path | bytes):
+    if not isinstance(model, Path | bytes | Graph):
         before = (digest,)
     chosen = {f.name: repr(getattr(options, f.name)) for f in fields(options) if f.name not in _IRRELEVANT}
     try:
@@ -178,7 +180,7 @@ def _ports(rows: Sequence[Any]) -> tuple[Port, ...]:
 def _stamp(model: Any, files: Sequence[Path]) -> tuple[int | bytes, ...]:
     """Changes when the model's files do, or the model itself where a caller may change it in memory."""
     if not isinstance(model, Path):
-        return () if isinstance(model, bytes) else (_digest(model, ()) or b"",)
+        return () if isinstance(model, bytes | Graph) else (_digest(model, ()) or b"",)
     found: list[int | bytes] = []
     for file in files:
         try:
@@ -193,6 +195,8 @@ def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
     """Of the model's bytes; None where they cannot be had: the reader of models says what is wrong."""
     if isinstance(model, bytes):
         return sha256(model).digest()
+    if isinstance(model, Graph):
+        return _graph_digest(model)
     if not isinstance(model, Path):
         return _memory_digest(model)
     digest = sha256()
@@ -204,6 +208,29 @@ def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
                 digest.update(data)
         except (OSError, ValueError):  # unreadable or empty
             return None
+    return digest.digest()
+
+
+def _graph_digest(graph: Graph) -> bytes:
+    """Of a Graph: its nodes, inputs and outputs as text, and the bytes of its constants."""
+    digest = sha256(repr((graph.name, graph.inputs, graph.outputs, tuple(graph.values.items()))).encode())
+    for node in graph.nodes:
+        digest.update(repr((node.op, node.domain, node.version, node.name, node.inputs, node.outputs)).encode())
+        for name, value in sorted(node.attributes.items()):
+            digest.update(name.encode())
+            if isinstance(value, Graph):
+                digest.update(_graph_digest(value))
+            else:
+                digest.update(_array_digest(value) if isinstance(value, np.ndarray) else repr(value).encode())
+    for name, array in graph.constants.items():
+        digest.update(name.encode())
+        digest.update(_array_digest(array))
+    return digest.digest()
+
+
+def _array_digest(array: np.ndarray) -> bytes:
+    digest = sha256(f"{array.dtype.str}{array.dtype.name}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 import tilewright
-from tilewright import ModelError, OptionError, Options, TilewrightError, UnsupportedError
+from tilewright import ModelError, OptionError, Options, TilewrightError
 
 
 def test_missing_file() -> None:
@@ -43,11 +43,10 @@ def test_unknown_operator_names_the_node(add_model: Callable[..., ModelProto]) -
 
 def test_torch_module() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(OptionError) as caught:
         tilewright.compile(torch.nn.ReLU())
     assert str(caught.value) == (
-        "a torch.nn.Module cannot be compiled directly yet; export it with torch.onnx.export(module, inputs, "
-        '"model.onnx") and compile that file'
+        "a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,)), or a dict by name"
     )
 
 

@@ -38,6 +38,7 @@ com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.micros
 com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax com.microsoft.QLinearWhere com.microsoft.QuantizeLinear
 com.microsoft.QuickGelu com.microsoft.RotaryEmbedding com.microsoft.SkipLayerNormalization
 com.microsoft.SkipSimplifiedLayerNormalization com.microsoft.TransposeMatMul com.microsoft.Trilu
+tilewright.Atan2 tilewright.Expm1 tilewright.Log1p
 """
 
 

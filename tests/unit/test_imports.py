@@ -36,12 +36,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": COMPILER_AND_BELOW,
     "report": COMPILER_AND_BELOW,
     "stored": COMPILER_AND_BELOW,
+    "pytorch": {"frontend", "ir"},  # what compiles a Graph is handed to it
+    "torch_backend": {"api", "pytorch", "options"},
     "version": set(),
     "arguments": set(),
     "profiles": set(),
     "open_model": {"arguments", "profiles", "compiler", "ir"},
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
-    "api": {"arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
+    "api": {
+        "pytorch", "arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW,
+    },
     "onnx_backend": {"api", "arguments", "open_model", "runtime"},
     "onnx_suite": {"onnx_backend", "options"},
     "cli": {"api", "arguments", "onnx_suite", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},

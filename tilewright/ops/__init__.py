@@ -6,6 +6,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     contraction,
     convolution,
     elementwise,
+    further,
     indexing,
     linear_algebra,
     microsoft,

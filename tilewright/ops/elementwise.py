@@ -196,7 +196,7 @@ def _odd(x: Expr, positive: Callable[[Expr], Expr]) -> Expr:
     return select(eq(x, 0), x, select(lt(x, 0), -value, value))
 
 
-def _log_of_one_more(x: Expr) -> Expr:
+def log_of_one_more(x: Expr) -> Expr:
     """log(1 + x), exact to the last places also where x is small: what 1 + x rounds away is made good by a factor."""
     sum_ = x + 1
     kept = sum_ - 1
@@ -224,7 +224,7 @@ def _halves(size: Expr) -> tuple[Expr, Expr, Expr]:
     return select(far, power_ * 0.5 * power_, power_ * 0.5), op("div", const(0.5, size.dtype), power_), far
 
 
-def _sinh(x: Expr) -> Expr:
+def hyperbolic_sine(x: Expr) -> Expr:
     def positive(size: Expr) -> Expr:
         square = size * size
         series: Expr = const(0, x.dtype)
@@ -244,7 +244,7 @@ def _cosh(x: Expr) -> Expr:
 def _log_of_twice(x: Expr, otherwise: Expr) -> Expr:
     """log(2x) where x is large, log(1 + otherwise) elsewhere."""
     large = lt(_SQUARE_REACH[x.dtype.name], x)
-    logarithm = _log_of_one_more(select(large, x, otherwise))
+    logarithm = log_of_one_more(select(large, x, otherwise))
     return select(large, logarithm + math.log(2), logarithm)
 
 
@@ -263,10 +263,10 @@ def _acosh(x: Expr) -> Expr:
 
 
 def _atanh(x: Expr) -> Expr:
-    return _odd(x, lambda size: _log_of_one_more(op("div", size * 2, 1 - size)) * 0.5)
+    return _odd(x, lambda size: log_of_one_more(op("div", size * 2, 1 - size)) * 0.5)
 
 
-def _atan(x: Expr) -> Expr:
+def arc_tangent(x: Expr) -> Expr:
     """Arc tangent: |x| > 1 through pi/2 - atan(1/x), half the angle, then the series."""
 
     def positive(size: Expr) -> Expr:
@@ -285,12 +285,12 @@ def _atan(x: Expr) -> Expr:
 
 
 def _asin(x: Expr) -> Expr:
-    return _atan(op("div", x, op("sqrt", (1 - x) * (1 + x))))
+    return arc_tangent(op("div", x, op("sqrt", (1 - x) * (1 + x))))
 
 
 def _softplus(x: Expr) -> Expr:
     # log(1 + e^x) without overflow: the exponential of -|x| is at most 1
-    return maximum(x, 0) + _log_of_one_more(op("exp", -op("abs", x)))
+    return maximum(x, 0) + log_of_one_more(op("exp", -op("abs", x)))
 
 
 def _mish(x: Expr) -> Expr:
@@ -323,14 +323,14 @@ for _name in ("Exp", "Log", "Sqrt", "Tanh", "Erf", "Sigmoid", "Sin", "Cos", "Flo
     _unary(_name, partial(op, _name.lower()))
 for _name, _function in {
     "Tan": _tan,
-    "Sinh": _sinh,
+    "Sinh": hyperbolic_sine,
     "Cosh": _cosh,
     "Asinh": _asinh,
     "Acosh": _acosh,
     "Atanh": _atanh,
-    "Atan": _atan,
+    "Atan": arc_tangent,
     "Asin": _asin,
-    "Acos": lambda x: _atan(op("sqrt", op("div", 1 - x, x + 1))) * 2,
+    "Acos": lambda x: arc_tangent(op("sqrt", op("div", 1 - x, x + 1))) * 2,
     "Softplus": _softplus,
     "Softsign": _softsign,
     "Mish": _mish,

@@ -408,6 +408,21 @@ class CpuModel:
 
         return call
 
+    def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None]:
+        """A function of the addresses of inputs and of outputs. What lies there, contiguous and of the compiled sizes,
+        and that outputs lie apart, is the caller's affair."""
+        pack_inputs = struct.Struct(f"{len(self.input_bytes)}P").pack
+        pack_outputs = struct.Struct(f"{len(self.output_bytes)}P").pack
+        run = self._library.tw_run
+
+        def call(inputs: Sequence[int], outputs: Sequence[int]) -> None:
+            if self._handle is None:
+                raise ModelRunError("the model is closed")
+            if run(self._handle, pack_inputs(*inputs), pack_outputs(*outputs)) != 0:
+                raise _no_threads(self.threads)
+
+        return call
+
     def profile(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         """Run once with a barrier around every stage; nanoseconds of each stage."""
         self._checked(inputs, outputs)

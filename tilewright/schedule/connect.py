@@ -16,7 +16,7 @@ from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
@@ -312,7 +312,7 @@ class Connector:
             for number, (origin, axis) in enumerate(zip(origins, root.axes, strict=True)):
                 if origin not in followed:
                     fixed[f"o{number}"] = extent_of(axis.extent)
-        return fixed
+        return fixed if _are_whole(nests, stored) else None
 
 
 def microseconds(*seconds: float) -> str:
@@ -326,6 +326,14 @@ def _tied(nests: Sequence[Nest]) -> bool:
     read = {t for n in nests for t in n.reads()}
     inside = {t for n in nests for t in n.stores}
     return all(any(t in read for t in n.stores) or any(t in inside for t in n.reads()) for n in nests[:-1])
+
+
+def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor]) -> bool:
+    """Whether the whole root needs all of every stored intermediate. Of a single place it may seem so where it does
+    not: ranges that begin apart by what is not known there are taken for the whole axis."""
+    boxes = propagate(nests, tuple(whole(extent_of(a.extent)) for a in nests[-1].axes))
+    kept = [n for n in nests[:-1] if any(t in stored for t in n.stores)]
+    return all(part.size >= part.extent for n in kept for part in boxes[n])
 
 
 def _shape_of(plan: Leaf) -> Hashable:

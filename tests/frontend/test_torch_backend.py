@@ -1,0 +1,203 @@
+"""torch.compile(module, backend="tilewright"): results, what is left to PyTorch, changes in place, sizes."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tilewright import OptionError
+from tilewright.pytorch import backend
+from tilewright.torch_backend import tilewright as dynamo_backend
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def compiled(kernel_cache: Path) -> Any:
+    return partial(torch.compile, backend=dynamo_backend, options={"cache_dir": str(kernel_cache), "threads": 2})
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The Graphs that are compiled."""
+    made: list[Any] = []
+    import tilewright.torch_backend as module
+
+    inner = module.compile_graph
+    monkeypatch.setattr(module, "compile_graph", lambda graph, options: (made.append(graph), inner(graph, options))[1])
+    return made
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@torch.no_grad()
+def test_a_module(compiled: Any, parts: list[Any]) -> None:
+    net, x = Net().eval(), torch.randn(4, 5)
+    fast = compiled(net)
+    for _ in range(3):
+        agree(fast(x), net(x))
+    assert len(parts) == 1 and [v.shape for v in parts[0].inputs] == [(4, 5)]  # parameters are constants
+
+
+def test_inference_mode(compiled: Any, parts: list[Any]) -> None:
+    net = Net().eval()
+    fast = compiled(net)
+    with torch.inference_mode():
+        x = torch.randn(4, 5)
+        for _ in range(2):
+            agree(fast(x), net(x))
+    assert len(parts) == 1
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = torch.special.bessel_j0(torch.tanh(self.before(x)))
+        return self.after(middle.transpose(0, 1)).relu() + middle
+
+
+@torch.no_grad()
+def test_what_is_not_covered_is_left_to_pytorch(compiled: Any, parts: list[Any]) -> None:
+    net, x = Mixed().eval(), torch.randn(4, 4)
+    fast = compiled(net)
+    with pytest.warns(
+        UserWarning, match="left to PyTorch: an operator of the module is not covered: aten.special_bessel_j0"
+    ):
+        agree(fast(x), net(x))
+    agree(fast(x), net(x))
+    assert len(parts) == 2
+
+
+@torch.no_grad()
+def test_nothing_covered_is_pytorch_alone(compiled: Any, parts: list[Any]) -> None:
+    x = torch.randn(4, 4)
+    fast = compiled(torch.special.bessel_j0)
+    with pytest.warns(UserWarning, match="left to PyTorch"):
+        agree(fast(x), torch.special.bessel_j0(x))
+    assert not parts
+
+
+def steps(x: torch.Tensor) -> torch.Tensor:
+    """Covered by rows, but with a running sum of flags in between that depends on data only for its values."""
+    y = x * 2
+    print(end="")  # dynamo breaks the graph here
+    return y.cumsum(0) + 1
+
+
+@torch.no_grad()
+def test_graphs_that_dynamo_breaks(compiled: Any, parts: list[Any]) -> None:
+    x = torch.randn(4, 3)
+    agree(compiled(steps)(x), steps(x))
+    assert len(parts) == 2
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> Any:
+        self.count.add_(1)
+        state.mul_(2)
+        return x + self.count + state, x.view(-1), state
+
+
+@torch.no_grad()
+def test_changes_in_place_and_views(compiled: Any, parts: list[Any]) -> None:
+    module, like = Counting(), Counting()
+    fast = compiled(module)
+    x, own, other = torch.randn(3, 2), torch.ones(2), torch.ones(2)
+    for _ in range(3):
+        found, view, state = fast(x, own)
+        agree(found, like(x, other)[0])
+        agree(own, other)
+        agree(module.count, like.count)
+        assert view.data_ptr() == x.data_ptr() and state is own
+    assert len(parts) == 1
+
+
+@torch.no_grad()
+def test_open_dimensions_are_compiled_for_the_sizes_that_come(compiled: Any, parts: list[Any]) -> None:
+    net = Net().eval()
+    fast = compiled(net, dynamic=True)
+    for rows in (4, 6, 4, 9, 6):
+        x = torch.randn(rows, 5)
+        agree(fast(x), net(x))
+    assert [v.shape[0] for graph in parts for v in graph.inputs] == [4, 6, 9]
+
+
+@torch.no_grad()
+def test_sizes_are_bounded(compiled: Any, parts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MOST_SHAPES", 2)
+    fast = compiled(torch.relu, dynamic=True)
+    with pytest.warns(UserWarning, match="more than 2 sizes of one graph"):
+        for rows in (4, 6, 9):
+            agree(fast(torch.full((rows, 3), -1.0)), torch.zeros(rows, 3))
+    fast(torch.ones(9, 3))
+    assert len(parts) == 3
+
+
+@torch.no_grad()
+def test_changed_parameters_are_noticed(compiled: Any, parts: list[Any]) -> None:
+    net, x = Net().eval(), torch.randn(4, 5)
+    fast = compiled(net)
+    fast(x)
+    net.first.weight.mul_(2)
+    with pytest.warns(UserWarning, match="parameters have changed"):
+        agree(fast(x), net(x))
+    net.load_state_dict(Net().state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agree(fast(x), net(x))
+    assert len(parts) == 3
+
+
+def test_training_is_left_to_pytorch(compiled: Any, parts: list[Any]) -> None:
+    net, x = Net(), torch.randn(4, 5)
+    fast = compiled(net)
+    with pytest.warns(UserWarning, match="compiles for inference.*torch.no_grad"):
+        fast(x).sum().backward()
+    assert net.first.weight.grad is not None and not parts
+    with torch.no_grad():
+        agree(fast(x), net(x))
+    assert len(parts) == 1
+
+
+def test_modes_of_inductor_are_refused() -> None:
+    with pytest.raises(OptionError, match="mode 'max-autotune' is of PyTorch's own backend"):
+        dynamo_backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], mode="max-autotune")
+
+
+def test_pytorch_finds_the_backend_by_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, name = project["project"]["entry-points"]["torch_dynamo_backends"]["tilewright"].partition(":")
+    assert getattr(import_module(module), name) is dynamo_backend

@@ -1,0 +1,263 @@
+"""Graphs of torch.fx, in core ATen, to Graphs: every call through its row, parameters as views of their memory."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from tilewright.errors import UnsupportedError
+from tilewright.frontend import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
+from tilewright.frontend.aten import dtype_of
+from tilewright.frontend.emitter import Emitter, Row, Value, find_row
+from tilewright.ir import graph as ir
+
+# Checks on shapes and types that held when the module was exported; they give nothing.
+_CHECKS = ("aten._assert", "aten.sym_constrain_range", "aten._assert_async", "aten._assert_scalar",
+           "aten._assert_tensor_metadata", "aten.sym_constrain_range_for_size")  # fmt: skip
+Known = Value | tuple[Value | None, ...]
+
+
+@cache
+def decompositions() -> dict[Any, Any]:
+    """How PyTorch writes out what is not core ATen; what has a row stays whole."""
+    return {op: function for op, function in torch.export.default_decompositions().items() if find_row(str(op)) is None}
+
+
+def is_check(node: fx.Node) -> bool:
+    name = str(node.target)
+    return node.op == "call_function" and (name in _CHECKS or name.rpartition(".")[0] in _CHECKS)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Some nodes of an fx graph in order, what they read from outside, and what is read of them.
+
+    A tensor from outside is an input, or a constant when its values are given.
+    """
+
+    nodes: Sequence[fx.Node]
+    inputs: Sequence[fx.Node]
+    outputs: Sequence[fx.Node]
+    constants: Mapping[fx.Node, np.ndarray]
+
+
+def make_graph(parts: Parts, name: str = "module") -> ir.Graph:
+    """The Graph of these nodes; an UnsupportedError names every call that has no row."""
+    missing = uncovered(parts.nodes)
+    if missing:
+        raise UnsupportedError(missing_text(missing))
+    m = Emitter()
+    known: dict[fx.Node, Known] = {}
+    inputs = []
+    for node in parts.inputs:
+        value = _declared(node, m.unique(node.name))
+        inputs.append(ir.Value(value.name, value.dtype, value.shape))
+        known[node] = value
+    for node, array in parts.constants.items():
+        value = _declared(node, m.constant(array, node.name))
+        known[node] = value
+    outputs = _emit_all(m, parts.nodes, parts.outputs, known)
+    return ir.Graph(name, tuple(inputs), outputs, tuple(m.nodes), m.constants, {v.name: v for v in inputs})
+
+
+def _emit_all(
+    m: Emitter, nodes: Iterable[fx.Node], outputs: Iterable[fx.Node], known: dict[fx.Node, Known]
+) -> tuple[str, ...]:
+    """All nodes in order; gives the names of the outputs."""
+    for node in nodes:
+        if node.op != "get_attr" and not is_check(node):
+            known[node] = emit(m, node, known)
+    found = [known[node] for node in outputs]
+    return tuple(value.name for value in found if isinstance(value, Value))
+
+
+def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
+    """The nodes that stand for one call, and what it gives."""
+    if node.target is operator.getitem:
+        source, place = node.args
+        found = known[source]  # type: ignore[index]
+        part = found[place] if isinstance(found, tuple) else None  # type: ignore[index]
+        if part is None:
+            raise UnsupportedError(f"{label(node)}: result {place} of {source} is not supported")
+        return part
+    if is_branch(node):
+        return _emit_branches(m, node, known)
+    row = find_row(str(node.target))
+    assert row is not None
+    base = node.name
+    m.enter(f"{node.target} '{label(node)}'", base)
+    args = _with_values(node.args, known)
+    named = _with_values(node.kwargs, known)
+    wanted = declared(node)
+    results = _called(row, node, m, wanted, args, named)
+    if isinstance(wanted, Value):
+        assert isinstance(results, str)
+        return Value(results, wanted.dtype, wanted.shape)
+    pairs = zip(results, wanted, strict=False)
+    return tuple(None if n is None or w is None else Value(n, w.dtype, w.shape) for n, w in pairs)
+
+
+# torch.cond
+
+
+def is_branch(node: fx.Node) -> bool:
+    return node.target is torch.ops.higher_order.cond
+
+
+def _bodies(node: fx.Node) -> list[fx.GraphModule]:
+    """The two branches of a torch.cond."""
+    owner = node.graph.owning_module
+    assert owner is not None
+    return [owner.get_submodule(str(n.target)) for n in node.args[1:3]]  # type: ignore[union-attr,misc]
+
+
+def _returned(body: fx.GraphModule) -> list[fx.Node]:
+    return list(next(n for n in body.graph.nodes if n.op == "output").args[0])
+
+
+def _inner(body: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in body.graph.nodes if n.op not in ("placeholder", "output")]
+
+
+def _emit_branches(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
+    condition, operands = known[node.args[0]], node.args[3]  # type: ignore[index]
+    graphs = []
+    for number, body in enumerate(_bodies(node)):
+        inner = m.inside()
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        values = {p: known[o] for p, o in zip(placeholders, operands, strict=True)}  # type: ignore[arg-type]
+        outputs = _emit_all(inner, _inner(body), _returned(body), values)
+        graphs.append(ir.Graph(f"{node.name}_{number}", (), outputs, tuple(inner.nodes), inner.constants))
+    wanted = declared(node)
+    assert isinstance(condition, Value) and isinstance(wanted, tuple)
+    m.enter(f"torch.cond '{label(node)}'", node.name)
+    names = m.several("If", len(wanted), condition, then_branch=graphs[0], else_branch=graphs[1])
+    return tuple(None if w is None else Value(n, w.dtype, w.shape) for n, w in zip(names, wanted, strict=True))
+
+
+def _why_no_branch(node: fx.Node) -> str | None:
+    for body in _bodies(node):
+        missing = uncovered(_inner(body))
+        if missing:
+            return "; ".join(missing)
+        if not all(isinstance(n, fx.Node) and n.op == "call_function" for n in _returned(body)):
+            return "torch.cond: a branch that returns what it is given"
+    return None
+
+
+def _with_values(arguments: Any, known: Mapping[fx.Node, Known]) -> Any:
+    def value(node: fx.Node) -> Any:
+        return known[node]
+
+    return fx.map_arg(arguments, value)
+
+
+def _called(row: Row, node: fx.Node, m: Emitter, wanted: Known, args: Any, named: Any) -> Any:
+    arguments = {k: v for k, v in named.items() if k not in ("device", "layout", "pin_memory", "memory_format")}
+    try:
+        return row(m, wanted, *args, **arguments)
+    except TypeError as error:
+        # an overload whose arguments the row does not know
+        raise UnsupportedError(f"{node.target} '{label(node)}': {str(error).partition(') ')[2] or error}") from error
+
+
+def _declared(node: fx.Node, name: str) -> Value:
+    value = declared(node)
+    if not isinstance(value, Value):
+        raise UnsupportedError(f"'{node.name}' is no tensor")
+    return Value(name, value.dtype, value.shape)
+
+
+def declared(node: fx.Node) -> Known:
+    """What PyTorch says of a node's result."""
+    meta = node.meta.get("val")
+    if isinstance(meta, tuple | list):
+        return tuple(_value(part, node) if isinstance(part, torch.Tensor) else None for part in meta)
+    if not isinstance(meta, torch.Tensor):
+        raise UnsupportedError(f"{label(node)}: a result that is a {type(meta).__name__} is not supported")
+    return _value(meta, node)
+
+
+def _value(meta: torch.Tensor, node: fx.Node) -> Value:
+    dtype = dtype_of(meta.dtype)
+    if dtype is None or meta.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{node.target} '{label(node)}': a tensor of {meta.dtype} ({meta.layout}) is not supported"
+        )
+    if not all(isinstance(n, int) for n in meta.shape):
+        raise UnsupportedError(
+            f"{node.target} '{label(node)}': a shape that is known only when the module runs is not supported"
+        )
+    return Value(node.name, dtype, tuple(meta.shape))
+
+
+# what is covered
+
+
+def why_uncovered(node: fx.Node) -> str | None:
+    """Why a call cannot be compiled; None where it can. Tried alone, since a row may decline some arguments."""
+    if node.op == "get_attr" and all(is_branch(n) for n in node.users):
+        return None
+    if node.op != "call_function":
+        return f"{node.op} '{node.target}'"
+    if is_check(node):
+        return None
+    if is_branch(node):
+        return _why_no_branch(node)
+    if node.target is not operator.getitem and find_row(str(node.target)) is None:
+        return str(node.target)
+    try:
+        emit(Emitter(), node, {n: _assumed(n) for n in node.all_input_nodes})
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def _assumed(node: fx.Node) -> Known:
+    """A node's result as another would see it; of a call with several, those that its row gives."""
+    if node.op != "call_function" or node.target is operator.getitem or find_row(str(node.target)) is None:
+        return declared(node)  # of a branch too
+    if isinstance(node.meta.get("val"), tuple | list):
+        return emit(Emitter(), node, {n: declared(n) for n in node.all_input_nodes})
+    return declared(node)
+
+
+def uncovered(nodes: Iterable[fx.Node]) -> dict[str, list[fx.Node]]:
+    """Calls that cannot be compiled, by reason: the name of one that has no row, else what its row says."""
+    found: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        reason = why_uncovered(node)
+        if reason is not None:
+            found.setdefault(reason, []).append(node)
+    return found
+
+
+def missing_text(missing: Mapping[str, Sequence[fx.Node]]) -> str:
+    """One line that names them all, how many there are and where the first one is."""
+    parts = []
+    for reason, nodes in missing.items():
+        if ": " in reason:
+            parts.append(reason)
+            continue
+        count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        parts.append(f"{reason} ({count}, first at '{label(nodes[0])}')")
+    what = "operators of the module are" if len(parts) > 1 else "an operator of the module is"
+    way_out = 'torch.compile(module, backend="tilewright") leaves such to PyTorch'
+    return f"{what} not covered: {'; '.join(parts)}; {way_out}"
+
+
+def label(node: fx.Node) -> str:
+    """The path of the module that makes a call, and the call's name."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(next(reversed(stack.values()))[0]) if stack else ""
+    for prefix in ("L['self']", "L['fn']"):
+        path = path.removeprefix(prefix)
+    path = path.strip(".").replace("._modules['", ".").replace("']", "")
+    return f"{path}/{node.name}" if path else node.name

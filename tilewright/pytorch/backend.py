@@ -1,0 +1,170 @@
+"""A backend of torch.compile: graphs that dynamo found, made functional by AOTAutograd, compiled when first called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._guards import TracingContext
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilewright.frontend.tensors import constant_of
+from tilewright.frontend.torch import decompositions, missing_text
+from tilewright.pytorch.calls import Build
+from tilewright.pytorch.partition import Run, compile_parts
+
+MOST_SHAPES = 32  # models of one graph kept at once; the oldest goes first
+Guard = tuple[int, torch.Tensor, int]
+
+
+def compile_for_dynamo(module: fx.GraphModule, inputs: Sequence[Any], build: Build) -> Callable[..., Any]:
+    """What dynamo calls in the place of `module`."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        warnings.warn(
+            "tilewright compiles for inference: gradients may be asked for here, so PyTorch runs this part itself; "
+            "call the module under torch.no_grad()", stacklevel=2,
+        )  # fmt: skip
+        return module.forward
+    # parameters and buffers, whose values are compiled in; dynamo marks what stays where it is
+    held = {id(t): t for t in tensors if getattr(t, "_dynamo_static_input_type", None) is not None}
+
+    made: list[Specialised] = []
+
+    def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        changed = set(metadata.mutated_inp_runtime_indices) if metadata is not None else set()
+        call = Specialised(graph, held, changed, build)
+        if len(examples) == len(inputs) and _is_plain(metadata):
+            made.append(call)
+        return make_boxed_func(call)
+
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions()
+    )(module, inputs)
+    # where inputs are only read and outputs are new, what AOTAutograd does around a call is a third of a small one
+    return made[0] if len(made) == 1 else compiled
+
+
+def _is_plain(metadata: Any) -> bool:
+    """Whether a call is nothing but the functional graph: no input changes, no output is a view of another tensor."""
+    if metadata is None:
+        return False
+    changes = metadata.mutated_inp_runtime_indices or metadata.num_intermediate_bases
+    special = metadata.is_rng_op_functionalized or metadata.tokens or metadata.dynamic_outputs
+    kinds = {output.output_type for output in metadata.output_info}
+    return not changes and not special and kinds <= {OutputType.non_alias, OutputType.unsafe_view_alias}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The graph compiled for one set of sizes, with the tensors whose values were compiled in."""
+
+    run: Run
+    guards: tuple[Guard, ...]
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        for place, tensor, version in self.guards:
+            if args[place] is not tensor or tensor._version != version:
+                return False
+        return True
+
+
+@dataclass(eq=False)
+class Specialised:
+    """A functional graph, compiled when it is called for the sizes that it is called with."""
+
+    graph: fx.GraphModule
+    held: Mapping[int, torch.Tensor]
+    changed: set[int]  # places of what the graph itself changes: never compiled in
+    build: Build
+    entries: dict[Any, Entry] = field(default_factory=dict)
+    lock: Any = field(default_factory=RLock)
+    told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sizes = [k for k, n in enumerate(_placeholders(self.graph)) if _is_open(n)]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        key = tuple([_size(args[k]) for k in self.sizes]) if self.sizes else ()
+        entry = self.entries.get(key)
+        if entry is None or not entry.holds(args):
+            entry = self._find(key, args)
+        return entry.run(args)
+
+    def _find(self, key: Any, args: Sequence[Any]) -> Entry:
+        with self.lock:
+            entry = self.entries.get(key)
+            if entry is not None and entry.holds(args):
+                return entry
+            if entry is not None:
+                self._unfreeze(entry, args)
+            made = self._compiled(args)
+            kept = {k: v for k, v in self.entries.items() if k != key}
+            if len(kept) >= MOST_SHAPES:
+                kept.pop(next(iter(kept)))
+                warnings.warn(
+                    f"tilewright: more than {MOST_SHAPES} sizes of one graph: the oldest is dropped", stacklevel=3
+                )
+            self.entries = {**kept, key: made}
+            return made
+
+    def _unfreeze(self, entry: Entry, args: Sequence[Any]) -> None:
+        """What has changed since it was compiled in: a buffer, which may do so at every call, becomes an input; a
+        parameter is compiled in anew."""
+        for place, tensor, version in entry.guards:
+            is_same = args[place] is tensor and tensor._version == version
+            if not is_same and not isinstance(args[place], torch.nn.Parameter):
+                self.changed.add(place)
+        warnings.warn("tilewright: parameters have changed since they were compiled in: compiled again", stacklevel=4)
+
+    def _compiled(self, args: Sequence[Any]) -> Entry:
+        constants = {
+            place: x for place, x in enumerate(args)
+            if isinstance(x, torch.Tensor) and id(x) in self.held and place not in self.changed
+            and not x.is_inference()
+        }  # fmt: skip
+        # with sizes as symbols every node is traced again with numbers
+        graph = _with_numbers(self.graph, args) if self.sizes else self.graph
+        nodes = _placeholders(graph)
+        arrays = {nodes[place]: constant_of(x, nodes[place].name) for place, x in constants.items()}
+        guards = tuple((place, x, x._version) for place, x in constants.items())
+        return Entry(compile_parts(graph, arrays, self.build, self._tell), guards)
+
+    def _tell(self, missing: Mapping[str, Sequence[fx.Node]]) -> None:
+        text = missing_text(missing).rpartition("; torch.compile")[0]
+        if text not in self.told:
+            self.told.add(text)
+            warnings.warn(f"tilewright: left to PyTorch: {text}", stacklevel=6)
+
+
+def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _is_open(node: fx.Node) -> bool:
+    """Whether a placeholder stands for different sizes."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return not all(isinstance(n, int) for n in value.shape)
+    return True
+
+
+def _size(value: Any) -> Any:
+    return value.shape if isinstance(value, torch.Tensor) else value
+
+
+def _with_numbers(graph: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
+    with torch.no_grad():
+        traced: fx.GraphModule = make_fx(graph, tracing_mode="fake")(*args)
+    traced.graph.eliminate_dead_code()  # results of calls that nobody reads
+    return traced
