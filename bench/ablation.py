@@ -1,8 +1,8 @@
 """What each step of planning brings: every schedule beside the others, times measured, bytes predicted and counted.
 
-`none` is a kernel an expression, `register` composes maps into their neighbours, `connected` keeps tiles on chip; with
-`merging=off` independent computes that are alike stay apart. Every variant runs in a process of its own, one awake at a
-time, rounds alternating.
+`none` is a kernel an expression, `register` composes maps into their neighbours, `unmerged` also keeps tiles on chip,
+and `connected` merges independent computes that are alike before. Every variant runs in a process of its own, one awake
+at a time, rounds alternating.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.traffic import count_traffic
 from tilewright.report.explain import explain_json
-from tilewright.report.sidebyside import compare
+from tilewright.report.peers import VARIANTS
+from tilewright.report.sidebyside import OURS, compare
 from tilewright.target import machine
 
-VARIANTS = {
-    "none": Options(schedule="none", merging="off"),
-    "register": Options(schedule="register", merging="off"),
-    "connected,merging=off": Options(schedule="connected", merging="off"),
-    "connected": Options(),
-}
+STEPS = {"none": "none", "register": "register", "unmerged": "unmerged", "connected": ""}  # as runtimes are spelled
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,7 @@ class Facts:
 
 
 def facts_of(path: Path, variant: str, target: str) -> Facts:
-    options = VARIANTS[variant]
-    artifact = build(load(path), machine(target), Options(schedule=options.schedule, merging=options.merging,
-                                                          stop_after="loops"))  # fmt: skip
+    artifact = build(load(path), machine(target), Options(stop_after="loops", **VARIANTS[STEPS[variant]]))  # type: ignore[arg-type]
     assert artifact.loops is not None and artifact.plan is not None
     facts = explain_json(artifact)
     counted = count_traffic(artifact.loops)
@@ -75,14 +69,14 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = ["# What each step of planning brings", ""]
     document: dict[str, object] = {}
-    gains: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    gains: dict[str, list[float]] = {variant: [] for variant in STEPS}
     with export_folder(arguments) as (_, folder):
         paths = exported(chosen_models(parser, arguments), arguments.size, folder, lambda text: print(text, flush=True))
         for name, path in paths.items():
-            facts = {variant: facts_of(path, variant, arguments.target) for variant in VARIANTS}
+            facts = {variant: facts_of(path, variant, arguments.target) for variant in STEPS}
             times: dict[str, float | None] = {}
             if arguments.seconds > 0:
-                spelled = {variant: f"tilewright:{variant}" for variant in VARIANTS}
+                spelled = {variant: f"tilewright:{name}" if name else OURS for variant, name in STEPS.items()}
                 found = compare(path, list(spelled.values()), arguments.threads, rounds=arguments.rounds,
                                 seconds_per_round=arguments.seconds)  # fmt: skip
                 times = {variant: found.median_of(spelling) for variant, spelling in spelled.items()}

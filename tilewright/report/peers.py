@@ -130,14 +130,19 @@ def prepare_torch(job: Job, inputs: Inputs) -> Call:
 def prepare_tilewright(job: Job, inputs: Inputs) -> Call:
     tilewright = importlib.import_module("tilewright")
     shapes = {name: array.shape for name, array in inputs.items()}
-    schedule = job.variant or None
-    model = tilewright.compile(job.model_path, shapes=shapes, threads=job.threads, schedule=schedule, **job.algorithms)
+    options = {**job.algorithms, **VARIANTS[job.variant]}
+    model = tilewright.compile(job.model_path, shapes=shapes, threads=job.threads, **options)
     feeds = dict(inputs)
     return lambda: model(**feeds)
 
 
+VARIANTS: dict[str, dict[str, str]] = {
+    "": {}, "unmerged": {"merging": "off"}, "register": {"schedule": "register", "merging": "off"},
+    "none": {"schedule": "none", "merging": "off"},
+}  # fmt: skip
+
 PEERS: tuple[Peer, ...] = (
-    Peer("tilewright", "tilewright", "tilewright", ("register", "none"), prepare_tilewright),
+    Peer("tilewright", "tilewright", "tilewright", tuple(v for v in VARIANTS if v), prepare_tilewright),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", (), prepare_onnxruntime),
     Peer("openvino", "openvino", "openvino", (), prepare_openvino),
     Peer("torch", "torch", "torch", ("eager", "frozen"), prepare_torch, needs_torch_spec=True),
