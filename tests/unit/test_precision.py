@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from tilewright.transform.quantise.quantise.quantise import IntegerForm, use_integers
+from tilewright.transform.quantise.quantise import IntegerForm, use_integers
 
 import tilewright
 from tilewright import Options, ops

@@ -133,10 +133,11 @@ class Connector:
         return moving
 
     def _blocks(self, stream: Stream) -> list[int]:
-        """Sizes of a streamed axis' parts worth a look: whole register tiles of the nests that are cut along it."""
+        """Sizes of a streamed axis' parts worth a look, also as whole register tiles of the nests that are cut along it."""
         widths = [dict(self.plans[n].register).get(n.axis_names()[axis], 1) for n, axis in stream.wide.items()]
         width = max(widths)
-        return [b for b in dict.fromkeys(-(-size // width) * width for size in _BLOCKS) if b < stream.extent]
+        sizes = {b for size in _BLOCKS for b in (size, -(-size // width) * width)}
+        return sorted(b for b in sizes if b < stream.extent)
 
     def _take_in(
         self, nest: Nest, groups: dict[Nest, Group], producer: Mapping[Tensor, Nest], order: Mapping[Nest, int]
