@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from tilewright.transform.quantise.quantise import IntegerForm, use_integers
 
 import tilewright
 from tilewright import Options, ops
@@ -24,6 +23,7 @@ from tilewright.target import Target, machine, stored_machines
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import contracted, set_precision
+from tilewright.transform.quantise.quantise import IntegerForm, use_integers
 from tilewright.transform.storage import all_computes
 
 CPU = machine("cpu")
