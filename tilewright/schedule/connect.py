@@ -133,7 +133,7 @@ class Connector:
         return moving
 
     def _blocks(self, stream: Stream) -> list[int]:
-        """Sizes of a streamed axis' parts worth a look, also as whole register tiles of the nests that are cut along it."""
+        """Sizes of a streamed axis' parts worth a look, also as whole register tiles of the nests cut along it."""
         widths = [dict(self.plans[n].register).get(n.axis_names()[axis], 1) for n, axis in stream.wide.items()]
         width = max(widths)
         sizes = {b for size in _BLOCKS for b in (size, -(-size // width) * width)}
