@@ -33,7 +33,8 @@ MORE = (
     "nafnet",
 )
 COMPILED = [
-    pytest.param(name, schedule, marks=pytest.mark.slow if schedule == "none" and index > 4 else ())
+    # swin_b is swin_t with more of the same
+    pytest.param(name, schedule, marks=pytest.mark.slow if name == "swin_b" or (schedule == "none" and index > 4) else ())
     for index, name in enumerate((*MORE, "bert_384"))
     for schedule in ("none", "connected")
 ]

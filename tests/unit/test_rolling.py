@@ -63,8 +63,9 @@ def test_a_window_gives_the_same_answer(
     made = lowered(program, plan=plan)
     inputs = random_inputs(program, 5)
     wanted = evaluated(program, inputs, wide=True)["y"]
-    for threads in (1, 3):
-        assert error(made.natively(inputs, tmp_path, threads)["y"], wanted) < 1e-6
+    assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
+    if (height, stride) in ((13, 1), (16, 2)):  # the others would show the same, and take as long again
+        assert error(made.natively(inputs, tmp_path, 3)["y"], wanted) < 1e-6
 
 
 def test_the_window_that_overlaps_is_found() -> None:
