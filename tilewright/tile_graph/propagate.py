@@ -94,7 +94,7 @@ def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
         if coefficient < 0:
             if isinstance(term_size, np.ndarray):
                 return None, 0  # the origin would differ from candidate to candidate
-            end = end.plus(Linear({}, term_size - 1))
+            end = end.plus(Linear({}, int(term_size) - 1))  # an integer of NumPy's cannot be wrapped
         low = low.plus(end.scaled(coefficient))
     return simplify(low.expr()), size
 
