@@ -13,6 +13,7 @@ from tilewright import ops
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program, all_computes
 from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
@@ -70,7 +71,7 @@ def test_a_window_gives_the_same_answer(
 
 def test_the_window_that_overlaps_is_found() -> None:
     program = chain(4, 12, 12, 3, 1, 1)
-    plan = make_plan(program, CPU, "register")
+    plan = make_plan(program, machine("neoverse_n1"), "register")
     nests = [n for kernel in plan.kernels for n in plan_nests(kernel, all_computes(program))]
     found = find_overlap(nests)
     assert found is not None and found.nest is nests[-2]

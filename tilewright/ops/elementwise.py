@@ -204,7 +204,7 @@ def log_of_one_more(x: Expr) -> Expr:
     return select(eq(sum_, 1), x, op("log", sum_) * factor)
 
 
-def _exp_less_one(x: Expr) -> Expr:
+def _exp_less_one_of_negative(x: Expr) -> Expr:
     """e^x - 1 for x <= 0, to the last places also where x is small and the difference would lose them."""
     series: Expr = const(0, x.dtype)
     for n in _EXP_TERMS[x.dtype.name]:
@@ -410,9 +410,9 @@ def activation(name: str, attributes: Any) -> Callable[[Expr], Expr] | None:
         "thresholdedrelu": lambda x: select(lt(alpha, x), x, const(0, x.dtype)),
         "scaledtanh": lambda x: op("tanh", x * beta) * alpha,
         "hardsigmoid": lambda x: maximum(minimum(x * alpha + beta, 1), 0),
-        "elu": lambda x: select(lt(x, 0), _exp_less_one(x) * alpha, x),
-        "celu": lambda x: select(lt(x, 0), _exp_less_one(x * (1 / alpha)) * alpha, x),
-        "selu": lambda x: select(lt(x, 0), _exp_less_one(x) * alpha, x) * beta,
+        "elu": lambda x: select(lt(x, 0), _exp_less_one_of_negative(x) * alpha, x),
+        "celu": lambda x: select(lt(x, 0), _exp_less_one_of_negative(x * (1 / alpha)) * alpha, x),
+        "selu": lambda x: select(lt(x, 0), _exp_less_one_of_negative(x) * alpha, x) * beta,
         "swish": lambda x: x * op("sigmoid", x if alpha == 1 else x * alpha),
     }
     return table[key]
