@@ -85,12 +85,12 @@ class _Way:
 
 
 def stage_operands(program: Program, target: Target, predict: Predict | None = None, always: bool = False) -> Program:
-    """Copies in front of the contractions that gain by them; none on a GPU, which stages in shared memory anyway.
+    """Copies in front of the contractions that gain by them; none where kernels copy tiles anyway.
 
     `predict` tells the time of a Program: it decides the order of copies of inputs for results that leave the model.
     `always`, for tests: of every operand that can be copied, whatever it costs.
     """
-    if target.kind != "cpu":
+    if target.copies_tiles:
         return program
     taken = {t.name for t in program.tensors()}
     staged: list[Tensor] = []
