@@ -19,8 +19,9 @@ from tilewright.cli.main import main
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
-from tilewright.report.explain import explain_json, explain_text, size_text, time_text
+from tilewright.report.explain import explain_text, size_text, time_text
 from tilewright.report.explain_html import explain_html
+from tilewright.report.facts import explain_json
 from tilewright.schedule.planner import make_plan
 from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.plan import Plan

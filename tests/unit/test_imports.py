@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": {"options", "verifying", *BELOW_COMPILER},
     "verifying": {"options", *BELOW_COMPILER},
     "tune": COMPILER_AND_BELOW,
-    "report": COMPILER_AND_BELOW,
+    "report": {"profiles", *COMPILER_AND_BELOW},
     "stored": COMPILER_AND_BELOW,
     "pytorch": {"frontend", "ir"},  # what compiles a Graph is handed to it
     "torch_backend": {"api", "pytorch", "options"},

@@ -31,8 +31,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tilewright.report.explain import explain_json
     from tilewright.report.explain_html import explain_html
+    from tilewright.report.facts import explain_json
 
     model = common.compile_model(arguments)
     if arguments.html is not None:

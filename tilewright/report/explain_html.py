@@ -9,7 +9,9 @@ from html import escape
 from typing import Any
 
 from tilewright.compiler import Artifact
-from tilewright.report.explain import explain_json, kind_of, size_text, time_text
+from tilewright.report.explain import size_text, time_text
+from tilewright.report.facts import explain_json
+from tilewright.report.model_view import kind_of
 
 _FAR, _NEAR, _REGISTERS, _STREAMED = "#c2543d", "#2f7f5f", "#4067a8", "#8a5fb0"
 

@@ -196,8 +196,9 @@ class _Builder:
         seconds = choice.seconds if step is None else step.seconds
         main = self.context.target.main.name
         about = Estimate(
-            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
-        )
+            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector),
+            tuple(trial for (root, _), trial in self.connector.tried.items() if root in nests),
+        )  # fmt: skip
         return kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.connector.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
@@ -212,9 +213,12 @@ def _reason(group: Group, connector: Connector) -> str:
         apart = microseconds(sum(c.seconds for c in alone if c is not None))
         joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
         parts.append(f"joined: the prediction is {joined}")
-    refusal = connector.refused.get(group.nests[-1])
-    if refusal is not None:
-        parts.append(f"goes no further: {refusal}")
+    root, inside = group.nests[-1], set(group.nests)
+    refused = [trial for (feeder, reader), trial in connector.tried.items() if feeder is root and reader not in inside]
+    if refused:
+        last = refused[-1]
+        together = f"the prediction is {microseconds(last.seconds)} us against {microseconds(last.apart)} us apart"
+        parts.append(f"goes no further: with {last.reader} {together if last.seconds else last.reason}")
     return "; ".join(parts)
 
 

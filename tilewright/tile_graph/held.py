@@ -32,11 +32,11 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     """The most bytes of intermediates alive at once in one tile of a kernel."""
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
-    boxes = _boxes(kernel, nests)
+    boxes = boxes_of(kernel, nests)
     return int(footprint(nests, boxes, stored, stream_of(kernel, nests)))
 
 
-def _boxes(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
+def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
     """The part of every nest that the innermost Tile around it covers, wherever it begins."""
     by_name = {n.tensor.name: n for n in nests}
     found: dict[Nest, Box] = {}
