@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from tilewright.compiler import Artifact
+from tilewright.profiles import Profile
 from tilewright.report.facts import explain_json
 
 WIDTH = 100
@@ -15,17 +17,17 @@ _LABEL = 10
 _COLUMNS = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
 
 
-def explain_text(artifact: Artifact, width: int | None = None) -> str:
+def explain_text(artifact: Artifact, width: int | None = None, measured: Profile | None = None) -> str:
     """The facts for a person; as wide as the terminal, 100 columns at most."""
-    facts = explain_json(artifact)
+    facts = explain_json(artifact, measured)
     columns = width or min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     lines = [*_header(facts, columns)]
     if not facts["kernels"]:
         lines.append("  no plan was made: compilation stopped before it")
         return "\n".join(lines) + "\n"
     lines += ["", *_totals_lines(facts, columns)]
-    for remark in facts["decided"]:
-        lines += _wrapped("decided", remark, columns)
+    for remark, times in _alike(facts["decided"]):
+        lines += _wrapped("decided", remark + (f" (and {times - 1} times more alike)" if times > 1 else ""), columns)
     lines += ["", *_table(facts, columns)]
     for kernel in facts["kernels"]:
         lines += ["", *_detail(kernel, facts, columns)]
@@ -55,6 +57,8 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     moved = f"{time_text(totals['predicted_us'])} in all, {sizes['traffic_bytes']} from and to {main}"
     stays = f"{near}{share} stay on chip, {far} are stored (schedule none stores all)"
     lines = _wrapped("predicted", moved, width)
+    if totals["measured_us"] is not None:
+        lines += _wrapped("measured", f"{time_text(totals['measured_us'])} in all", width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
@@ -103,6 +107,9 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     if kernel["footprint_bytes"]:
         tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
     lines += _wrapped("tile", tile, width)
+    if kernel["measured_us"] is not None:
+        part = kernel["measured_us"] / max(kernel["predicted_us"], 1e-9)
+        lines += _wrapped("measured", f"{time_text(kernel['measured_us'])} a call, {part:.2f} of predicted", width)
     if kernel["stream"]:
         s = kernel["stream"]
         more = f" and {len(s['tensors']) - 1} more" if len(s["tensors"]) > 1 else ""
@@ -110,9 +117,31 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
+    for number, pair in enumerate(kernel["instances"][0]["neighbours"]):
+        lines += _wrapped("next" if number == 0 else "", _pair_text(pair, kernel), width)
     if kernel["reason"]:
         lines += _wrapped("why", kernel["reason"], width)
     return lines
+
+
+def _alike(remarks: Sequence[str]) -> list[tuple[str, int]]:
+    """Remarks that differ in the names of nodes alone, the first of them with their number."""
+    found: dict[str, list[str]] = {}
+    for remark in remarks:
+        found.setdefault(re.sub(r"'[^']*'", "''", remark), []).append(remark)
+    return [(group[0], len(group)) for group in found.values()]
+
+
+def _pair_text(pair: dict[str, Any], kernel: dict[str, Any]) -> str:
+    """A result and who reads it: the level where the two meet, and what was found out about the others."""
+    other = f" of {pair['reader_plan']}" if pair["reader_plan"] != kernel["instances"][0]["plan"] else ""
+    parts = []
+    for tried in sorted(pair["tried"], key=lambda t: not t["chosen"]):
+        if tried["chosen"] or tried["predicted_us"] or tried["reason"]:
+            cost = f" {time_text(tried['predicted_us'])}" if tried["predicted_us"] else ""
+            why = f": {tried['reason']}" if tried["reason"] else ""
+            parts.append(f"{'at' if tried['chosen'] else 'not at'} {tried['level']}{cost}{why}")
+    return f"{pair['tensor']} to {pair['reader']}{other}: {'; '.join(parts)}"
 
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:

@@ -17,9 +17,10 @@ from tilewright.profiles import Profile
 from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
-from tilewright.report.work import memory_over_time, operations
+from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Tile
 
 
@@ -54,7 +55,9 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["calls"] = sum(row.calls for row in rows)
     neighbours = Neighbours(model, target)
     times = _measured(measured, rows)
-    facts["kernels"] = [_kernel_facts(model, row, target, neighbours, times.get(row.name)) for row in rows]
+    facts["kernels"] = [
+        _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
+    ]
     facts["totals"] = _totals(model, artifact)
     facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
     if artifact.loops is not None:
@@ -108,9 +111,15 @@ def _measured(profile: Profile | None, rows: Sequence[_Row]) -> dict[str, float]
 
 
 def _kernel_facts(
-    model: ModelView, row: _Row, target: Target, neighbours: Neighbours, measured: float | None
+    model: ModelView,
+    row: _Row,
+    target: Target,
+    neighbours: Neighbours,
+    measured: float | None,
+    loops: LoopProgram | None,
 ) -> dict[str, Any]:
     plan, main = row.plans[0], target.main.name
+    counted = None if loops is None else distinct_bytes(loops, row.name)
     nests = plan_nests(plan, model.by_name)
     stream = plan.stream
     lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
@@ -142,7 +151,10 @@ def _kernel_facts(
         "traffic_bytes": dict(plan.estimate.traffic).get(main, 0),
         "traffic_bytes_all_calls": sum(dict(p.estimate.traffic).get(main, 0) * model.repeats(p) for p in row.plans),
         "traffic_by_level": dict(plan.estimate.traffic),
-        "operations": sum(operations(c) for c in model.parts(plan)),
+        "operations": kernel_operations(plan, nests, model.by_name),
+        "counted_bytes": counted,
+        "reads": _read_facts(nests, model),
+        "writes": [{"tensor": t.name, "bytes": bytes_of(t)} for n in nests for t in n.stores if t.name in model.stored],
         "tree": tree_facts(plan, model),
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
@@ -158,6 +170,15 @@ def _kernel_facts(
         ],
         "reason": plan.estimate.reason,
     }  # fmt: skip
+
+
+def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]:
+    """What a kernel takes from outside, the largest first."""
+    inside = {t for n in nests for t in n.stores}
+    outside = dict.fromkeys(t for n in nests for t in n.reads() if t not in inside)
+    roles = {**dict.fromkeys(model.program.inputs, "input"), **dict.fromkeys(model.program.constants, "weight")}
+    found = [{"tensor": t.name, "bytes": bytes_of(t), "role": roles.get(t, "intermediate")} for t in outside]
+    return sorted(found, key=lambda r: -int(r["bytes"]))
 
 
 def _level_of(kernel: Tile, tensor: str, model: ModelView) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tilewright.ir.compute import Compute, Program, Reduce, Scan
+from tilewright.ir.compute import Compute, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import is_view
@@ -20,7 +20,8 @@ class ModelView:
         self.plan = plan
         self.by_name = {t.name: c for c in computes_of(program) for t in c.outputs}
         self.tensors = {t.name: t for c in computes_of(program) for t in c.outputs}
-        self.everything = {**{t.name: t for t in program.tensors()}, **self.tensors}
+        read = (t for c in (*program.computes, *computes_of(program)) for t in reads(c))
+        self.everything = {t.name: t for t in (*read, *self.tensors.values())}
         self._places = {c: i for i, c in enumerate(computes_of(program))}
         self.steps = {t.name: steps_of(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
         self.scans = {k.name: around.scan for k, around in plan.launches() if around is not None and around.scan}

@@ -44,9 +44,9 @@ class Neighbours:
         view, target = self._view, self._target
         is_joined = other is kernel
         trial = self._trial(kernel, leaf, other, reader)
-        made = view.by_name[tensor]
+        core, made = view.by_name[leaf.core], view.by_name[tensor]
         user = next(c for c in self._inside(reader) if any(t.name == tensor for t in reads(c)))
-        why = why_not_in_registers(made, user, self._users[tensor], self._kept)
+        why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
         tried = [_entry(target.levels[0].name, 0.0, why, False)]
         if trial is not None:
             refusal = trial.reason or ("" if is_joined else "another way to join was predicted to be faster")

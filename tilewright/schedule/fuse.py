@@ -220,13 +220,15 @@ def _times(compute: Map, reader: Map | Reduce) -> float:
     return domain * len(own) / max(1, prod(extent_of(a.extent) for a in compute.axes))
 
 
-def why_not_in_registers(made: Compute, reader: Compute, readers: Sequence[Compute], kept: frozenset[Tensor]) -> str:
-    """Why a reader does not take a result from registers, by the rules above; for people."""
-    names = ", ".join(t.name for t in made.outputs)
-    if any(t in kept for t in made.outputs):
-        return f"{names} leaves these computes and is stored"
-    if isinstance(made, Reduce):
-        return _why_no_epilogue(made, reader, readers)
+def why_not_in_registers(
+    core: Compute, tensor: Tensor, made: Compute, reader: Compute, readers: Sequence[Compute], kept: frozenset[Tensor]
+) -> str:
+    """Why a reader does not take a tensor from registers, by the rules above; for people. `made` computes it, by itself
+    or on the registers of the reduction `core`."""
+    if tensor in kept:
+        return "it leaves these computes and is stored"
+    if isinstance(core, Reduce):
+        return _why_no_epilogue(core, tensor, reader, readers)
     if not isinstance(made, Map) or not isinstance(reader, Map | Reduce):
         return "one of them is no map and no reduction"
     cost, size = data_cost(made.value), sum(1 for _ in walk(made.value))
@@ -234,24 +236,23 @@ def why_not_in_registers(made: Compute, reader: Compute, readers: Sequence[Compu
         return f"its expression has {size} nodes, more than {_LARGEST_VALUE}"
     if cost > _CHEAP and len(readers) > 1:
         return f"{len(readers)} readers would each compute its {cost} operations again"
-    times = _times(made, reader)
     if not _reader_accepts(made, reader, cost):
-        return f"its reader takes every element {times:.3g} times and would compute it as often"
+        return f"its reader takes every element {_times(made, reader):.4g} times and would compute it as often"
     if is_view(made):
         return "its data are better moved once, in an order of their own"
     return "with all that is composed into it, it is too much to compute again"
 
 
-def _why_no_epilogue(made: Reduce, reader: Compute, readers: Sequence[Compute]) -> str:
+def _why_no_epilogue(core: Reduce, tensor: Tensor, reader: Compute, readers: Sequence[Compute]) -> str:
     if not isinstance(reader, Map):
         return "a reduction is complete only after its last step, and its reader reduces again"
-    if tuple(a.extent for a in reader.axes) != tuple(a.extent for a in made.axes):
-        return "its reader has another shape, so that elements are read again after they are complete"
-    if len(made.outputs) > 1:
-        return "it has several results"
+    if len(core.outputs) > 1:
+        return "the reduction has several results"
     if len(readers) > 1:
         return f"it has {len(readers)} readers, and registers serve one"
-    own = [n for n in loads(reader.value) if n.source is made.outputs[0]]
+    if tuple(a.extent for a in reader.axes) != tuple(a.extent for a in core.axes):
+        return "its reader has another shape"
+    own = [n for n in loads(reader.value) if n.source is tensor]
     if not all(is_identity_read(n, reader.axes) for n in own):
         return "it is not read element for element"
-    return "its reader takes results of another reduction on its registers"
+    return "its reader runs on the registers of another reduction, or the maps on these are enough"
