@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.compiler import Artifact
 from tilewright.profiles import Profile
-from tilewright.report.explain import size_text, time_text
+from tilewright.report.explain import size_text
 from tilewright.report.facts import explain_json
 
 _SCRIPTS = ("base.js", "charts.js", "kernels.js", "page.js")
@@ -59,6 +59,14 @@ def _header(title: str, facts: dict[str, Any]) -> str:
     )
 
 
+def _time(microseconds: float) -> str:
+    """As the scripts have it."""
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= scale:
+            return f"{microseconds / scale:.3g} {unit}"
+    return f"{microseconds:.3g} \u00b5s"
+
+
 def _figures(facts: dict[str, Any]) -> str:
     totals, main = facts["totals"], facts["target"]["main_level"]
     between = totals["intermediate_bytes"]
@@ -68,8 +76,8 @@ def _figures(facts: dict[str, Any]) -> str:
     measured = totals["measured_us"]
     arena = f"arena {size_text(totals['arena_bytes'])}" if totals["arena_bytes"] is not None else "nothing laid out yet"
     cards = [
-        *([] if measured is None else [(time_text(measured), "measured, all kernels", None)]),
-        (time_text(totals["predicted_us"]), "predicted, all kernels", None),
+        *([] if measured is None else [(_time(measured), "measured, all kernels", None)]),
+        (_time(totals["predicted_us"]), "predicted, all kernels", None),
         (f"{facts['kernels_distinct']:,} kernels", operators, None),
         (size_text(totals["traffic_bytes"]), f"predicted from and to {main}", None),
         (f"{100 * near:.0f}% on chip", f"of {size_text(between)} between the operators", near),

@@ -45,7 +45,7 @@ const levelColour = name => {
   const place = levels.findIndex(l => l.name === name);
   return `var(--l${place < 0 ? 4 : place === levels.length - 1 ? 4 : Math.min(place, 3)})`;
 };
-const kindOf = k => k.summary.split(/,| x\d/)[0] || "other";
+const kindOf = k => k.summary.split(", ").slice(0, 2).map(name => name.replace(/ x\d+$/, "")).join(", ") || "other";
 const kindTimes = new Map();
 for (const k of kernels) kindTimes.set(kindOf(k), (kindTimes.get(kindOf(k)) || 0) + spent(k));
 const kinds = [...kindTimes.keys()].sort((a, b) => kindTimes.get(b) - kindTimes.get(a));

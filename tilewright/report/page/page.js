@@ -3,9 +3,12 @@ function start() {
   document.body.classList.toggle("untimed", !isMeasured);
   const legend = document.getElementById("kinds");
   const all = kernels.reduce((sum, k) => sum + spent(k), 0);
-  for (const kind of kinds.slice(0, 16))
+  const share = some => percent(some.reduce((sum, kind) => sum + kindTimes.get(kind), 0) / Math.max(all, 1e-9));
+  for (const kind of kinds.slice(0, 7))
     legend.append(h("button", { class: "chip", type: "button", "data-kind": kind, "aria-pressed": "false", onclick: () => chooseKind(kind) },
-      h("i", { class: "dot", style: `background:${kindColour(kind)}` }), `${kind} ${percent(kindTimes.get(kind) / Math.max(all, 1e-9))}`));
+      h("i", { class: "dot", style: `background:${kindColour(kind)}` }), `${kind} ${share([kind])}`));
+  const rest = kinds.slice(7);
+  if (rest.length) legend.append(h("span", { class: "chip" }, h("i", { class: "dot", style: "background:var(--k7)" }), `${count(rest.length, "other kind")} ${share(rest)}`));
   chart(document.getElementById("time"), drawTime);
   chart(document.getElementById("roofline"), drawRoofline);
   const roofs = document.getElementById("roofs");
