@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilewright.ir.compute import Compute, Scan, reads
 from tilewright.report.model_view import ModelView, bytes_of, computes_of
 from tilewright.schedule.fuse import why_not_in_registers
+from tilewright.schedule.trials import Trial, Trials
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Leaf, Tile, Trial
+from tilewright.tile_graph.plan import Leaf, Tile
 
 
 class Neighbours:
@@ -28,6 +30,8 @@ class Neighbours:
                     self._readers.setdefault(name, []).append((kernel, leaf))
         scans = [c for c in view.program.computes if isinstance(c, Scan)]
         beyond = [t for s in scans for t in (*reads(s), *s.following, *(body for body, _ in s.stacked))]
+        self._trials = Trials(view.program, view.plan, target)
+        self._tried: dict[tuple[str, str, str], Trial] = {}
         self._kept = frozenset((*view.program.outputs, *view.program.staged, *beyond))
 
     def of(self, kernel: Tile) -> list[dict[str, Any]]:
@@ -43,17 +47,15 @@ class Neighbours:
     def _pair(self, kernel: Tile, leaf: Leaf, tensor: str, other: Tile, reader: Leaf) -> dict[str, Any]:
         view, target = self._view, self._target
         is_joined = other is kernel
-        trial = self._trial(kernel, leaf, other, reader)
         core, made = view.by_name[leaf.core], view.by_name[tensor]
         user = next(c for c in self._inside(reader) if any(t.name == tensor for t in reads(c)))
         why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
-        tried = [_entry(target.levels[0].name, 0.0, why, False)]
-        if trial is not None:
-            refusal = trial.reason or ("" if is_joined else "another way to join was predicted to be faster")
-            tried.append(_entry(trial.level, trial.seconds, "" if is_joined else refusal, is_joined))
-        else:
-            tried.append(_entry(target.tile_level.name, 0.0, self._untried(kernel, other), is_joined))
-        tried.append(_entry(target.main.name, trial.apart if trial is not None else 0.0, "", not is_joined))
+        trial = self._trial(kernel, leaf, other)
+        tried = [
+            _entry(target.levels[0].name, None, why, False),
+            _entry(trial.level, trial.together, trial.reason, is_joined),
+            _entry(target.main.name, trial.apart, "", not is_joined),
+        ]
         return {
             "tensor": tensor,
             "bytes": bytes_of(view.tensors[tensor]),
@@ -63,31 +65,22 @@ class Neighbours:
             "tried": tried,
         }
 
-    def _trial(self, kernel: Tile, leaf: Leaf, other: Tile, reader: Leaf) -> Trial | None:
-        """The trial that decided on a pair: its own, or that of the kernels the two had become part of by then."""
-        readers = {n.tensor for n in other.leaves}
-        near = [t for t in kernel.estimate.tried if t.reader in readers]
-        own = [t for t in near if t.tensor == leaf.tensor]
-        exact = [t for t in own if t.reader == reader.tensor]
-        if other is not kernel:
-            near = [t for t in near if t.tensor == kernel.leaves[-1].tensor]
-        return next(iter((*exact[-1:], *own[-1:], *near[-1:])), None)
-
-    def _untried(self, kernel: Tile, other: Tile) -> str:
-        """Why there was no trial at the tile level."""
-        if other is kernel:
-            return ""
+    def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> Trial:
+        """What the two would cost as one kernel and as two; known once for all pairs that share it."""
+        key = (kernel.name, leaf.tensor if other is kernel else "", other.name)
+        if key not in self._tried:
+            self._tried[key] = (
+                self._trials.parted(kernel, leaf.tensor) if other is kernel else self._trials.joined(kernel, other)
+            )
         schedule = self._view.plan.schedule
-        if schedule != "connected":
-            return f"schedule {schedule} joins no kernels"
-        if self._view.scans.get(kernel.name) != self._view.scans.get(other.name):
-            return "one of the two is part of a Scan's steps, the other is not"
-        return "its reader was part of another kernel before this result was reached"
+        if other is not kernel and schedule != "connected":
+            return replace(self._tried[key], reason=f"schedule {schedule} joins no kernels")
+        return self._tried[key]
 
     def _inside(self, leaf: Leaf) -> list[Compute]:
         return [self._view.by_name[n] for n in dict.fromkeys((leaf.core, *leaf.epilogue, *leaf.composed))]
 
 
-def _entry(level: str, seconds: float, reason: str, chosen: bool) -> dict[str, Any]:
-    predicted = round(1e6 * seconds, 3) if seconds else None
+def _entry(level: str, seconds: float | None, reason: str, chosen: bool) -> dict[str, Any]:
+    predicted = None if seconds is None else round(1e6 * seconds, 3)
     return {"level": level, "predicted_us": predicted, "reason": reason, "chosen": chosen}

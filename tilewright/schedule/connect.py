@@ -15,7 +15,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Leaf, Trial
+from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import find_overlap
 from tilewright.tile_graph.signature import signature
@@ -48,7 +48,7 @@ class Connector:
     readers: dict[Tensor, list[Nest]] = field(default_factory=dict)
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
     repeated: bool = False  # nests of a Scan's step
-    tried: dict[tuple[Nest, Nest], Trial] = field(default_factory=dict)  # by root of a feeder and its reader
+    refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
         for nest in nests:
@@ -118,7 +118,9 @@ class Connector:
             return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
 
-    def _windowed(self, nests: Sequence[Nest], stored: frozenset[Tensor], resident: Choice | None) -> Choice | None:
+    def _windowed(
+        self, nests: Sequence[Nest], stored: frozenset[Tensor], resident: Choice | None
+    ) -> Choice | None:
         """A window over rows that tiles would compute again, where that is predicted to be faster."""
         if len(nests) == 1 or self.repeated or any(t in stored for n in nests[:-1] for t in n.stores):
             return resident
@@ -150,23 +152,21 @@ class Connector:
             feeders.pop(id(group), None)
             best: Group | None = None
             gain = 0.0
-            alone = [(feeder.nests[-1], feeder) for feeder in feeders.values()]
-            for root, feeder in (*alone, *self._with_siblings(feeders.values(), group, groups, order)):
+            for feeder in (*feeders.values(), *self._with_siblings(feeders.values(), group, groups, order)):
                 merged = sorted({*feeder.nests, *group.nests}, key=lambda n: order[n])
-                most = _MOST_WITH_PRODUCTS if self._over_weights(merged) else _MOST_NESTS
-                unable = self._unable(merged, nest, groups, order, most)
+                unable = self.unable(merged, nest, groups, order)
                 if unable is not None:
-                    self._note(root, feeder, nest, reason=unable)
+                    self.refused.setdefault(feeder.nests[-1], f"with {nest.tensor.name} {unable}")
                     continue
                 choice = self.cost(merged)
                 if choice is None or feeder.choice is None or group.choice is None:
-                    self._note(root, feeder, nest, reason=self._why_not(merged))
+                    self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} {self.why_not(merged)}"
                     continue
-                apart = feeder.choice.seconds + group.choice.seconds
-                saved = apart - choice.seconds
-                least = self._least_gain(feeder, group, choice)
-                self._note(root, feeder, nest, choice.seconds, apart, _too_little(saved, choice.seconds, least))
-                if saved > max(gain, least * choice.seconds):
+                apart = (feeder.choice.seconds, group.choice.seconds)
+                saved = sum(apart) - choice.seconds
+                together = f"{microseconds(choice.seconds)} us against {microseconds(*apart)} us apart"
+                self.refused[feeder.nests[-1]] = f"with {nest.tensor.name} the prediction is {together}"
+                if saved > max(gain, self.least_gain(feeder, group, choice) * choice.seconds):
                     best, gain = Group(merged, choice), saved
             best = best or self._streamed(nest, groups, producer, order)
             if best is None:
@@ -174,19 +174,11 @@ class Connector:
             for member in best.nests:
                 groups[member] = best
 
-    def _note(
-        self, root: Nest, feeder: Group, reader: Nest, seconds: float = 0.0, apart: float = 0.0, reason: str = ""
-    ) -> None:
-        """What came of the last trial counts; that with siblings, only where it is better than without."""
-        if root is not feeder.nests[-1] and reason:
-            return
-        names, level = (root.tensor.name, reader.tensor.name), self.context.target.tile_level.name
-        self.tried[root, reader] = Trial(*names, level, round(seconds, 9), round(apart, 9), reason)
-
-    def _unable(
-        self, merged: Sequence[Nest], nest: Nest, groups: Mapping[Nest, Group], order: Mapping[Nest, int], most: int
+    def unable(
+        self, merged: Sequence[Nest], nest: Nest, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
     ) -> str | None:
         """Why nests cannot be one kernel whatever their tiles; None where they can."""
+        most = _MOST_WITH_PRODUCTS if self._over_weights(merged) else _MOST_NESTS
         if len(merged) > most:
             return f"it would be a kernel of {len(merged)} nests, more than the {most} that are tried"
         if merged[-1] is not nest:
@@ -195,7 +187,7 @@ class Connector:
             return "it would wait for a kernel that waits for it"
         return None
 
-    def _why_not(self, nests: Sequence[Nest]) -> str:
+    def why_not(self, nests: Sequence[Nest]) -> str:
         """Why no tile will do for nests that could be one kernel."""
         root, stored = nests[-1], self.stored(nests)
         if not _tied(nests):
@@ -211,9 +203,8 @@ class Connector:
 
     def _with_siblings(
         self, feeders: Iterable[Group], group: Group, groups: Mapping[Nest, Group], order: Mapping[Nest, int]
-    ) -> list[tuple[Nest, Group]]:
-        """Each feeder, by its root, together with the others that read it: what all of them hold need not be stored at
-        all."""
+    ) -> list[Group]:
+        """Each feeder together with the others that read it: what all of them hold need not be stored at all."""
         found = []
         last = order[group.nests[-1]]
         for feeder in feeders:
@@ -230,7 +221,7 @@ class Connector:
             together = [feeder, *others.values()]
             nests = [n for g in together for n in g.nests]
             seconds = sum(g.choice.seconds for g in together if g.choice is not None)
-            found.append((feeder.nests[-1], Group(nests, replace(feeder.choice, seconds=seconds))))
+            found.append(Group(nests, replace(feeder.choice, seconds=seconds)))
         return found
 
     def _streamed(
@@ -256,11 +247,9 @@ class Connector:
             if choice is None or not choice.block:
                 continue
             if self.streaming == "always" or choice.seconds < sum(apart):
-                for feeder in taken[1:]:
-                    self._note(feeder.nests[-1], feeder, nest, choice.seconds, sum(apart))
                 return Group(merged, choice)
 
-    def _least_gain(self, feeder: Group, group: Group, joined: Choice) -> float:
+    def least_gain(self, feeder: Group, group: Group, joined: Choice) -> float:
         """A step that is cut as before gives nothing up, and saves a meeting of the workers at every step. A copy that
         is stored all the same gains no more than a meeting."""
         if self.repeated and feeder.choice is not None and joined.tiles == feeder.choice.tiles:
@@ -327,16 +316,9 @@ class Connector:
         return fixed if _are_whole(nests, stored) else None
 
 
-def microseconds(seconds: float) -> str:
-    """A time as text, to tenths: times are predicted, and predictions have no more digits."""
-    return f"{1e6 * seconds:.1f}"
-
-
-def _too_little(saved: float, seconds: float, least: float) -> str:
-    """Why a join that saves some time of what it takes then is not worth it; nothing where it is."""
-    if saved <= 0:
-        return "it is predicted to be no faster"
-    return "" if saved > least * seconds else f"it saves less than the {100 * least:g}% by which predictions err"
+def microseconds(*seconds: float) -> str:
+    """A sum as text, to tenths: times are predicted, and predictions have no more digits."""
+    return " + ".join(f"{1e6 * s:.1f}" for s in seconds)
 
 
 def _tied(nests: Sequence[Nest]) -> bool:

@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass
-class _Part:
+class Part:
     """Computes planned together: the model's own, or the body of one Scan."""
 
     computes: list[Compute]
@@ -56,8 +56,8 @@ def make_plan(
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
-    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
-    for part in _parts(program):
+    planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+    for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
@@ -99,7 +99,7 @@ def plan_seconds(plan: Plan, program: Program) -> float:
     )
 
 
-def _parts(program: Program) -> list[_Part]:
+def parts_of(program: Program) -> list[Part]:
     outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
     scans = [c for c in program.computes if isinstance(c, Scan)]
     for compute in program.computes:
@@ -111,17 +111,17 @@ def _parts(program: Program) -> list[_Part]:
     kept = {*program.outputs, *program.staged}
     for scan in scans:
         kept.update(reads(scan))
-    parts = [_Part(list(outer), frozenset(kept))]
+    parts = [Part(list(outer), frozenset(kept))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
                 raise UnsupportedError(f"{scan.origin}: a {type(inner).__name__} inside a Scan is not compiled yet")
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
-        parts.append(_Part(list(scan.body), stays, scan))
+        parts.append(Part(list(scan.body), stays, scan))
     return parts
 
 
-def _nests(part: _Part, fused: Fused) -> list[Nest]:
+def _nests(part: Part, fused: Fused) -> list[Nest]:
     riding = {m.output for chain in fused.epilogues.values() for m in chain}
     nests = []
     for compute in part.computes:
@@ -159,7 +159,7 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
 class _Builder:
     """Writes the Tiles of one part's kernels."""
 
-    part: _Part
+    part: Part
     fused: Fused
     plans: Mapping[Nest, Leaf]
     connector: Connector
@@ -196,9 +196,8 @@ class _Builder:
         seconds = choice.seconds if step is None else step.seconds
         main = self.context.target.main.name
         about = Estimate(
-            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector),
-            tuple(trial for (root, _), trial in self.connector.tried.items() if root in nests),
-        )  # fmt: skip
+            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
+        )
         return kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.connector.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
@@ -213,12 +212,9 @@ def _reason(group: Group, connector: Connector) -> str:
         apart = microseconds(sum(c.seconds for c in alone if c is not None))
         joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
         parts.append(f"joined: the prediction is {joined}")
-    root, inside = group.nests[-1], set(group.nests)
-    refused = [trial for (feeder, reader), trial in connector.tried.items() if feeder is root and reader not in inside]
-    if refused:
-        last = refused[-1]
-        together = f"the prediction is {microseconds(last.seconds)} us against {microseconds(last.apart)} us apart"
-        parts.append(f"goes no further: with {last.reader} {together if last.seconds else last.reason}")
+    refusal = connector.refused.get(group.nests[-1])
+    if refusal is not None:
+        parts.append(f"goes no further: {refusal}")
     return "; ".join(parts)
 
 
@@ -228,7 +224,7 @@ def choice_of(group: Group) -> Choice:
     return group.choice
 
 
-def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
+def _inlined_by(nests: Sequence[Nest], part: Part, fused: Fused) -> list[str]:
     """Maps composed into these nests, found by walking back from what their computes read."""
     by_output = {t: c for c in part.computes for t in c.outputs}
     by_name = {t.name: t for t in by_output}

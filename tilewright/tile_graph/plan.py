@@ -88,18 +88,6 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A result handed to a nest that reads it at some level: what was predicted of it, or why it cannot be."""
-
-    tensor: str
-    reader: str
-    level: str
-    seconds: float = 0.0  # as one kernel; 0: there is none
-    apart: float = 0.0  # as the kernels there were
-    reason: str = ""  # why it was not done
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a kernel is predicted to cost, and why it is as it is; for people and for comparisons alone."""
 
@@ -107,7 +95,6 @@ class Estimate:
     traffic: Sizes = ()  # bytes by level
     footprint: int = 0  # bytes at the Tile's level
     reason: str = ""
-    tried: tuple[Trial, ...] = ()  # to hand its results to who reads them
 
 
 @dataclass(frozen=True)
@@ -262,7 +249,7 @@ def _encoded(value: Any) -> Any:
     """Dataclasses as dictionaries without the fields that have their usual value; nodes say what they are."""
     if isinstance(value, tuple):
         return [_encoded(v) for v in value]
-    if not isinstance(value, Plan | Tile | Leaf | Hold | TileAxis | Bind | Estimate | Trial | Layout | StorageAxis):
+    if not isinstance(value, Plan | Tile | Leaf | Hold | TileAxis | Bind | Estimate | Layout | StorageAxis):
         return value
     shown = {}
     for part in fields(value):
@@ -293,14 +280,9 @@ def _node(value: Mapping[str, Any]) -> Tile | Leaf:
         Tile, inside, body=tuple(_node(n) for n in inside.get("body", ())),
         holds=tuple(_of(Hold, h) for h in inside.get("holds", ())),
         axes=tuple(_of(TileAxis, a, binds=tuple(_of(Bind, b) for b in a["binds"])) for a in inside.get("axes", ())),
-        estimate=_estimate(inside.get("estimate", {})),
+        estimate=_of(Estimate, inside.get("estimate", {})),
     )  # fmt: skip
     return tile
-
-
-def _estimate(value: Mapping[str, Any]) -> Estimate:
-    made: Estimate = _of(Estimate, value, tried=tuple(_of(Trial, t) for t in value.get("tried", ())))
-    return made
 
 
 def _layout(value: Mapping[str, Any]) -> Layout:

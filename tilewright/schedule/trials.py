@@ -1,0 +1,137 @@
+"""What a Plan's kernels would cost otherwise: neighbours as one kernel, or a kernel cut in two between neighbours.
+
+Looked at after the search, for people: the same cost, the same refusals, whatever the search came by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.backend import backend_for
+from tilewright.backend.protocol import Choice
+from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.connect import Connector, Group
+from tilewright.schedule.planner import parts_of
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.idle import read_by_steps
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Neighbours as one kernel, and as two."""
+
+    level: str  # where what they share lives in one kernel
+    together: float | None  # predicted seconds; None: not possible
+    apart: float | None
+    reason: str = ""  # why they are not one kernel
+
+
+@dataclass
+class _Side:
+    """The kernels of a model outside its Scans, or of one Scan's step, as the search saw them."""
+
+    connector: Connector
+    groups: dict[str, Group]  # by kernel
+    mates: dict[Nest, Group]
+    order: dict[Nest, int]
+
+
+class Trials:
+    """Tries neighbours of a Plan, each when it is asked for."""
+
+    def __init__(self, program: Program, plan: Plan, target: Target) -> None:
+        self._target = target
+        self._scans = {kernel.name: steps.scan if steps else None for kernel, steps in plan.launches()}
+        self._sides: dict[str | None, _Side] = {}
+        layouts = {**program.layouts, **_by_tensor(program, plan)}
+        backend, computes = backend_for(target), all_computes(program)
+        context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
+                              frozenset(program.staged), Memo(), stepped=read_by_steps(program))  # fmt: skip
+        for part in parts_of(program):
+            scan = None if part.scan is None else part.scan.outputs[0].name
+            kernels = [k for k in plan.kernels if self._scans[k.name] == scan]
+            nests = {k.name: plan_nests(k, computes) for k in kernels}
+            plans: dict[Nest, Leaf] = {
+                n: leaf for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
+            }
+            connector = Connector(backend, context, plans, part.kept, _readers(list(plans)), repeated=scan is not None)
+            groups = {k.name: Group(nests[k.name], connector.cost(nests[k.name])) for k in kernels}
+            mates = {n: g for g in groups.values() for n in g.nests}
+            self._sides[scan] = _Side(connector, groups, mates, {n: i for i, n in enumerate(plans)})
+
+    def joined(self, feeder: Tile, reader: Tile) -> Trial:
+        """Two kernels of which one reads from the other, as one."""
+        level = self._target.tile_level.name
+        if self._scans[feeder.name] != self._scans[reader.name]:
+            return Trial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
+        side = self._sides[self._scans[feeder.name]]
+        connector, first, second = side.connector, side.groups[feeder.name], side.groups[reader.name]
+        apart = _seconds(first.choice, second.choice)
+        merged = sorted({*first.nests, *second.nests}, key=lambda n: side.order[n])
+        unable = connector.unable(merged, second.nests[-1], side.mates, side.order)
+        if unable is not None:
+            return Trial(level, None, apart, unable)
+        choice = connector.cost(merged)
+        if choice is None or apart is None:
+            return Trial(level, None, apart, connector.why_not(merged))
+        least = connector.least_gain(first, second, choice)
+        return Trial(level, choice.seconds, apart, _too_little(apart - choice.seconds, choice.seconds, least))
+
+    def parted(self, kernel: Tile, made: str) -> Trial:
+        """A kernel, against two of which the first ends with what one of its leaves stores."""
+        side = self._sides[self._scans[kernel.name]]
+        group = side.groups[kernel.name]
+        first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
+        rest = [n for n in group.nests if n not in first]
+        whole = None if group.choice is None else group.choice.seconds
+        costs = [side.connector.cost(part) for part in (first, rest)] if rest else []
+        apart = _seconds(*costs) if costs else None
+        return Trial(kernel.level, whole, apart)
+
+
+def _too_little(saved: float, seconds: float, least: float) -> str:
+    """Why a join that saves some time of what it takes then is not made."""
+    if saved <= 0:
+        return "it is predicted to be no faster"
+    if saved <= least * seconds:
+        return f"it saves less than the {100 * least:g}% by which predictions err"
+    return "what it saves is less than other kernels gain by its parts"
+
+
+def _seconds(*choices: Choice | None) -> float | None:
+    """The time of kernels one after the other; None where one of them is not possible."""
+    known = [c.seconds for c in choices if c is not None]
+    return sum(known) if len(known) == len(choices) else None
+
+
+def _leading_to(last: Nest, nests: Sequence[Nest]) -> list[Nest]:
+    """A nest and those it depends on, in order."""
+    producer = {t: n for n in nests for t in n.stores}
+    found = {last}
+    stack = [last]
+    while stack:
+        more = {producer[t] for t in stack.pop().reads() if t in producer} - found
+        found |= more
+        stack.extend(more)
+    return [n for n in nests if n in found]
+
+
+def _readers(nests: Sequence[Nest]) -> dict[Tensor, list[Nest]]:
+    found: dict[Tensor, list[Nest]] = {}
+    for nest in nests:
+        for tensor in nest.reads():
+            found.setdefault(tensor, []).append(nest)
+    return found
+
+
+def _by_tensor(program: Program, plan: Plan) -> Mapping[Tensor, Layout]:
+    """The layouts that a Plan names."""
+    by_name = {t.name: t for t in (*program.tensors(), *program.constants)}
+    return {by_name[name]: layout for name, layout in plan.layouts if name in by_name}
