@@ -59,6 +59,7 @@ _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another u
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
 _CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _ENOUGH_TILES = 8  # along other axes
+_FEW_TILES = 4  # along an axis: with so few the even cut counts for more than the last register tile
 _OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
 _NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
 _EVENED = 0.8  # of what they are less than whole that is gained
@@ -281,6 +282,8 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
+            if pieces <= _FEW_TILES:  # whole register tiles would leave units idle
+                sizes.add(even)
         group = period(root, axis)
         if group is not None:  # a tile is whole groups, or an even part of one
             sizes = {extent} | {n for n in (*sizes, *(group * k for k in (1, 2, 4, 8, 16))) if n <= extent
