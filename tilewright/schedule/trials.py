@@ -12,7 +12,8 @@ from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.connect import Connector, Group
+from tilewright.schedule.connect import Connector, Group, readers_of
+from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.planner import parts_of
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -39,8 +40,7 @@ class _Side:
 
     connector: Connector
     groups: dict[str, Group]  # by kernel
-    mates: dict[Nest, Group]
-    order: dict[Nest, int]
+    placed: list[Group]  # by number of the nest
 
 
 class Trials:
@@ -61,10 +61,10 @@ class Trials:
             plans: dict[Nest, Leaf] = {
                 n: leaf for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
             }
-            connector = Connector(backend, context, plans, part.kept, _readers(list(plans)), repeated=scan is not None)
-            groups = {k.name: Group(nests[k.name], connector.cost(nests[k.name])) for k in kernels}
-            mates = {n: g for g in groups.values() for n in g.nests}
-            self._sides[scan] = _Side(connector, groups, mates, {n: i for i, n in enumerate(plans)})
+            costs = GroupCost(backend, context, plans, part.kept, readers_of(list(plans)), repeated=scan is not None)
+            connector = Connector(costs, list(plans))
+            groups = {k.name: connector.group(nests[k.name]) for k in kernels}
+            self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
 
     def joined(self, feeder: Tile, reader: Tile) -> Trial:
         """Two kernels of which one reads from the other, as one."""
@@ -74,15 +74,14 @@ class Trials:
         side = self._sides[self._scans[feeder.name]]
         connector, first, second = side.connector, side.groups[feeder.name], side.groups[reader.name]
         apart = _seconds(first.choice, second.choice)
-        merged = sorted({*first.nests, *second.nests}, key=lambda n: side.order[n])
-        unable = connector.unable(merged, second.nests[-1], side.mates, side.order)
+        merged = sorted({*first.nests, *second.nests}, key=lambda n: connector.order[n])
+        unable = connector.unable(merged, second.nests[-1], side.placed)
         if unable is not None:
             return Trial(level, None, apart, unable)
-        choice = connector.cost(merged)
-        if choice is None or apart is None:
-            return Trial(level, None, apart, connector.why_not(merged))
-        least = connector.least_gain(first, second, choice)
-        return Trial(level, choice.seconds, apart, _too_little(apart - choice.seconds, choice.seconds, least))
+        one = connector.group(merged)
+        if one.choice is None or apart is None:
+            return Trial(level, None, apart, connector.costs.why_not(merged))
+        return Trial(level, one.choice.seconds, apart, _too_little(one, apart, first.score + second.score))
 
     def parted(self, kernel: Tile, made: str) -> Trial:
         """A kernel, against two of which the first ends with what one of its leaves stores."""
@@ -91,18 +90,19 @@ class Trials:
         first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
         rest = [n for n in group.nests if n not in first]
         whole = None if group.choice is None else group.choice.seconds
-        costs = [side.connector.cost(part) for part in (first, rest)] if rest else []
+        costs = [side.connector.costs.cost(part) for part in (first, rest)] if rest else []
         apart = _seconds(*costs) if costs else None
         return Trial(kernel.level, whole, apart)
 
 
-def _too_little(saved: float, seconds: float, least: float) -> str:
-    """Why a join that saves some time of what it takes then is not made."""
-    if saved <= 0:
+def _too_little(one: Group, apart: float, score: float) -> str:
+    """Why groups whose seconds and score are known are not one; what a join gains must be more than predictions err."""
+    assert one.choice is not None
+    if one.choice.seconds >= apart:
         return "it is predicted to be no faster"
-    if saved <= least * seconds:
-        return f"it saves less than the {100 * least:g}% by which predictions err"
-    return "what it saves is less than other kernels gain by its parts"
+    if one.score >= score:
+        return "it saves less than predictions of such kernels err"
+    return "what it saves is less than other joins save"
 
 
 def _seconds(*choices: Choice | None) -> float | None:
@@ -121,14 +121,6 @@ def _leading_to(last: Nest, nests: Sequence[Nest]) -> list[Nest]:
         found |= more
         stack.extend(more)
     return [n for n in nests if n in found]
-
-
-def _readers(nests: Sequence[Nest]) -> dict[Tensor, list[Nest]]:
-    found: dict[Tensor, list[Nest]] = {}
-    for nest in nests:
-        for tensor in nest.reads():
-            found.setdefault(tensor, []).append(nest)
-    return found
 
 
 def _by_tensor(program: Program, plan: Plan) -> Mapping[Tensor, Layout]:

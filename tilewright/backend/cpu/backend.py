@@ -50,9 +50,9 @@ class CpuBackend:
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        return choose_tile(nests, leaves, context, stored, fixed, stream, block)
+        return choose_tile(nests, leaves, context, stored, fixed, stream, blocks)
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
