@@ -6,7 +6,7 @@ Looked at after the search, for people: the same cost, the same refusals, whatev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
@@ -58,8 +58,9 @@ class Trials:
             scan = None if part.scan is None else part.scan.outputs[0].name
             kernels = [k for k in plan.kernels if self._scans[k.name] == scan]
             nests = {k.name: plan_nests(k, computes) for k in kernels}
+            # without names, so that equal layers share their costs
             plans: dict[Nest, Leaf] = {
-                n: leaf for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
+                n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
             }
             costs = GroupCost(backend, context, plans, part.kept, readers_of(list(plans)), repeated=scan is not None)
             connector = Connector(costs, list(plans))
