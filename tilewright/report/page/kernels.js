@@ -63,7 +63,7 @@ function inside(k) {
       fact("predicted, a call", time(k.predicted_us)),
       fact("measured, a call", k.measured_us == null ? null : `${time(k.measured_us)}, ${ratio.toFixed(2)} of predicted`),
       ...traffic,
-      fact("counted in its loops, a call", k.counted_bytes == null ? null : `${size(k.counted_bytes)} at most`),
+      fact("its tensors once, by its loops", k.counted_bytes == null ? null : size(k.counted_bytes)),
       fact("operations, a call", k.operations ? rate(k.operations, "op").replace("op", "") + ` at ${rate(1e6 * k.operations * k.calls / spent(k), "op/s")}` : null),
       fact("tiles", `${k.tiles.toLocaleString("en")}${k.block_threads > 1 ? ` of ${k.block_threads} threads` : ""}`),
       fact(`held at ${k.footprint_level}`, k.footprint_bytes ? `${size(k.footprint_bytes)}, ${percent(k.footprint_bytes / room.bytes)} of it` : null),
