@@ -25,7 +25,7 @@ from tilewright.report.explain import explain_text, size_text, time_text
 from tilewright.report.explain_html import explain_html
 from tilewright.report.facts import explain_json
 from tilewright.schedule.planner import make_plan
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.plan import Plan
 
 LEVELS = (
@@ -262,6 +262,23 @@ def test_a_prediction_that_is_no_faster_is_told_with_both_times() -> None:
     tried = pairs_of(explained(model, stop_after="plan"))["h", "y"]
     assert tried["DRAM"]["chosen"] and tried["L2"]["reason"] == "it is predicted to be no faster"
     assert tried["L2"]["predicted_us"] > tried["DRAM"]["predicted_us"]
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "h200"])
+def test_what_is_tried_again_costs_what_was_planned(name: str) -> None:
+    """Neighbours in one kernel cost what that kernel does, neighbours in two what these do together."""
+    nodes = [("MatMul", ["x", "v"], "h", {}), ("Softmax", ["h"], "s", {"axis": -1}), ("MatMul", ["s", "w"], "y", {})]
+    weights = {"v": np.ones((70, 900), np.float32), "w": np.ones((900, 300), np.float32)}
+    model = model_of(nodes, {"x": (50, 70)}, {"y": (50, 300)}, weights)
+    artifact = build(load(model, {}), machine(name), Options(stop_after="plan"))
+    kernels = explain_json(artifact)["kernels"]
+    times = {i["plan"]: k["predicted_us"] for k in kernels for i in k["instances"]}
+    tried = [(i["plan"], p) for k in kernels for i in k["instances"] for p in i["neighbours"]]
+    assert len(tried) >= 4
+    for plan, pair in tried:
+        chosen = next(t for t in pair["tried"] if t["chosen"])
+        whole = times[plan] + (times[pair["reader_plan"]] if pair["reader_plan"] != plan else 0.0)
+        assert chosen["predicted_us"] == pytest.approx(whole, rel=1e-3)
 
 
 def test_measured_times_stand_beside_predictions() -> None:
