@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.cpu_stages import model_of
+from tests.cpu_stages import CPU, model_of
+from tests.fuzz.test_programs import prepared
+from tests.fuzz.test_trees import random_tree
 from tests.gpu_stages import attention, graph, softmax_of_matmul
 from tests.plans import map_tiles
 from tilewright.cli.main import main
@@ -223,6 +225,21 @@ def test_the_tree_says_what_is_held_where() -> None:
             assert hold["bytes"] == 4 * np.prod(parts[hold["tensor"]]) < hold["whole_bytes"]
     assert "input" in {r["role"] for r in kernel["reads"]}
     assert [w["tensor"] for w in kernel["writes"]] == [t.name for t in artifact.program.outputs]
+
+
+def test_any_tree_is_explained() -> None:
+    """Kernels cut twice, leaves at either level: nothing is held that is larger than all of it."""
+    example = explained(softmax_of_matmul(4, 8, 6), stop_after="plan")
+    for seed in range(4):
+        program = prepared(seed)
+        artifact = replace(example, program=program, plan=random_tree(program, seed), target=CPU)
+        stack = [k["tree"] for k in explain_json(artifact)["kernels"]]
+        while stack:
+            tile = stack.pop()
+            assert all(0 < h["bytes"] <= h["whole_bytes"] for h in tile["holds"])
+            assert tile["parts"] == np.prod([-(-z["extent"] // z["size"]) for z in tile["sizes"]])
+            stack.extend(n for n in tile["body"] if n["kind"] == "tile")
+        assert explain_text(artifact)
 
 
 def pairs_of(artifact: Artifact) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:

@@ -17,6 +17,7 @@ from tests.browser import Browser, find_browser
 from tests.cpu_stages import model_of
 from tests.gpu_stages import attention
 from tests.unit.test_explain import explained, recurrent
+from tests.unit.test_rolling import chain, rolled
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
@@ -99,6 +100,13 @@ def streamed() -> Artifact:
     return replace(artifact, plan=make_plan(artifact.program, artifact.target, streaming="always"))
 
 
+def window() -> Artifact:
+    program = chain(3, 12, 9, 3, 1, 1)
+    target = machine("neoverse_n1")
+    plan = rolled(make_plan(program, target, "register"), program, 6, 2)
+    return replace(explained(attention(13, 5), stop_after="plan"), program=program, plan=plan, target=target)
+
+
 def for_a_gpu() -> Artifact:
     return build(load(attention(77, 40), {}), machine("h200"), Options(stop_after="source"))
 
@@ -135,6 +143,7 @@ def open_all(browser: Browser) -> None:
 CASES = {
     "attention": lambda: explained(attention(77, 40), stop_after="source"),
     "stream": streamed,
+    "window": window,
     "scan": lambda: explained(recurrent(5), stop_after="source"),
     "gpu": for_a_gpu,
     "long names": long_names,
