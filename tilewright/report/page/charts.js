@@ -18,7 +18,7 @@ addEventListener("click", event => {
 function drawTime(width) {
   const rows = [["predicted", k => k.predicted_us], ...(isMeasured ? [["measured", k => k.measured_us]] : [])];
   const calls = facts.order.length ? facts.order.map(n => byName.get(n)).filter(Boolean) : kernels.flatMap(k => Array(k.calls).fill(k));
-  const longest = Math.max(...rows.map(([, of]) => calls.reduce((sum, k) => sum + of(k), 0)));
+  const longest = Math.max(...rows.map(([, of]) => calls.reduce((sum, k) => sum + of(k), 0))) || 1;  // an edited plan may predict nothing
   const svg = s("svg", { viewBox: `0 0 ${width} ${rows.length * 58}`, role: "img", "aria-label": "time of every call, in order" });
   rows.forEach(([name, of], row) => {
     let at = 0, run = null;

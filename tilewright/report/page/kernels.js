@@ -54,17 +54,17 @@ function chooseKind(kind) {
 
 const fact = (name, value) => value == null || value === "" ? null : h("div", {}, h("span", {}, name), value);
 function inside(k) {
-  const ratio = k.measured_us == null ? null : k.measured_us / k.predicted_us;
+  const ratio = k.measured_us == null || !k.predicted_us ? "" : `, ${(k.measured_us / k.predicted_us).toFixed(2)} of predicted`;
   const traffic = Object.entries(k.traffic_by_level).map(([level, bytes]) => fact(`moved, ${level}, a call`, size(bytes)));
   const room = levels.find(l => l.name === k.footprint_level);
   const made = h("div", { class: "inside" },
     h("div", { class: "facts" },
       fact("result", h("code", {}, `${k.root} [${k.root_shape.join(", ")}]`)),
       fact("predicted, a call", time(k.predicted_us)),
-      fact("measured, a call", k.measured_us == null ? null : `${time(k.measured_us)}, ${ratio.toFixed(2)} of predicted`),
+      fact("measured, a call", k.measured_us == null ? null : time(k.measured_us) + ratio),
       ...traffic,
       fact("its tensors once, by its loops", k.counted_bytes == null ? null : size(k.counted_bytes)),
-      fact("operations, a call", k.operations ? rate(k.operations, "op").replace("op", "") + ` at ${rate(1e6 * k.operations * k.calls / spent(k), "op/s")}` : null),
+      fact("operations, a call", k.operations ? rate(k.operations, "op").replace("op", "") + (spent(k) ? ` at ${rate(1e6 * k.operations * k.calls / spent(k), "op/s")}` : "") : null),
       fact("tiles", `${k.tiles.toLocaleString("en")}${k.block_threads > 1 ? ` of ${k.block_threads} threads` : ""}`),
       fact(`held at ${k.footprint_level}`, k.footprint_bytes ? `${size(k.footprint_bytes)}, ${percent(k.footprint_bytes / room.bytes)} of it` : null),
       fact("in every step of", k.scan)),
