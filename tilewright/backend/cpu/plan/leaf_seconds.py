@@ -1,4 +1,4 @@
-"""What a leaf takes on its part of a tile: slots of its operations, seconds of a contraction, how full registers are."""
+"""What a leaf takes on its part of a tile: slots of operations, seconds of a contraction, how full registers are."""
 
 from __future__ import annotations
 
