@@ -80,9 +80,9 @@ class Backend(Protocol):
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
-        """The best parts and steps of a window that moves over one of the nests; None where none pays or fits."""
+        """The best parts and steps of windows that move over some of the nests; None where none pays or fits."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from tilewright.backend.protocol import Choice
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.context import is_contraction
 from tilewright.tile_graph.nest import Nest, roots_of
+from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.streams import find_stream
 
 _MOST_NESTS = 48  # of maps and plain reductions
@@ -22,6 +24,7 @@ _MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a 
 _MOST_SIBLINGS = 3  # other readers of a result that are joined with it all at once
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035
+_DISPLACED = 0.25  # of the time that an intermediate takes to main memory and back
 _MOST_LOSS = 1.02  # times as long as its parts: a join that loses more is not made up for by those that follow
 KEPT = 2  # partitions of the nests looked at so far
 
@@ -32,7 +35,7 @@ class Group:
 
     nests: list[Nest]
     choice: Choice | None = None
-    score: float = 0.0  # seconds, with what a join must gain beyond the model's error
+    score: float = 0.0  # seconds, with what a join must gain beyond the model's error and what it costs others
 
 
 @dataclass(eq=False)
@@ -93,7 +96,8 @@ class Connector:
         if members not in self.known:
             choice = self.costs.cost(members)
             seconds = float("inf") if choice is None else choice.seconds
-            self.known[members] = Group(list(members), choice, seconds * (1 + self._error(members)))
+            score = seconds * (1 + self._error(members)) + self._displaced(members)
+            self.known[members] = Group(list(members), choice, score)
         return self.known[members]
 
     def refusals(self, groups: Sequence[Group]) -> dict[Nest, str]:
@@ -230,6 +234,13 @@ class Connector:
         # a copy that is stored all the same gains no more than a barrier
         copied = any(n.tensor in self.costs.context.staged for n in nests[:-1])
         return _LEAST_GAIN if copied and self.costs.over_weights(nests[-1:]) else 0.0
+
+    def _displaced(self, nests: Sequence[Nest]) -> float:
+        """What stored intermediates cost other kernels: they push out of the caches what those would find there."""
+        stored = [t for t in self.costs.stored(nests) if t not in self.costs.kept]
+        moved = 2 * sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in stored)
+        target = self.costs.context.target
+        return _DISPLACED * moved / (target.main.bandwidth * target.units)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Sequence[Group]) -> bool:
         """Whether something outside reads from the group and feeds it: then they cannot be one kernel.

@@ -14,7 +14,7 @@ from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.rolling import find_overlap
+from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
@@ -116,13 +116,13 @@ class GroupCost:
     def _windowed(
         self, nests: Sequence[Nest], stored: frozenset[Tensor], resident: Choice | None
     ) -> Choice | None:
-        """A window over rows that tiles would compute again, where that is predicted to be faster."""
+        """Windows over rows that tiles would compute again, where that is predicted to be faster."""
         if len(nests) == 1 or self.repeated or any(t in stored for n in nests[:-1] for t in n.stores):
             return resident
-        overlap = find_overlap(nests)
-        if overlap is None:
+        overlaps = find_overlaps(nests)
+        if not overlaps:
             return resident
-        moving = self.backend.choose_window(nests, [self.plans[n] for n in nests], self.context, stored, overlap)
+        moving = self.backend.choose_window(nests, [self.plans[n] for n in nests], self.context, stored, overlaps)
         if moving is None or (resident is not None and resident.seconds <= moving.seconds):
             return resident
         return moving

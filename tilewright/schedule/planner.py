@@ -111,7 +111,7 @@ def parts_of(program: Program) -> list[Part]:
             raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
                                    "cut the model before it, or express it by other operators")  # fmt: skip
     # copies stay in memory: made anew for every tile, or streamed, they would cost more than they save
-    kept = {*program.outputs, *program.staged}
+    kept = {*program.outputs}
     for scan in scans:
         kept.update(reads(scan))
     parts = [Part(list(outer), frozenset(kept))]

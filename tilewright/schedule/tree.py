@@ -13,7 +13,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.propagate import Range, extent_of, propagate
-from tilewright.tile_graph.rolling import find_overlap
+from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.tile_graph.streams import Stream
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
@@ -41,13 +41,13 @@ def kernel_tile(
     axes, sizes = cut_axes(root.tensor.name, extents, dict(choice.tile))
     axes = _tied(axes, nests)
     if choice.step:
-        overlap = find_overlap(nests)
-        assert overlap is not None
-        name = f"t{overlap.axis}"
+        overlaps = find_overlaps(nests)
+        name = f"t{overlaps[0].axis}"
         if name not in dict(sizes):
-            (whole,), _ = cut_axes(root.tensor.name, extents, {f"o{overlap.axis}": 1})
+            (whole,), _ = cut_axes(root.tensor.name, extents, {f"o{overlaps[0].axis}": 1})
             axes = (*axes, whole)
-        held = [Hold(h.tensor, "rolling", name) if h.tensor == overlap.nest.tensor.name else h for h in held]
+        moving = {o.nest.tensor.name for o in overlaps}
+        held = [Hold(h.tensor, "rolling", name) if h.tensor in moving else h for h in held]
         body = (Tile(level, ((name, choice.step),), "order", body, tuple(held)),)
         held = []
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)

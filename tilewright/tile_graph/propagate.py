@@ -48,14 +48,15 @@ def extent_of(value: int | Expr) -> int:
     return value if isinstance(value, int) else int(bounds.upper(value))
 
 
-def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
+def index_range(index: Expr, box: Mapping[Axis, Range], extent: int, clip: bool = True) -> Range:
     """The range an index expression covers while each axis runs over its own range, clipped to [0, extent)."""
     if isinstance(index, Var) and index.axis in box:
-        return _clipped(box[index.axis].low, box[index.axis].size, extent)
-    low, size = _range(index, box)
-    if low is None:
+        low, size = box[index.axis].low, box[index.axis].size
+        return _clipped(low, size, extent) if clip else Range(low, size, extent)
+    lowest, size = _range(index, box)
+    if lowest is None:
         return whole(extent)
-    return _clipped(low, size, extent)
+    return _clipped(lowest, size, extent) if clip else Range(lowest, size, extent)
 
 
 def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
@@ -189,18 +190,21 @@ def key_of(nest: Nest, own: Box) -> Hashable:
 
 
 def reads_box(
-    nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor], known: Known | None = None
-) -> dict[Tensor, Box]:
+    nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor], known: Known | None = None,
+    clip: bool = True,
+) -> dict[Tensor, Box]:  # fmt: skip
     """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
     if known is None or reduce_box:
-        return _reads_box(nest, own, reduce_box, wanted)
+        return _reads_box(nest, own, reduce_box, wanted, clip)
     key = key_of(nest, own)
     if key not in known:
-        known[key] = own, _reads_box(nest, own, reduce_box, set(nest.reach))
+        known[key] = own, _reads_box(nest, own, reduce_box, set(nest.reach), clip)
     return {t: box for t, box in known[key][1].items() if t in wanted}
 
 
-def _reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor]) -> dict[Tensor, Box]:
+def _reads_box(
+    nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor], clip: bool
+) -> dict[Tensor, Box]:
     env = dict(zip(nest.axes, own, strict=True))
     env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
     found: dict[Tensor, Box] = {}
@@ -210,9 +214,9 @@ def _reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: s
         box = []
         for indices, extent in zip(dims, tensor.shape, strict=True):
             size = extent_of(extent)
-            part = index_range(indices[0], env, size)
+            part = index_range(indices[0], env, size, clip)
             for other in indices[1:]:
-                (part,) = merge((part,), (index_range(other, env, size),))
+                (part,) = merge((part,), (index_range(other, env, size, clip),))
             box.append(part)
         found[tensor] = tuple(box)
     return found
@@ -229,11 +233,13 @@ def boxes_of_reads(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], tenso
 
 def propagate(
     nests: Sequence[Nest], roots: Box | Mapping[Nest, Box],
-    reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None, known: Known | None = None,
+    reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None, known: Known | None = None, clip: bool = True,
 ) -> dict[Nest, Box]:  # fmt: skip
-    """The box of every nest of a connected group, from those of its roots; a single box is the last nest's."""
+    """The box of every nest of a connected group, from those of its roots; a single box is the last nest's. Unclipped,
+    boxes may lie beyond the ends of an axis: how they move with a root's is then plain to see."""
     boxes: dict[Nest, Box] = dict(roots) if isinstance(roots, Mapping) else {nests[-1]: roots}
     inside = {t for n in nests for t in n.stores}
+    limits = reduce_boxes or {}
     needed: dict[Tensor, Box] = {}
     for nest in reversed(nests):
         if nest not in boxes:
@@ -242,7 +248,7 @@ def propagate(
             for other in demands[1:]:
                 box = merge(box, other)
             boxes[nest] = box
-        for tensor, box in reads_box(nest, boxes[nest], (reduce_boxes or {}).get(nest, {}), inside, known).items():
+        for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), inside, known, clip).items():
             needed[tensor] = merge(needed[tensor], box) if tensor in needed else box
     return boxes
 

@@ -56,9 +56,9 @@ class CpuBackend:
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
-        return choose_window(nests, leaves, context, stored, overlap)
+        return choose_window(nests, leaves, context, stored, overlaps)
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

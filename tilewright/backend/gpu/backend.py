@@ -53,7 +53,7 @@ class GpuBackend:
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
         return None
 

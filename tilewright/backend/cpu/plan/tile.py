@@ -45,7 +45,7 @@ from tilewright.tile_graph.propagate import (
     reads_box,
     whole_blocks,
 )
-from tilewright.tile_graph.rolling import Overlap
+from tilewright.tile_graph.rolling import Overlap, reads_of
 from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
@@ -101,22 +101,24 @@ def choose_tile(
 
 
 def choose_window(
-    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor], overlap: Overlap
-) -> Choice | None:
-    """Parts of the root's rows for the units, and steps in which a window moves over each; None where none fits."""
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    overlaps: Sequence[Overlap],
+) -> Choice | None:  # fmt: skip
+    """Parts of the root's rows for the units, and steps in which windows move over each; None where none fits."""
     root, units = nests[-1], context.target.units
-    rows = extent_of(root.axes[overlap.axis].extent)
+    moving = overlaps[0].axis
+    rows = extent_of(root.axes[moving].extent)
     along = _axis_sizes(root, plans[-1], {})
-    along[overlap.axis] = np.array([n for n in _STEP_ROWS if n * overlap.scale >= overlap.rows and 2 * n <= rows])
-    if not len(along[overlap.axis]):
+    along[moving] = np.array([n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)])
+    if not len(along[moving]):
         return None
     candidates = np.meshgrid(*along, indexing="ij")
     sizes = {axis: each.ravel() for axis, each in zip(root.axes, candidates, strict=True)}
-    times = predict(nests, plans, context, stored, sizes, overlap=overlap)
-    steps = sizes[root.axes[overlap.axis]]
+    times = predict(nests, plans, context, stored, sizes, overlaps=overlaps)
+    steps = sizes[root.axes[moving]]
     others: Numbers = np.ones(len(steps), dtype=np.int64)
     for number, axis in enumerate(root.axes):
-        if number != overlap.axis:
+        if number != moving:
             others = others * -(-extent_of(axis.extent) // sizes[axis])
     # rows are cut into parts, whole steps each, only as far as units need it
     parts = np.clip(-(-units // others), 1, np.maximum(1, rows // (2 * steps)))
@@ -124,12 +126,11 @@ def choose_window(
     tiles = others * -(-rows // part)
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone
-    again = 1 + overlap.rows / (overlap.scale * part)
-    seconds = times.seconds * again * np.maximum(1.0, idle)
+    seconds = times.seconds * (1 + times.again / part) * np.maximum(1.0, idle)
     best = int(np.lexsort((times.tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
-    cut = {f"o{i}": int(part[best] if i == overlap.axis else sizes[a][best]) for i, a in enumerate(root.axes)}
+    cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
     tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
                   int(times.traffic[best] * times.tiles[best]), step=int(steps[best]))  # fmt: skip
@@ -143,11 +144,12 @@ class Times:
     tiles: Numbers
     held: Numbers
     traffic: Numbers
+    again: Size = 0.0  # rows of the root whose time windows take once more where they begin
 
 
 def predict(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: Size = 0, overlap: Overlap | None = None,
+    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: Size = 0, overlaps: Sequence[Overlap] = (),
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
@@ -159,13 +161,15 @@ def predict(
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits, batch.reads)
-    seen = boxes
-    if overlap is not None:  # a step computes what is new of the window, and holds all of it
+    seen = dict(boxes)
+    fixed = {root: box}
+    for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
         part = boxes[overlap.nest][overlap.dim]
         added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
-        once = tuple(added if d == overlap.dim else other for d, other in enumerate(boxes[overlap.nest]))
-        boxes = propagate(nests, {root: box, overlap.nest: once}, limits, batch.reads)
-        seen = {**boxes, overlap.nest: seen[overlap.nest]}
+        window = boxes[overlap.nest]
+        fixed[overlap.nest] = overlap.of(window, added)
+        boxes = propagate(nests, fixed, limits, batch.reads)
+        seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
@@ -174,7 +178,9 @@ def predict(
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
     far = far * resting_share(tiles, context)
-    held = footprint(nests, seen, stored, stream)
+    held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
+    again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
+                 for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
@@ -196,7 +202,13 @@ def predict(
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
-    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
+    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole), again)
+
+
+def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[Sequence[Nest], Sequence[Leaf]]:
+    """A nest and those that lead to it, with their plans."""
+    wanted = reads_of(nest, nests)
+    return wanted, [p for n, p in zip(nests, plans, strict=True) if n in wanted]
 
 
 def _evened(root: Nest, plan: Leaf, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
