@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilewright.ir.compute import Compute, Scan, reads
+from tilewright.ir.compute import Compute, reads
 from tilewright.report.model_view import ModelView, bytes_of, computes_of
 from tilewright.schedule.fuse import why_not_in_registers
+from tilewright.schedule.planner import parts_of
 from tilewright.schedule.trials import Trial, Trials
 from tilewright.target import Target
 from tilewright.tile_graph.plan import Leaf, Tile
@@ -28,11 +29,9 @@ class Neighbours:
             for leaf in kernel.leaves:
                 for name in dict.fromkeys(t.name for c in self._inside(leaf) for t in reads(c)):
                     self._readers.setdefault(name, []).append((kernel, leaf))
-        scans = [c for c in view.program.computes if isinstance(c, Scan)]
-        beyond = [t for s in scans for t in (*reads(s), *s.following, *(body for body, _ in s.stacked))]
         self._trials = Trials(view.program, view.plan, target)
         self._tried: dict[tuple[str, str, str], Trial] = {}
-        self._kept = frozenset((*view.program.outputs, *view.program.staged, *beyond))
+        self._kept = frozenset(t for part in parts_of(view.program) for t in part.kept)
 
     def of(self, kernel: Tile) -> list[dict[str, Any]]:
         """Every pair whose result a kernel computes, in the order of its nests."""
@@ -49,7 +48,9 @@ class Neighbours:
         is_joined = other is kernel
         core, made = view.by_name[leaf.core], view.by_name[tensor]
         user = next(c for c in self._inside(reader) if any(t.name == tensor for t in reads(c)))
-        why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
+        why = "it is a copy made on purpose, to be read in another order or without conditions"
+        if view.tensors[tensor] not in view.program.staged:
+            why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
         trial = self._trial(kernel, leaf, other)
         tried = [
             _entry(target.levels[0].name, None, why, False),
