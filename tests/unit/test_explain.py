@@ -99,6 +99,8 @@ def test_a_scan_counts_its_steps() -> None:
     called = {c.kernel for c in artifact.loops.calls}
     assert {k["name"] for k in facts["kernels"]} == called
     assert "in every step of" in explain_text(artifact)
+    readers = {p["reader_kernel"] for k in facts["kernels"] for i in k["instances"] for p in i["neighbours"]}
+    assert readers and readers <= called
 
 
 def test_streaming_is_shown() -> None:

@@ -134,7 +134,7 @@ def _alike(remarks: Sequence[str]) -> list[tuple[str, int]]:
 
 def _pair_text(pair: dict[str, Any], kernel: dict[str, Any]) -> str:
     """A result and who reads it: the level where the two meet, and what was found out about the others."""
-    other = f" of {pair['reader_plan']}" if pair["reader_plan"] != kernel["instances"][0]["plan"] else ""
+    other = f" of {pair['reader_kernel']}" if pair["reader_plan"] != kernel["instances"][0]["plan"] else ""
     parts = []
     for tried in sorted(pair["tried"], key=lambda t: not t["chosen"]):
         if tried["chosen"] or tried["predicted_us"] or tried["reason"]:

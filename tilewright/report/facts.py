@@ -53,7 +53,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["kernels_planned"] = len(artifact.plan.kernels)
     facts["kernels_distinct"] = len(rows)
     facts["calls"] = sum(row.calls for row in rows)
-    neighbours = Neighbours(model, target)
+    neighbours = Neighbours(model, target, {p.name: row.name for row in rows for p in row.plans})
     times = _measured(measured, rows)
     facts["kernels"] = [
         _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,9 @@ from tilewright.tile_graph.plan import Leaf, Tile
 class Neighbours:
     """Who reads what in a Plan; looked up kernel by kernel."""
 
-    def __init__(self, view: ModelView, target: Target) -> None:
+    def __init__(self, view: ModelView, target: Target, names: Mapping[str, str]) -> None:
+        """`names` are those of the kernels that planned ones became."""
+        self._names = names
         self._view = view
         self._target = target
         self._readers: dict[str, list[tuple[Tile, Leaf]]] = {}
@@ -62,6 +65,7 @@ class Neighbours:
             "bytes": bytes_of(view.tensors[tensor]),
             "reader": reader.tensor,
             "reader_plan": other.name,
+            "reader_kernel": self._names[other.name],
             "level": next(t["level"] for t in tried if t["chosen"]),
             "tried": tried,
         }

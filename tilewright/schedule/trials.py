@@ -82,11 +82,17 @@ class Trials:
         one = connector.group(merged)
         if one.choice is None or apart is None:
             return Trial(level, None, apart, connector.costs.why_not(merged))
-        return Trial(level, one.choice.seconds, apart, _too_little(one, apart, first.score + second.score))
+        reason = _too_little(one, apart, first.score + second.score)
+        if self._scans[feeder.name] is not None:
+            reason += ", each step by itself"
+        return Trial(level, one.choice.seconds, apart, reason)
 
     def parted(self, kernel: Tile, made: str) -> Trial:
         """A kernel, against two of which the first ends with what one of its leaves stores."""
-        side = self._sides[self._scans[kernel.name]]
+        scan = self._scans[kernel.name]
+        if scan is not None:  # steps are planned with what one leaves near for the next, which costs here do not know
+            return Trial(kernel.level, kernel.estimate.seconds, None)
+        side = self._sides[scan]
         group = side.groups[kernel.name]
         first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
         rest = [n for n in group.nests if n not in first]
