@@ -25,6 +25,7 @@ class ModelView:
         self._places = {c: i for i, c in enumerate(computes_of(program))}
         self.steps = {t.name: steps_of(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
         self.scans = {k.name: around.scan for k, around in plan.launches() if around is not None and around.scan}
+        self.between = dict(_between(plan.body))
         self.kept = frozenset(t.name for t in program.outputs)
         self.stored = frozenset(
             t.name
@@ -48,6 +49,14 @@ class ModelView:
             steps = steps_of(compute) if isinstance(compute, Scan) else 1
             for inner in compute.body if isinstance(compute, Scan) else (compute,):
                 yield from ((t, steps) for t in inner.outputs if t.name not in self.kept)
+
+
+def _between(tile: Tile) -> Iterator[tuple[str, str]]:
+    """What is held outside of kernels, with its level; the innermost comes last."""
+    yield from ((hold.tensor, tile.level) for hold in tile.holds if hold.fill is None)
+    for node in tile.body:
+        if isinstance(node, Tile) and not node.is_kernel:
+            yield from _between(node)
 
 
 def computes_of(program: Program) -> Iterator[Compute]:

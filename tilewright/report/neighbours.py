@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilewright.ir.compute import Compute, reads
+from tilewright.ir.compute import Compute, all_computes, reads
 from tilewright.report.model_view import ModelView, bytes_of, computes_of
 from tilewright.schedule.fuse import why_not_in_registers
 from tilewright.schedule.planner import parts_of
 from tilewright.schedule.trials import Trial, Trials
 from tilewright.target import Target
 from tilewright.tile_graph.plan import Leaf, Tile
+from tilewright.tile_graph.residence import reuse_distances
 
 
 class Neighbours:
@@ -34,6 +35,7 @@ class Neighbours:
                     self._readers.setdefault(name, []).append((kernel, leaf))
         self._trials = Trials(view.program, view.plan, target)
         self._tried: dict[tuple[str, str, str], Trial] = {}
+        self._distances = reuse_distances(_units(view.plan.body), all_computes(view.program))
         self._kept = frozenset(t for part in parts_of(view.program) for t in part.kept)
 
     def of(self, kernel: Tile) -> list[dict[str, Any]]:
@@ -55,20 +57,33 @@ class Neighbours:
         if view.tensors[tensor] not in view.program.staged:
             why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
         trial = self._trial(kernel, leaf, other)
+        place = trial.level if is_joined else view.between.get(tensor, target.main.name)
+        outer = target.outer.name if target.outer is not None else ""
         tried = [
             _entry(target.levels[0].name, None, why, False),
             _entry(trial.level, trial.together, trial.reason, is_joined),
-            _entry(target.main.name, trial.apart, "", not is_joined),
-        ]
+            *([_entry(outer, trial.apart if place == outer else None, self._passes(tensor, place), place == outer)]
+              if outer and not is_joined else []),
+            _entry(target.main.name, trial.apart if place != outer else None, "", place == target.main.name),
+        ]  # fmt: skip
         return {
             "tensor": tensor,
             "bytes": bytes_of(view.tensors[tensor]),
             "reader": reader.tensor,
+            "plan": kernel.name,
             "reader_plan": other.name,
             "reader_kernel": self._names[other.name],
             "level": next(t["level"] for t in tried if t["chosen"]),
             "tried": tried,
         }
+
+    def _passes(self, tensor: str, place: str) -> str:
+        """Why a tensor does not stay in the outer cache between kernels."""
+        if self._target.outer is None or place == self._target.outer.name:
+            return ""
+        if tensor not in self._distances or self._distances[tensor] <= self._target.outer_room:
+            return "it leaves the model, or the steps of a Scan read it"
+        return f"{self._distances[tensor]} bytes pass before it is read for the last time, and {self._target.outer_room} stay"
 
     def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> Trial:
         """What the two would cost as one kernel and as two; known once for all pairs that share it."""
@@ -84,6 +99,12 @@ class Neighbours:
 
     def _inside(self, leaf: Leaf) -> list[Compute]:
         return [self._view.by_name[n] for n in dict.fromkeys((leaf.core, *leaf.epilogue, *leaf.composed))]
+
+
+def _units(tile: Tile) -> list[Tile]:
+    """Kernels and Scans in order, whatever holds what they leave to each other."""
+    inside = [n for n in tile.body if isinstance(n, Tile)]
+    return [u for n in inside for u in ([n] if n.is_kernel or n.over == "steps" else _units(n))]
 
 
 def _entry(level: str, seconds: float | None, reason: str, chosen: bool) -> dict[str, Any]:

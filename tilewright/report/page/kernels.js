@@ -98,10 +98,14 @@ function chip(words, name, bytes, note) {
   return h("span", { class: "hold" }, words ? h("em", {}, words + " ") : null, h("code", {}, name), h("em", {}, ` ${size(bytes)}${note || ""}`));
 }
 function tree(k) {
-  const reads = k.reads.slice(0, 12).map(r => chip(r.role === "weight" ? "reads weights" : r.role === "input" ? "reads input" : "reads", r.tensor, r.bytes));
-  if (k.reads.length > 12) reads.push(h("span", { class: "hold" }, `and ${k.reads.length - 12} more`));
-  const writes = k.writes.map(w => chip("writes", w.tensor, w.bytes));
-  return box(main, "what the kernel takes and leaves", [...reads, ...writes], [node(k.tree)]);
+  // between kernels a tensor is in main memory, or stays in a cache that all units share
+  const words = r => r.role === "weight" ? "reads weights" : r.role === "input" ? "reads input" : "reads";
+  const held = k.reads.slice(0, 12).map(r => [r.level, chip(words(r), r.tensor, r.bytes)]);
+  if (k.reads.length > 12) held.push([main, h("span", { class: "hold" }, `and reads ${k.reads.length - 12} more`)]);
+  held.push(...k.writes.map(w => [w.level, chip("writes", w.tensor, w.bytes)]));
+  const around = levels.filter(l => l.name === main || held.some(([level]) => level === l.name));
+  return around.reduce((body, l) => box(l.name, l.name === main ? "what the kernel takes and leaves" : "what stays there between kernels",
+    held.filter(([level]) => level === l.name).map(([, made]) => made), [body]), node(k.tree));
 }
 function node(n) {
   if (n.kind === "leaf") return leaf(n);
@@ -131,7 +135,7 @@ function edge(p) {
   const tried = p.tried.filter(t => t.chosen || t.reason || t.predicted_us);
   return h("div", { class: "edge" },
     h("div", {}, h("code", {}, p.tensor), h("span", { class: "soft" }, ` ${size(p.bytes)} to `), h("code", {}, p.reader),
-      p.level === main && other ? [" in ", h("button", { class: "link", onclick: () => openKernel(other.name) }, other.name)] : ""),
+      p.reader_plan !== p.plan && other ? [" in ", h("button", { class: "link", onclick: () => openKernel(other.name) }, other.name)] : ""),
     h("div", { class: "tried" }, ...tried.flatMap(t => [
       h("span", { class: t.chosen ? "level chosen" : "level" }, h("i", { class: "dot", style: `background:${levelColour(t.level)}` }), t.level, t.chosen ? " ✓" : ""),
       h("span", { class: "num" }, t.predicted_us ? time(t.predicted_us) : "–"),
