@@ -65,10 +65,12 @@ class Connector:
 
     costs: GroupCost
     nests: Sequence[Nest]
+    behind: Mapping[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # by what a Scan gives: what it waits for
     kept: int = KEPT
     order: dict[Nest, int] = field(init=False)
     last_read: list[int] = field(init=False)  # the last nest that reads from one
     producer: dict[Tensor, Nest] = field(init=False)
+    waiting: dict[Tensor, list[Nest]] = field(default_factory=dict)  # who reads what a Scan makes of a tensor
     known: dict[tuple[Nest, ...], Group] = field(default_factory=dict)
     tried: int = 0
 
@@ -77,6 +79,9 @@ class Connector:
         self.producer = {t: n for n in self.nests for t in n.stores}
         self.last_read = [max((self.order[r] for t in n.stores for r in self._readers(t)), default=-1)
                           for n in self.nests]  # fmt: skip
+        for nest in self.nests:
+            for source in (s for t in nest.reads() for s in self.behind.get(t, ())):
+                self.waiting.setdefault(source, []).append(nest)
 
     def connect(self) -> list[Group]:
         """The groups of the best partition, in dependency order."""
@@ -243,13 +248,14 @@ class Connector:
         return _DISPLACED * moved / (target.main.bandwidth * target.units)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Sequence[Group]) -> bool:
-        """Whether something outside reads from the group and feeds it: then they cannot be one kernel.
+        """Whether something outside, a Scan too, reads from the group and feeds it: then they cannot be one kernel.
 
         Nests after the group's last are still alone, and feed only what comes after them: no way leads back from there.
         """
         inside = set(merged)
         last = self.order[merged[-1]]
         stack = [r for n in merged for t in n.stores for r in self._readers(t) if r not in inside]
+        stack += [w for n in merged for t in n.stores for w in self.waiting.get(t, ())]  # the Scan is outside
         seen: set[Nest] = set()
         while stack:
             nest = stack.pop()
@@ -260,7 +266,7 @@ class Connector:
             seen.add(nest)
             mates = groups[self.order[nest]].nests
             stack.extend(m for m in mates if m not in seen)
-            stack.extend(r for m in mates for t in m.stores for r in self._readers(t))
+            stack.extend(r for m in mates for t in m.stores for r in (*self._readers(t), *self.waiting.get(t, ())))
         return False
 
     def _readers(self, tensor: Tensor) -> Sequence[Nest]:
