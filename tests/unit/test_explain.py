@@ -300,6 +300,20 @@ def test_what_is_tried_again_costs_what_was_planned(name: str) -> None:
         assert chosen["predicted_us"] == pytest.approx(whole, rel=1e-3)
 
 
+def test_what_stays_in_the_shared_cache_between_kernels_is_told() -> None:
+    """Small tensors are found in the outer cache by who reads them; large ones have passed by then."""
+    nodes = [("Softmax", ["x"], "a", {"axis": 0}), ("Softmax", ["a"], "y", {"axis": 1})]
+    for size, stays in ((512, True), (4096, False)):
+        model = graph(nodes, [("x", (size, size))], [("y", (size, size))])
+        artifact = build(load(model, {}), machine("neoverse_n1"), Options(schedule="register", stop_after="plan"))
+        pairs = pairs_of(artifact)
+        assert len(pairs) == 10 and {tried["L3"]["chosen"] for tried in pairs.values()} == {stays}
+        if not stays:
+            assert all("pass before it is read for the last time" in t["L3"]["reason"] for t in pairs.values())
+        places = {w["tensor"]: w["level"] for k in explain_json(artifact)["kernels"] for w in k["writes"]}
+        assert places["a"] == ("L3" if stays else "DRAM") and places["y"] == "DRAM"
+
+
 def test_measured_times_stand_beside_predictions() -> None:
     artifact = explained(recurrent(5))
     names = [call.kernel for call in artifact.calls]

@@ -154,7 +154,8 @@ def _kernel_facts(
         "operations": kernel_operations(plan, nests, model.by_name),
         "counted_bytes": counted,
         "reads": _read_facts(nests, model),
-        "writes": [{"tensor": t.name, "bytes": bytes_of(t)} for n in nests for t in n.stores if t.name in model.stored],
+        "writes": [{"tensor": t.name, "bytes": bytes_of(t), "level": model.between.get(t.name, main)}
+                   for n in nests for t in n.stores if t.name in model.stored],
         "tree": tree_facts(plan, model),
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
@@ -177,7 +178,8 @@ def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]
     inside = {t for n in nests for t in n.stores}
     outside = dict.fromkeys(t for n in nests for t in n.reads() if t not in inside)
     roles = {**dict.fromkeys(model.program.inputs, "input"), **dict.fromkeys(model.program.constants, "weight")}
-    found = [{"tensor": t.name, "bytes": bytes_of(t), "role": roles.get(t, "intermediate")} for t in outside]
+    found = [{"tensor": t.name, "bytes": bytes_of(t), "role": roles.get(t, "intermediate"),
+              "level": model.between.get(t.name, model.plan.body.level)} for t in outside]  # fmt: skip
     return sorted(found, key=lambda r: -int(r["bytes"]))
 
 

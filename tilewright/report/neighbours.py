@@ -61,10 +61,11 @@ class Neighbours:
         outer = target.outer.name if target.outer is not None else ""
         tried = [
             _entry(target.levels[0].name, None, why, False),
-            _entry(trial.level, trial.together, trial.reason, is_joined),
+            _entry(trial.level, trial.together, "" if is_joined else trial.reason, is_joined),
             *([_entry(outer, trial.apart if place == outer else None, self._passes(tensor, place), place == outer)]
               if outer and not is_joined else []),
-            _entry(target.main.name, trial.apart if place != outer else None, "", place == target.main.name),
+            _entry(target.main.name, trial.apart if place != outer else None, trial.reason if is_joined else "",
+                   place == target.main.name),
         ]  # fmt: skip
         return {
             "tensor": tensor,
@@ -83,7 +84,8 @@ class Neighbours:
             return ""
         if tensor not in self._distances or self._distances[tensor] <= self._target.outer_room:
             return "it leaves the model, or the steps of a Scan read it"
-        return f"{self._distances[tensor]} bytes pass before it is read for the last time, and {self._target.outer_room} stay"
+        passing, room = (f"{n / 1e6:.3g} MB" for n in (self._distances[tensor], self._target.outer_room))
+        return f"{passing} pass before it is read for the last time, and {room} stay"
 
     def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> Trial:
         """What the two would cost as one kernel and as two; known once for all pairs that share it."""

@@ -31,7 +31,7 @@ class Trial:
     level: str  # where what they share lives in one kernel
     together: float | None  # predicted seconds; None: not possible
     apart: float | None
-    reason: str = ""  # why they are not one kernel
+    reason: str = ""  # why it is not done
 
 
 @dataclass
@@ -97,9 +97,14 @@ class Trials:
         first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
         rest = [n for n in group.nests if n not in first]
         whole = None if group.choice is None else group.choice.seconds
-        costs = [side.connector.costs.cost(part) for part in (first, rest)] if rest else []
-        apart = _seconds(*costs) if costs else None
-        return Trial(kernel.level, whole, apart)
+        parts = [side.connector.group(part) for part in (first, rest) if part]
+        apart = _seconds(*(p.choice for p in parts)) if len(parts) == 2 else None
+        reason = ""
+        if whole is not None and apart is not None and apart < whole:
+            stored = "what it would store takes the place of what others read"
+            dearer = sum(p.score for p in parts) >= group.score
+            reason = stored if dearer else "the search went another way"
+        return Trial(kernel.level, whole, apart, reason)
 
 
 def _too_little(one: Group, apart: float, score: float) -> str:
