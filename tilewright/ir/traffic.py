@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, loads
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, loads, var
 from tilewright.ir.loops import (
     Alloc,
     Buffer,
@@ -25,6 +25,7 @@ from tilewright.ir.loops import (
     statements,
     stmt_exprs,
 )
+from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.values import evaluate_exprs
 
 EXACT = 1 << 20  # iterations looked at one by one; beyond, a loop is sampled at SAMPLES points
@@ -55,7 +56,8 @@ class Traffic:
 
 
 def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None = None) -> Traffic:
-    """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it.
+    """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it, and
+    once for all copies of a statement that is written out which are at the same place: they are in a register.
 
     Conditions that depend on loaded data count as taken; loads under a select count always. Operands of
     instructions are not counted: they move registers.
@@ -91,6 +93,7 @@ class _Counter:
         self._symbols = symbols
         self._env: dict[Axis, Any] = {} if kernel.step is None else {kernel.step: np.asarray(0)}
         self._vectors: list[tuple[Axis, float]] = []
+        self._copies: list[tuple[Axis, int]] = []  # loops that are written out
         self._depth = 0
         self._run(kernel.body, np.asarray(1.0))
 
@@ -100,7 +103,8 @@ class _Counter:
                 self._for(stmt, weight)
                 continue
             for node in loads(*stmt_exprs(stmt)):
-                self._count(self.result.loaded, self.result.loaded_by, node.source, node.args, weight)
+                places = weight * self._places(node)
+                self._count(self.result.loaded, self.result.loaded_by, node.source, node.args, places)
             if isinstance(stmt, Alloc):
                 self._run(stmt.body, weight)
             elif isinstance(stmt, If):
@@ -115,6 +119,8 @@ class _Counter:
         vector = loop.kind is ForKind.VECTOR
         if vector:
             self._vectors.append((loop.axis, float(np.mean(extent))))
+        if loop.kind is ForKind.UNROLL and extent.ndim == 0:
+            self._copies.append((loop.axis, int(extent)))
         if _shapes_inside(loop):
             self._depth += 1
             size = int(np.max(extent, initial=0))
@@ -131,6 +137,8 @@ class _Counter:
             self._run(loop.body, weight * extent)
         if vector:
             self._vectors.pop()
+        if loop.kind is ForKind.UNROLL and extent.ndim == 0:
+            self._copies.pop()
 
     def _count(
         self,
@@ -147,6 +155,22 @@ class _Counter:
                 amount /= lanes
         by_name[buffer.name] = by_name.get(buffer.name, 0) + amount
         by_memory[buffer.memory] = by_memory.get(buffer.memory, 0) + amount
+
+    def _places(self, node: Load) -> float:
+        """The part of a load's copies that are at places of their own."""
+        if not self._copies:
+            return 1.0
+        counted = prod(n for _, n in self._copies)
+        moving = [linear(simplify(i)).terms for i in node.args]
+        places = np.zeros((1, len(moving)), dtype=np.int64)
+        for axis, size in self._copies:
+            if any(axis in t.axes and not isinstance(t, Var) for terms in moving for t in terms):
+                return 1.0
+            step = np.array([terms.get(var(axis), 0) for terms in moving], dtype=np.int64)
+            if not step.any():
+                continue
+            places = (places[:, None, :] + np.arange(size)[None, :, None] * step).reshape(-1, len(moving))
+        return len(np.unique(places, axis=0)) / max(1, counted)
 
     def _extent(self, extent: Extent) -> Any:
         if isinstance(extent, int):

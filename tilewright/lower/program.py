@@ -41,7 +41,7 @@ class _State:
 def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> LoopProgram:
     """The kernels and calls of a plan; `lower_kernel` is the backend's."""
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
-    tensors = {t.name: t for t in _all_tensors(program)}
+    tensors = {t.name: t for t in all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
     state = _State(program, plan, layouts, computes, {}, [])
     temporaries: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ def _lower_scan(state: _State, walked: Tile, plans: list[Tile], lower: LowerKern
     for plan in plans:
         found = plan_nests(plan, state.computes)
         _check_idle(plan, found, scan, state.program)
-        nests = [_at_step(n, scan.axis, step) for n in found]
+        nests = [at_step(n, scan.axis, step) for n in found]
         bindings.append(_bind(state, plan, nests, view, lower))
     temporaries: dict[str, Tensor] = {}
     buffers: list[tuple[str, str]] = []
@@ -155,7 +155,7 @@ def _check_idle(plan: Tile, nests: list[Nest], scan: Scan, program: Program) -> 
                                 f"{part.idle}; plan the model anew")  # fmt: skip
 
 
-def _at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
+def at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
     now = {axis: var(step)}
     return replace(
         nest,
@@ -171,7 +171,7 @@ def _all_computes(program: Program) -> Iterable[Compute]:
             yield from compute.body
 
 
-def _all_tensors(program: Program) -> Iterable[Tensor]:
+def all_tensors(program: Program) -> Iterable[Tensor]:
     yield from program.inputs
     yield from program.constants
     for compute in _all_computes(program):
@@ -183,7 +183,7 @@ def _all_tensors(program: Program) -> Iterable[Tensor]:
 def _storage(state: _State, temporaries: dict[str, Tensor]) -> list[Storage]:
     program = state.program
     used = {a for call in state.calls for a in call.arguments}
-    by_name = {t.name: t for t in _all_tensors(program)} | temporaries
+    by_name = {t.name: t for t in all_tensors(program)} | temporaries
     inputs = {t.name: i for i, t in enumerate(program.inputs)}
     outputs = {t.name: i for i, t in enumerate(program.outputs)}
     constants = {t.name for t in program.constants}

@@ -1,0 +1,143 @@
+"""What a leaf touches of a tensor while its axes run over parts: distinct bytes in whole lines of a cache.
+
+Sizes may be arrays with an entry a candidate, and need not be whole: a mean over tiles is as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.expr import Axis, Expr, Var, axes_of
+from tilewright.ir.simplify import linear, simplify
+from tilewright.tile_graph.propagate import Size, extent_of, index_size
+
+_MOST_PLACES = 1 << 20  # of an index, that are looked at one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Dim:
+    """One dimension of storage: the axes that move along it, each by so many places; `index` where it is no such sum."""
+
+    terms: tuple[tuple[int, Axis], ...]
+    index: Expr | None
+    spread: int  # places between the first and the last of several reads that move alike
+    reads: int  # of them
+    extent: Size
+    stride: Size  # bytes from one place to the next
+
+    def span(self, sizes: Mapping[Axis, Size]) -> tuple[Size, Size]:
+        """Distinct places while the axes run over these sizes, and how far they reach."""
+        if self.index is not None:
+            whole = {a: np.maximum(1, np.ceil(n)).astype(np.int64) for a, n in sizes.items()}
+            covered = index_size(self.index, whole, _upper(self.extent))
+            return covered, covered
+        count: Size = 1
+        reach: Size = 1
+        for step, axis in self.terms:  # the shortest step first
+            size = sizes.get(axis, 1)
+            dense = step <= reach
+            along = reach + step * (size - 1)
+            count = np.where(dense, np.minimum(count + step * (size - 1), along), count * size)
+            reach = along
+        if self.spread:
+            count, reach = np.minimum(count + self.spread, count * self.reads), reach + self.spread
+        return np.minimum(count, self.extent), np.minimum(reach, self.extent)
+
+
+@dataclass(frozen=True, eq=False)
+class Touch:
+    """Reads of one buffer that move alike, or the store to it."""
+
+    buffer: Hashable
+    element: int  # bytes
+    dims: tuple[Dim, ...]  # of storage, outermost first
+    is_store: bool
+    follows: frozenset[Hashable] = frozenset()  # loops with which the buffer itself moves on: it is used again by each
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        found = {a for d in self.dims for _, a in d.terms}
+        return frozenset(found | {a for d in self.dims if d.index is not None for a in axes_of(d.index)})
+
+    @property
+    def storage(self) -> Size:
+        """Bytes of the whole buffer."""
+        total: Size = self.element
+        for dim in self.dims:
+            total = total * dim.extent
+        return total
+
+    def bytes(self, sizes: Mapping[Axis, Size], line: int) -> Size:
+        """Distinct bytes in whole lines while the axes run over these sizes."""
+        run: Size = float(self.element)  # of one stretch without a gap of a line
+        stretches: Size = 1.0
+        grid: Size = line  # stretches begin at multiples of it
+        for dim in reversed(self.dims):
+            count, reach = dim.span(sizes)
+            step = np.where(count > 1, dim.stride * (reach - 1) / np.maximum(count - 1, 1), 0)
+            dense = (step - run < line) & (stretches == 1)
+            run, stretches = np.where(dense, run + dim.stride * (reach - 1), run), np.where(dense, stretches, stretches * count)
+            grid = np.where(dense, grid, np.gcd(grid, np.rint(step).astype(np.int64)))
+            for places, axis in dim.terms:
+                size = sizes.get(axis, 1)
+                beyond = np.rint(places * size * dim.stride).astype(np.int64)
+                grid = np.where(size < extent_of(axis.extent), np.gcd(grid, beyond), grid)
+        grid = np.clip(grid, min(self.element, line), line)
+        lines = stretches * (np.ceil(run / grid) * grid + line - grid) / line
+        return np.minimum(lines, np.ceil(self.storage / line)) * line
+
+
+def _upper(extent: Size) -> int:
+    return int(np.max(extent))
+
+
+def touch(
+    buffer: Hashable, element: int, indices: Sequence[Sequence[Expr]], shape: Sequence[Size], is_store: bool,
+    follows: frozenset[Hashable] = frozenset(),
+) -> Touch:  # fmt: skip
+    """Reads at several indices of storage that differ by constants alone, in a buffer of this shape."""
+    strides: list[Size] = []
+    stride: Size = element
+    for size in reversed(shape):
+        strides.insert(0, stride)
+        stride = stride * size
+    dims = []
+    for number, (extent, each) in enumerate(zip(shape, strides, strict=True)):
+        found = [linear(simplify(index[number])) for index in indices]
+        constants = sorted({f.constant for f in found})
+        spread = constants[-1] - constants[0]
+        plain = all(isinstance(t, Var) and c > 0 for t, c in found[0].terms.items())
+        if plain:
+            terms = tuple(sorted(((c, t.axis) for t, c in found[0].terms.items() if isinstance(t, Var)), key=lambda x: x[0]))
+            dims.append(Dim(terms, None, spread, len(constants), extent, each))
+        else:
+            dims.append(Dim((), simplify(indices[0][number]), spread, len(constants), extent, each))
+    return Touch(buffer, element, tuple(dims), is_store, follows)
+
+
+def moving_alike(indices: Sequence[Sequence[Expr]]) -> list[list[Sequence[Expr]]]:
+    """Indices in groups that differ by constants alone."""
+    groups: dict[Hashable, list[Sequence[Expr]]] = {}
+    for index in indices:
+        key = tuple(frozenset(linear(simplify(i)).terms.items()) for i in index)
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def inside_share(index: Expr, extent: int) -> float:
+    """The part of all values of an index, its axes running over their extents, that lies inside a dimension."""
+    found = linear(simplify(index))
+    if not all(isinstance(t, Var) for t in found.terms):
+        return 1.0
+    values: Any = np.array([found.constant])
+    for term, step in found.terms.items():
+        assert isinstance(term, Var)
+        places = np.arange(extent_of(term.axis.extent)) * step
+        if len(values) * len(places) > _MOST_PLACES:
+            return 1.0
+        values = np.add.outer(values, places).ravel()
+    return float(np.mean((values >= 0) & (values < extent))) if len(values) else 1.0
