@@ -165,6 +165,11 @@ def trace(loops: LoopProgram, capacities: Sequence[int], folder: Path) -> Traced
     )  # fmt: skip
 
 
+def _starts_a_sum(stmt: Alloc) -> bool:
+    first = next((s for s in statements(stmt.body) if isinstance(s, Store)), None)
+    return first is not None and first.buffer is stmt.buffer and not first.value.reads
+
+
 class _Writer:
     """One kernel as C that touches what the kernel would."""
 
@@ -207,6 +212,8 @@ class _Writer:
                 self.body(stmt.otherwise)
                 self.lines.append("}")
             elif isinstance(stmt, Alloc):
+                if _starts_a_sum(stmt):  # accumulators need the registers
+                    known.clear()
                 self.body(stmt.body, known)
             elif isinstance(stmt, Store):
                 self.store(stmt, None, known)

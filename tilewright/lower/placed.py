@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class Placed:
     access: Access
     spreads: Mapping[Axis, Spread]
     grows: Mapping[Hashable, Mapping[Axis, Size]]  # by loop
+    origins: Mapping[Axis, int]  # how far a part begins from that of the next tile
     follows: Mapping[Buffer, frozenset[Hashable]]  # loops with which a held buffer moves on
     names: Mapping[Buffer, str]  # of what lies in main memory
     everywhere: Callable[[Expr], Numbers]  # an expression of the kernel's loops in all tiles and steps
@@ -159,8 +160,14 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
         ranges.update({a: work.limits.get(a, whole(extent_of(a.extent))) for a in work.nest.reduce_axes})
         spreads = {a: Spread.of(np.maximum(0, positions.everywhere(r.count))) for a, r in ranges.items()}
-        return walk(Placed(work, lowering.access_of(work), spreads, _grows(ranges, positions, radix, loops), follows,
-                           names, positions.everywhere, lowering.step))  # fmt: skip
+        grows = _grows(ranges, positions, radix, loops)
+        steps = {**{loop: n for loop, _, n in radix}, **{axis: extent_of(axis.extent) for axis in loops}}
+        origins: dict[Axis, int] = {}
+        for loop, moving in grows.items():
+            for axis, more in moving.items():
+                origins[axis] = gcd(origins.get(axis, 0), int(more) // max(1, steps[loop] - 1))
+        return walk(Placed(work, lowering.access_of(work), spreads, grows, origins, follows, names,
+                           positions.everywhere, lowering.step))  # fmt: skip
 
     def body(inner: Sequence[Work | Loop], loops: Sequence[Axis]) -> list[Walk | Repeat]:
         return [placed(i, loops) if isinstance(i, Work) else

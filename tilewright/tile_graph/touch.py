@@ -71,8 +71,8 @@ class Touch:
             total = total * dim.extent
         return total
 
-    def bytes(self, sizes: Mapping[Axis, Size], line: int) -> Size:
-        """Distinct bytes in whole lines while the axes run over these sizes."""
+    def bytes(self, sizes: Mapping[Axis, Size], line: int, steps: Mapping[Axis, int] | None = None) -> Size:
+        """Distinct bytes in whole lines while the axes run over these sizes, each from a multiple of its step on."""
         run: Size = float(self.element)  # of one stretch without a gap of a line
         stretches: Size = 1.0
         grid: Size = line  # stretches begin at multiples of it
@@ -83,9 +83,8 @@ class Touch:
             run, stretches = np.where(dense, run + dim.stride * (reach - 1), run), np.where(dense, stretches, stretches * count)
             grid = np.where(dense, grid, np.gcd(grid, np.rint(step).astype(np.int64)))
             for places, axis in dim.terms:
-                size = sizes.get(axis, 1)
-                beyond = np.rint(places * size * dim.stride).astype(np.int64)
-                grid = np.where(size < extent_of(axis.extent), np.gcd(grid, beyond), grid)
+                if steps and axis in steps:
+                    grid = np.gcd(grid, np.rint(places * steps[axis] * dim.stride).astype(np.int64))
         grid = np.clip(grid, min(self.element, line), line)
         lines = stretches * (np.ceil(run / grid) * grid + line - grid) / line
         return np.minimum(lines, np.ceil(self.storage / line)) * line
@@ -141,3 +140,20 @@ def inside_share(index: Expr, extent: int) -> float:
             return 1.0
         values = np.add.outer(values, places).ravel()
     return float(np.mean((values >= 0) & (values < extent))) if len(values) else 1.0
+
+
+def merged(found: Touch, run: Sequence[Axis], as_one: Axis) -> Touch:
+    """A touch whose neighbouring dimensions several axes walk as one."""
+    places = [i for i, d in enumerate(found.dims) if any(a in run for _, a in d.terms)]
+    one = [found.dims[i] for i in places]
+    plain = all(len(d.terms) == 1 and d.index is None and not d.spread for d in one)
+    steps = [d.terms[0][0] for d in one] if plain else []
+    is_run = plain and len(one) == len(run) and [d.terms[0][1] for d in one] == list(run) and set(steps) == {1}
+    if not is_run or places != list(range(places[0], places[0] + len(run))):
+        return found
+    extent: Size = 1
+    for dim in one:
+        extent = extent * dim.extent
+    joined = Dim(((1, as_one),), None, 0, 1, extent, one[-1].stride)
+    dims = (*found.dims[: places[0]], joined, *found.dims[places[-1] + 1 :])
+    return Touch(found.buffer, found.element, dims, found.is_store, found.follows)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from tilewright.tile_graph.propagate import Size, extent_of
 from tilewright.tile_graph.touch import Touch
 
 Bytes = dict[Hashable, Size]  # by buffer
+
+import os
+UNEVEN = float(os.environ.get("UNEVEN", "0.06"))
+_SAME = 1.001  # times as many bytes at most: the same, but for where lines begin
 
 
 @dataclass(frozen=True)
@@ -37,23 +42,31 @@ class Walk:
     trips: Sequence[Size]  # how often a part runs in the one around it
     touches: Sequence[tuple[Touch, int]]  # with the innermost part that holds them
     grows: Mapping[Hashable, Mapping[Axis, Size]]  # by loops around the leaf: how far an axis moves in all of one
+    blocks: Mapping[Axis, int] = field(default_factory=dict)  # from one block to the next inside the leaf; else 1
+    origins: Mapping[Axis, int] = field(default_factory=dict)  # from one tile to the next
     loaded: Bytes = field(default_factory=dict)  # bytes between registers and what is next to them, exactly
     stored: Bytes = field(default_factory=dict)
 
     def footprint(self, part: int, line: int) -> Bytes:
         """Distinct bytes of each buffer in one of the parts."""
-        return _together((t, t.bytes(self.parts[part], line)) for t, first in self.touches if first <= part)
+        inside = {a for a, n in self.parts[part].items() if np.any(n < self.parts[-1][a])}
+        own = {a: self.blocks.get(a, 1) for a in inside}
+        all_steps = {a: gcd(own.get(a, 0), self.origins.get(a, 0)) for a in (*own, *self.origins)}
+        held = [t for t, first in self.touches if first <= part]
+        return _together([(t, t.bytes(self.parts[part], line, own if t.follows else all_steps)) for t in held], line)
 
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         """Distinct bytes of each buffer in all of the leaf's tile and of some loops around it."""
         result = []
         for touch, _ in self.touches:
             sizes = dict(self.parts[-1])
+            steps = {} if touch.follows else dict(self.origins)
             for loop in loops - touch.follows:
                 for axis, more in self.grows.get(loop, {}).items():
                     sizes[axis] = np.minimum(sizes.get(axis, 1) + more, extent_of(axis.extent))
-            result.append((touch, touch.bytes(sizes, line)))
-        return _together(result)
+                    steps.pop(axis, None)
+            result.append((touch, touch.bytes(sizes, line, steps)))
+        return _together(result, line)
 
     @property
     def written(self) -> frozenset[Hashable]:
@@ -86,10 +99,11 @@ class Moved:
     touched: Bytes
     fetched: Bytes
     written: Bytes
+    within: Bytes  # bytes touched by the smallest part that touches all of a buffer that the whole does
 
     @property
     def total(self) -> Size:
-        return sum(self.touched.values(), 0.0)
+        return _total(self.touched)
 
 
 def moved(node: Node, cache: Cache) -> Moved:
@@ -98,17 +112,25 @@ def moved(node: Node, cache: Cache) -> Moved:
         return _leaf(node, cache)
     inner = sequence(node.body, [moved(item, cache) for item in node.body], cache)
     touched = node.footprint_in(frozenset(), cache.line)
-    once = _most([m.touched for m in inner])
-    fetched = _sum([m.fetched for m in inner])
-    written = _sum([m.written for m in inner])
-    all_of_it = _total(once)
-    for buffer, whole in touched.items():
-        again = np.maximum(0.0, (node.trips * once[buffer] - whole) / np.maximum(node.trips - 1, 1))
-        kept = _kept_around(inner, buffer, all_of_it, cache) * again * np.maximum(node.trips - 1, 0)
-        fetched[buffer] = np.maximum(node.trips * fetched[buffer] - kept, whole)
-        if buffer in written:
-            written[buffer] = np.maximum(node.trips * written[buffer] - kept, whole)
-    return Moved(touched, fetched, written)
+    once = Moved(_most([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
+                 inner[0].within if len(inner) == 1 else {})  # fmt: skip
+    moving = {b: np.where(n > once.touched[b] * _SAME, 1.0, 0.0) for b, n in touched.items()}
+    kept = {b: _kept_around(inner, b, moving, cache) for b in touched}
+    return _repeated(once, touched, node.trips, kept)
+
+
+def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes) -> Moved:
+    """A part that runs several times: of what it touches again, so much is kept."""
+    fetched, written, within = {}, {}, {}
+    total, whole = once.total, _total(touched)
+    for buffer, size in touched.items():
+        before = once.touched.get(buffer, size)
+        again = np.maximum(0.0, trips * before - size) * kept.get(buffer, 0.0)
+        fetched[buffer] = np.maximum(trips * once.fetched.get(buffer, size) - again, size)
+        if buffer in once.written:
+            written[buffer] = np.maximum(trips * once.written[buffer] - again, size)
+        within[buffer] = np.where(size <= before * _SAME, once.within.get(buffer, total), whole)
+    return Moved(touched, fetched, written, within)
 
 
 def held(node: Node, cache: Cache) -> float:
@@ -132,62 +154,91 @@ def sequence(nodes: Sequence[Node], alone: Sequence[Moved], cache: Cache) -> lis
     result: list[Moved] = []
     last: dict[Hashable, int] = {}  # who touched a buffer last
     dirty: set[Hashable] = set()
-    totals = [m.total for m in alone]
-    sums = np.concatenate([[0.0], np.cumsum(totals)]) if all(np.ndim(t) == 0 for t in totals) else None
     for number, (node, found) in enumerate(zip(nodes, alone, strict=True)):
         fetched, written = dict(found.fetched), dict(found.written)
         for buffer, size in found.touched.items():
             if buffer in last:
-                before = last[buffer]
-                between = sums[number] - sums[before + 1] if sums is not None else sum(totals[before + 1 : number], 0.0)
-                share = _kept(totals[before] + between, between + totals[number], cache.capacity)
-                kept = share * np.minimum(size, alone[before].touched[buffer])
+                before = alone[last[buffer]]
+                between = _between(alone[last[buffer] + 1 : number], cache)
+                share = _kept(_with(between, before, buffer), _with(between, found, buffer), cache.capacity)
+                kept = share * np.minimum(size, before.touched[buffer])
                 fetched[buffer] = fetched[buffer] - kept
                 if buffer in written and buffer in dirty:
                     written[buffer] = written[buffer] - kept
             last[buffer] = number
         dirty |= node.written
-        result.append(Moved(found.touched, fetched, written))
+        result.append(Moved(found.touched, fetched, written, found.within))
     return result
 
 
+def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
+    """All that nodes touch together; where that is more than a cache holds, no more than is needed to know it."""
+    result: Bytes = {}
+    for each in reversed(nodes):
+        result = _most([result, each.touched])
+        if np.min(_total(result)) > cache.capacity:
+            break
+    return result
+
+
+def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
+    """Distinct bytes of what lies between and of the part of a node that touches all of a buffer."""
+    both = _total(_most([between, node.touched]))
+    return np.minimum(both, _total(between) + node.within[buffer])
+
+
 def _leaf(walk: Walk, cache: Cache) -> Moved:
+    written = walk.written
     touched = walk.footprint(0, cache.line)
-    fetched = dict(touched)
+    found = Moved(touched, touched, {b: n for b, n in touched.items() if b in written},
+                  dict.fromkeys(touched, _total(touched)))  # fmt: skip
     for number, trips in enumerate(walk.trips):
         around = walk.footprint(number + 1, cache.line)
-        fits = _total(touched) <= cache.capacity
-        fetched = {b: np.where(fits, n, fetched[b] * trips) if b in fetched else n for b, n in around.items()}
-        touched = around
-    return Moved(touched, fetched, {b: n for b, n in fetched.items() if b in walk.written})
+        # what moves on is touched at its end in one part and at its beginning in the next: a line more of each stream
+        streams = sum((n for b, n in touched.items() if np.any(around[b] > found.touched[b] * _SAME)), 0.0)
+        kept = {b: _kept(n, n + streams, cache.capacity) for b, n in found.within.items()}
+        grown = _repeated(found, around, trips, kept)
+        late = {b: n for b, n in around.items() if b not in found.touched}  # what the parts inside do not hold
+        found = Moved(around, {**grown.fetched, **late}, {**grown.written, **{b: n for b, n in late.items() if b in written}},
+                      grown.within)  # fmt: skip
+    return found
 
 
-def _kept_around(inner: Sequence[Moved], buffer: Hashable, whole: Size, cache: Cache) -> Size:
-    """The part of what the next run of a loop's body touches again that the cache still holds."""
+def _kept_around(inner: Sequence[Moved], buffer: Hashable, moving: Bytes, cache: Cache) -> Size:
+    """The part of what the next run of a loop's body touches again that the cache still holds. What the loop moves on
+    is another part of its buffer then."""
     users = [i for i, m in enumerate(inner) if buffer in m.touched]
     first, last = users[0], users[-1]
-    if first == last:
-        return np.where(whole <= cache.capacity, 1.0, 0.0)
-    between = sum((m.total for m in (*inner[last + 1 :], *inner[:first])), 0.0)
-    start, end = (np.minimum(whole, between + inner[i].total) for i in (last, first))
+    if len(inner) == 1:
+        return _kept(inner[0].within[buffer], inner[0].within[buffer], cache.capacity)
+    before, after = (_most([m.touched for m in part]) for part in (inner[last + 1 :], inner[:first]))
+    start = _around(_with(before, inner[last], buffer), _most([before, inner[last].touched]), after, moving)
+    end = _around(_with(after, inner[first], buffer), _most([after, inner[first].touched]), before, moving)
     return _kept(start, end, cache.capacity)
+
+
+def _around(size: Size, here: Bytes, there: Bytes, moving: Bytes) -> Size:
+    """Distinct bytes on both sides of the end of a loop's body, `size` of them here."""
+    shared = sum((np.minimum(here[b], n) * (1 - moving[b]) for b, n in there.items() if b in here), 0.0)
+    return size + _total(there) - np.minimum(shared, size)
 
 
 def _kept(start: Size, end: Size, capacity: int) -> Size:
     """The part of a buffer that is found again where so many bytes are touched from its first element to its first,
-    and from its last to its last: in between the distance changes evenly."""
-    low, high = np.minimum(start, end), np.maximum(start, end)
+    and from its last to its last: in between the distance changes evenly. Parts are not all of one size, nor do they
+    begin alike in a line: near the capacity some fit and others do not."""
+    low, high = np.minimum(start, end) * (1 - UNEVEN), np.maximum(start, end) * (1 + UNEVEN)
     return np.clip((capacity - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * (low <= capacity)
 
 
-def _together(found: object) -> Bytes:
+def _together(found: Sequence[tuple[Touch, Size]], line: int) -> Bytes:
     """Bytes by buffer; reads that move unlike each other count each, to the whole buffer at most."""
     result: Bytes = {}
     whole: Bytes = {}
-    for touch, size in found:  # type: ignore[attr-defined]
+    for touch, size in found:
         result[touch.buffer] = result.get(touch.buffer, 0.0) + size
         whole[touch.buffer] = touch.storage
-    return {b: np.minimum(n, np.maximum(whole[b], 64)) for b, n in result.items()}
+    return {b: np.minimum(n, np.ceil(whole[b] / line) * line) for b, n in result.items()}
 
 
 def _most(found: Sequence[Bytes]) -> Bytes:

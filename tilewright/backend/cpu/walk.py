@@ -12,16 +12,20 @@ import numpy as np
 
 from tilewright.backend.cpu.lower.instruction import CpuInstruction
 from tilewright.backend.cpu.lower.nest import CpuNest
+from tilewright.backend.cpu.lower.padding import filled_extent
 from tilewright.backend.cpu.lower.rows import range_of, run_of_blocks
-from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, loads, walk
+from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, le, loads, lt, select, var
+from tilewright.ir.loops import Memory
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
+from tilewright.lower.access import Place
 from tilewright.lower.blocks import Piece, pieces
-from tilewright.lower.placed import Placed, Spread
+from tilewright.lower.placed import Numbers, Placed, Spread
 from tilewright.lower.register_block import Names
+from tilewright.tile_graph.cuts import cut
 from tilewright.tile_graph.nest import heavy, moves, period
 from tilewright.tile_graph.propagate import Range, Size, extent_of
-from tilewright.tile_graph.touch import Touch, inside_share
+from tilewright.tile_graph.touch import Touch, inside_share, merged
 from tilewright.tile_graph.traffic import Walk
 from tilewright.tile_graph.written_out import positions
 
@@ -49,7 +53,7 @@ class _Leaf:
         self.blocked = [a for a in self.outer if a in low.register]
         self.spreads = {a: self._spread(a) for a in (*self.outer, *self.nest.reduce_axes)}
         self.cuts = {a: self._cuts(a) for a in self.blocked}
-        self.share = self._share()
+        self.flat = Axis("run", prod(extent_of(a.extent) for a in self.run)) if self.run else None
 
     def _spread(self, axis: Axis) -> Spread:
         if axis in self.run:
@@ -69,10 +73,16 @@ class _Leaf:
         if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
             groups = self.spreads[axis].mean() / group
             extent = Range(const(0), group, group)
-        if axis is low.turned:
-            found = pieces(extent, low.register[axis], low.plan.lanes)
-        else:
-            found = low._pieces(axis, extent, lanes)
+        parts = [extent]
+        if axis not in self.run and group is None and (axis is low.vector or self.nest.monoid is None):
+            if axis is low.vector or not self.nest.written_out:
+                parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
+        found: list[Piece] = []
+        for part in parts:
+            if axis is low.turned:
+                found += pieces(part, low.register[axis], low.plan.lanes)
+            else:
+                found += low._pieces(axis, part, lanes)
         return [(p, groups * float(np.mean(self.placed.everywhere(p.trips)))) for p in found]
 
     def _counted(self, axis: Axis, of: Callable[[Piece], int]) -> Size:
@@ -93,9 +103,62 @@ class _Leaf:
 
     # --- registers
 
-    def _share(self) -> float:
-        """The part of a sum's elements that lie inside what they read: none other is computed."""
-        return min((self._inside(n) for n in loads(*self.nest.elements)), default=1.0)
+    def _share(self, node: Load) -> float:
+        """The part of a sum's elements for which a read is made. None is computed that lies outside of what is read;
+        a block that is partly outside goes position by position, each with all it reads."""
+        share = 1.0
+        seen = set()
+        for other in loads(*self.nest.elements):
+            for index, extent in zip(other.indices, other.source.shape, strict=True):
+                if index in seen:
+                    continue
+                seen.add(index)
+                inside = inside_share(index, extent_of(extent))
+                if inside == 1.0:
+                    continue
+                rows = [a for a in self.blocked if a in axes_of(index)]
+                if self.low.vector in rows:
+                    share *= inside if other is node else 1.0  # lanes ask by themselves
+                elif rows and not any(self._moves(node, a) for a in rows):
+                    share *= self._by_block(index, rows[0], extent_of(extent))
+                else:
+                    share *= inside
+        return share
+
+    def _by_block(self, index: Expr, row: Axis, extent: int) -> float:
+        """How often a block reads what does not move along its rows: once where all of them are inside."""
+        found = linear(simplify(index))
+        step = found.terms.get(var(row), 0)
+        others = [(t.axis, c) for t, c in found.terms.items() if isinstance(t, Var) and t.axis is not row]
+        places = np.array([found.constant])
+        for axis, each in others:
+            places = np.add.outer(places, np.arange(extent_of(axis.extent)) * each).ravel()
+        innermost = self.low.reduction[-1:] == [a for a, _ in others][-1:]
+        written = all(a in self.low.unrolled_reduction for a, _ in others)
+        reads, blocks = 0, 0
+        for size, starts in self._starts(row):
+            at = places[:, None, None] + (starts[:, None] + np.arange(size)) * step
+            inside = (at >= 0) & (at < extent)  # of each place of the sum, block and row
+            whole = inside.all(axis=2)
+            if not innermost and size > 2:
+                whole |= inside[:, :, 1:].all(axis=2) | inside[:, :, :-1].all(axis=2)
+            # where the sum is written out, rows that are inside in every block need no check, and stay together
+            sure = inside.all(axis=1, keepdims=True) & written
+            reads += int(np.where(whole, 1, (inside & ~sure).sum(axis=2) + sure.any(axis=2)).sum())
+            blocks += inside.shape[0] * inside.shape[1]
+        return reads / max(1, blocks)
+
+    def _starts(self, axis: Axis) -> list[tuple[int, Numbers]]:
+        """Where the blocks of all tiles begin along an axis, those of each size together."""
+        low, result = self.low, []
+        for piece in low._pieces(axis, low.ranges[axis], 1):
+            most = extent_of(piece.trips) if isinstance(piece.trips, Expr) else piece.trips
+            loop = Axis("block", max(1, int(most)))
+            start = simplify(low.ranges[axis].low + piece.base + var(loop) * piece.size)
+            runs = lt(var(loop), piece.trips)
+            chosen = self.placed.everywhere(select(runs, start, -1))
+            result.append((piece.size, chosen[chosen >= 0].ravel()))
+        return result
 
     def _inside(self, node: Load) -> float:
         share = 1.0
@@ -125,7 +188,7 @@ class _Leaf:
             if not moves(node, vector):
                 step = self._step
                 along[vector] = self.spreads[vector].mean(lambda n: n // step + n % step)
-        return self._read(node, along, self._covered) * self._distinct(node) * self.share
+        return self._read(node, along, self._covered) * self._distinct(node) * self._share(node)
 
     @property
     def _step(self) -> int:
@@ -136,7 +199,7 @@ class _Leaf:
     def _distinct(self, node: Load) -> float:
         """Of the reads of a block that has been written out with parts of the sum, the part at places of its own."""
         written = [a for a in self.nest.reduce_axes if a in self.low.unrolled_reduction]
-        if not written:
+        if not written or any(self._is_checked(a) for a in written):
             return 1.0
         steps: list[tuple[Axis, int, int]] = [(a, 1, extent_of(a.extent)) for a in written]
         for axis in self.blocked:
@@ -154,6 +217,13 @@ class _Leaf:
             values = np.add.outer(values, np.arange(n) * step).ravel()
         counted = prod(n for (a, _, n) in steps if a in written or self._moves(node, a))
         return len(np.unique(values)) / counted
+
+    def _is_checked(self, axis: Axis) -> bool:
+        """Whether blocks check along an axis of the sum which of their positions are inside."""
+        indices = [(i, extent_of(e)) for n in loads(*self.nest.elements)
+                   for i, e in zip(n.indices, n.source.shape, strict=True) if axis in axes_of(i)]  # fmt: skip
+        rows = [a for a in self.blocked if a is not self.low.vector]
+        return any(inside_share(i, e) < 1.0 and any(a in axes_of(i) for a in rows) for i, e in indices)
 
     def _map_reads(self) -> list[tuple[Load, Size]]:
         """Reads of a map, with their bytes."""
@@ -220,9 +290,30 @@ class _Leaf:
         for tensor in nest.stores:
             for place in placed.access.write[tensor]:
                 add(stored, placed.key(place.buffer), results * tensor.dtype.bytes * passes)
+                beyond = self._beyond(place)
+                if beyond:
+                    add(stored, placed.key(place.buffer), beyond * tensor.dtype.bytes)
             if passes > 1:
                 add(loaded, placed.key(placed.access.read[tensor].buffer), results * tensor.dtype.bytes * (passes - 1))
         return loaded, stored
+
+    def _beyond(self, place: Place) -> Size:
+        """Elements that fill up the last panels of what is stored, in the tiles that hold an axis's end."""
+        total: Size = 0.0
+        if place.buffer.memory is not Memory.GLOBAL or place.prefix:
+            return total
+        ranges = dict(zip(self.nest.axes, self.placed.work.box, strict=True))
+        for number, axis in enumerate(self.nest.axes):
+            extent = extent_of(axis.extent)
+            more = filled_extent(place.layout, number, extent) - extent
+            if not more:
+                continue
+            part = ranges[axis]
+            count: Size = more * float(np.mean(self.placed.everywhere(le(extent, part.low + int(part.size)))))
+            for other in self.nest.axes:
+                count = count * (1.0 if other is axis else self.placed.mean(other))
+            total = total + count
+        return total
 
     # --- parts
 
@@ -230,7 +321,7 @@ class _Leaf:
         nest, low = self.nest, self.low
         sizes: dict[Axis, Size] = dict.fromkeys((*nest.axes, *nest.reduce_axes), 1)
         for axis in self.blocked:
-            self._set(sizes, axis, np.minimum(low.register[axis], self.spreads[axis].mean()))
+            self._set(sizes, axis, self._covered(axis) / np.maximum(self._blocks(axis), 1e-9))
         if self.along and low.vector is not None:
             sizes[low.vector] = np.minimum(self._step, self.placed.mean(low.vector))
         for axis in low.unrolled_reduction:
@@ -241,6 +332,8 @@ class _Leaf:
         def grow(axis: Axis, to: Size, count: Size | None = None) -> None:
             before = sizes[axis]
             sizes[axis] = to
+            if axis is self.flat:
+                sizes.update({a: self.placed.mean(a) for a in self.run})
             parts.append(dict(sizes))
             trips.append(np.maximum(1.0, to / np.maximum(before, 1e-9) if count is None else count))
 
@@ -256,20 +349,34 @@ class _Leaf:
                 for each in cut:
                     grow(each, self.placed.mean(each))
                     cut = {}
-            if axis in self.run:
-                for own in reversed(self.run):
-                    grow(own, self.placed.mean(own))
+            if axis in self.run and self.flat is not None:
+                grow(self.flat, self.spreads[axis].mean(), self._blocks(axis) if axis in self.blocked else None)
             else:
                 grow(axis, self.placed.mean(axis), self._blocks(axis) if axis in self.blocked else None)
         for each in cut:
             grow(each, self.placed.mean(each))
         return self._walk(parts, trips, after)
 
+    def _steps(self) -> dict[Axis, int]:
+        found = {a: self.low.register[a] for a in self.blocked if a not in self.run}
+        if self.flat is not None:
+            found[self.flat] = self.low.register.get(self.run[-1], 1)
+        if self.along and self.low.vector is not None:
+            found[self.low.vector] = self._step
+        return found
+
+    def _origins(self) -> dict[Axis, int]:
+        found = dict(self.placed.origins)
+        if self.flat is not None and self.run[0] in found:
+            found[self.flat] = found[self.run[0]] * prod(extent_of(a.extent) for a in self.run[1:])
+        return found
+
     def _set(self, sizes: dict[Axis, Size], axis: Axis, size: Size) -> None:
         """So many places of a block, along an axis or along all that are walked as one."""
-        if axis not in self.run:
+        if axis not in self.run or self.flat is None:
             sizes[axis] = size
             return
+        sizes[self.flat] = size
         for own in reversed(self.run):
             extent = self.placed.mean(own)
             sizes[own] = np.minimum(size, extent)
@@ -287,7 +394,12 @@ class _Leaf:
             touches += [(t, after) for t in placed.touches(late)]
         touches += [(t, after) for t in placed.stores()]
         loaded, stored = self._registers()
-        return Walk(parts, trips, touches, placed.grows, loaded, stored)
+        grows = placed.grows
+        if self.flat is not None:
+            inner = prod(extent_of(a.extent) for a in self.run[1:])
+            touches = [(merged(t, self.run, self.flat), first) for t, first in touches]
+            grows = {v: {**m, self.flat: m[self.run[0]] * inner} if self.run[0] in m else m for v, m in grows.items()}
+        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), loaded, stored)
 
 
 def _flat(node: Load) -> dict[Axis, int] | None:
@@ -319,5 +431,3 @@ def _outside(values: Sequence[Expr], parts: Sequence[Op]) -> set[Load]:
         stack.extend(node.args)
     return found
 
-
-__all__ = ["cpu_walk", "walk"]
