@@ -12,7 +12,7 @@ Bytes may be arrays with an entry a candidate.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 import numpy as np
@@ -25,6 +25,7 @@ Bytes = dict[Hashable, Size]  # by buffer
 
 import os
 UNEVEN = float(os.environ.get("UNEVEN", "0.06"))
+F = 0.5
 _SAME = 1.001  # times as many bytes at most: the same, but for where lines begin
 
 
@@ -44,6 +45,7 @@ class Walk:
     grows: Mapping[Hashable, Mapping[Axis, Size]]  # by loops around the leaf: how far an axis moves in all of one
     blocks: Mapping[Axis, int] = field(default_factory=dict)  # from one block to the next inside the leaf; else 1
     origins: Mapping[Axis, int] = field(default_factory=dict)  # from one tile to the next
+    mixes: Mapping[Axis, Sequence[tuple[int, float]]] = field(default_factory=dict)  # sizes of blocks that differ
     loaded: Bytes = field(default_factory=dict)  # bytes between registers and what is next to them, exactly
     stored: Bytes = field(default_factory=dict)
 
@@ -53,7 +55,19 @@ class Walk:
         own = {a: self.blocks.get(a, 1) for a in inside}
         all_steps = {a: gcd(own.get(a, 0), self.origins.get(a, 0)) for a in (*own, *self.origins)}
         held = [t for t, first in self.touches if first <= part]
-        return _together([(t, t.bytes(self.parts[part], line, own if t.follows else all_steps)) for t in held], line)
+        found: Bytes = {}
+        for share, sizes in self._mixed(part):
+            each = [(t, t.bytes(sizes, line, own if t.follows else all_steps)) for t in held]
+            found = _sum([found, {b: share * n for b, n in _together(each, line).items()}])
+        return found
+
+    def _mixed(self, part: int) -> list[tuple[float, Mapping[Axis, Size]]]:
+        """A part with blocks of every size there is, and how often each comes."""
+        result: list[tuple[float, Mapping[Axis, Size]]] = [(1.0, self.parts[part])]
+        for axis, mix in self.mixes.items():
+            if self.parts[part][axis] is self.parts[0][axis]:
+                result = [(share * each, {**sizes, axis: size}) for share, sizes in result for size, each in mix]
+        return result
 
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         """Distinct bytes of each buffer in all of the leaf's tile and of some loops around it."""
@@ -100,6 +114,8 @@ class Moved:
     fetched: Bytes
     written: Bytes
     within: Bytes  # bytes touched by the smallest part that touches all of a buffer that the whole does
+    twice: Mapping[Hashable, Bytes] = field(default_factory=dict)  # of other buffers, that such parts touch at both ends
+    step: Bytes | None = None  # touched in one run of the outermost loop inside
 
     @property
     def total(self) -> Size:
@@ -113,15 +129,16 @@ def moved(node: Node, cache: Cache) -> Moved:
     inner = sequence(node.body, [moved(item, cache) for item in node.body], cache)
     touched = node.footprint_in(frozenset(), cache.line)
     once = Moved(_most([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
-                 inner[0].within if len(inner) == 1 else {})  # fmt: skip
+                 inner[0].within if len(inner) == 1 else {}, inner[0].twice if len(inner) == 1 else {},
+                 inner[0].step if len(inner) == 1 else None)  # fmt: skip
     moving = {b: np.where(n > once.touched[b] * _SAME, 1.0, 0.0) for b, n in touched.items()}
-    kept = {b: _kept_around(inner, b, moving, cache) for b in touched}
+    kept = {b: _kept_around(inner, b, touched, moving, node.trips, cache) for b in touched}
     return _repeated(once, touched, node.trips, kept)
 
 
-def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes) -> Moved:
+def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes, ends: Bytes | None = None) -> Moved:
     """A part that runs several times: of what it touches again, so much is kept."""
-    fetched, written, within = {}, {}, {}
+    fetched, written, within, twice = {}, {}, {}, {}
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
         before = once.touched.get(buffer, size)
@@ -129,8 +146,23 @@ def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes) -> Moved:
         fetched[buffer] = np.maximum(trips * once.fetched.get(buffer, size) - again, size)
         if buffer in once.written:
             written[buffer] = np.maximum(trips * once.written[buffer] - again, size)
-        within[buffer] = np.where(size <= before * _SAME, once.within.get(buffer, total), whole)
-    return Moved(touched, fetched, written, within)
+        same = size <= before * _SAME
+        within[buffer] = np.where(same, once.within.get(buffer, total), whole)
+        former, now = once.twice.get(buffer, {}), ends or {}
+        twice[buffer] = {b: np.where(same, former.get(b, 0.0), now.get(b, 0.0)) for b in {*former, *now}}
+    return Moved(touched, fetched, written, within, twice, once.touched if np.any(trips > 1) else once.step)
+
+
+def _moved_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable) -> Size:
+    """Bytes at both ends of the way from one use of a buffer to the next, beside those of one part: of what has moved
+    on in between, the old part and the new one."""
+    total: Size = 0.0
+    for other, size in found.twice.get(buffer, {}).items():
+        if other is not buffer and other in found.touched and other in around:
+            before = found.touched[other]
+            new = (around[other] - before) / np.maximum((trips - 1) * before, 1e-9)
+            total = total + size * np.clip(new, 0.0, 1.0)
+    return total
 
 
 def held(node: Node, cache: Cache) -> float:
@@ -167,7 +199,7 @@ def sequence(nodes: Sequence[Node], alone: Sequence[Moved], cache: Cache) -> lis
                     written[buffer] = written[buffer] - kept
             last[buffer] = number
         dirty |= node.written
-        result.append(Moved(found.touched, fetched, written, found.within))
+        result.append(replace(found, fetched=fetched, written=written))
     return result
 
 
@@ -190,27 +222,46 @@ def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
 def _leaf(walk: Walk, cache: Cache) -> Moved:
     written = walk.written
     touched = walk.footprint(0, cache.line)
+    ends = dict(touched)  # what a part touches all along: next to its end it is all there, and so is the next one's
     found = Moved(touched, touched, {b: n for b, n in touched.items() if b in written},
-                  dict.fromkeys(touched, _total(touched)))  # fmt: skip
+                  dict.fromkeys(touched, _total(touched)), dict.fromkeys(touched, ends))  # fmt: skip
     for number, trips in enumerate(walk.trips):
         around = walk.footprint(number + 1, cache.line)
-        # what moves on is touched at its end in one part and at its beginning in the next: a line more of each stream
-        streams = sum((n for b, n in touched.items() if np.any(around[b] > found.touched[b] * _SAME)), 0.0)
-        kept = {b: _kept(n, n + streams, cache.capacity) for b, n in found.within.items()}
-        grown = _repeated(found, around, trips, kept)
+        kept = {b: _kept_on(found, around, trips, b, cache) for b in found.within}
         late = {b: n for b, n in around.items() if b not in found.touched}  # what the parts inside do not hold
+        ends = {b: np.where((n > found.touched[b] * _SAME) | (trips <= 1), ends[b], n) if b in ends else 0.0
+                for b, n in around.items()}  # fmt: skip
+        grown = _repeated(found, around, trips, kept, ends)
+        step = found.touched if np.any(trips > 1) else found.step
         found = Moved(around, {**grown.fetched, **late}, {**grown.written, **{b: n for b, n in late.items() if b in written}},
-                      grown.within)  # fmt: skip
+                      grown.within, grown.twice, step)  # fmt: skip
     return found
 
 
-def _kept_around(inner: Sequence[Moved], buffer: Hashable, moving: Bytes, cache: Cache) -> Size:
+def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: Cache) -> Size:
+    """The part of what a leaf touches again in the next run of a loop that the cache still holds."""
+    more = _moved_on(found, around, trips, buffer)
+    share = _kept(found.within[buffer] + more * F, found.within[buffer] + more, cache.capacity)
+    if found.step is None:
+        return share
+    # what one run has in common with the next alone, where it is no more than one step of the loop inside touches, is
+    # the last of one and the first of the other
+    before, last = found.touched[buffer], found.step.get(buffer, 0.0)
+    common = (trips * before - around[buffer]) / np.maximum(trips - 1, 1e-9)
+    beside = (before > last * _SAME) & (common <= last)
+    near = _total(found.step)
+    return np.where(beside, np.maximum(share, _kept(near, near, cache.capacity)), share)
+
+
+def _kept_around(
+    inner: Sequence[Moved], buffer: Hashable, touched: Bytes, moving: Bytes, trips: Size, cache: Cache
+) -> Size:
     """The part of what the next run of a loop's body touches again that the cache still holds. What the loop moves on
     is another part of its buffer then."""
     users = [i for i, m in enumerate(inner) if buffer in m.touched]
     first, last = users[0], users[-1]
     if len(inner) == 1:
-        return _kept(inner[0].within[buffer], inner[0].within[buffer], cache.capacity)
+        return _kept_on(inner[0], touched, trips, buffer, cache)
     before, after = (_most([m.touched for m in part]) for part in (inner[last + 1 :], inner[:first]))
     start = _around(_with(before, inner[last], buffer), _most([before, inner[last].touched]), after, moving)
     end = _around(_with(after, inner[first], buffer), _most([after, inner[first].touched]), before, moving)

@@ -357,6 +357,15 @@ class _Leaf:
             grow(each, self.placed.mean(each))
         return self._walk(parts, trips, after)
 
+    def _mixes(self) -> dict[Axis, list[tuple[int, float]]]:
+        found = {}
+        for axis in self.blocked:
+            blocks = self._blocks(axis)
+            sizes = [(p.size, trips / blocks) for p, trips in self.cuts[axis] if trips]
+            if len(sizes) > 1 and axis not in self.run:
+                found[axis] = sizes
+        return found
+
     def _steps(self) -> dict[Axis, int]:
         found = {a: self.low.register[a] for a in self.blocked if a not in self.run}
         if self.flat is not None:
@@ -399,7 +408,7 @@ class _Leaf:
             inner = prod(extent_of(a.extent) for a in self.run[1:])
             touches = [(merged(t, self.run, self.flat), first) for t, first in touches]
             grows = {v: {**m, self.flat: m[self.run[0]] * inner} if self.run[0] in m else m for v, m in grows.items()}
-        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), loaded, stored)
+        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), self._mixes(), loaded, stored)
 
 
 def _flat(node: Load) -> dict[Axis, int] | None:
