@@ -71,23 +71,28 @@ class Touch:
             total = total * dim.extent
         return total
 
-    def bytes(self, sizes: Mapping[Axis, Size], line: int, steps: Mapping[Axis, int] | None = None) -> Size:
-        """Distinct bytes in whole lines while the axes run over these sizes, each from a multiple of its step on."""
+    def bytes(
+        self, sizes: Mapping[Axis, Size], line: int, steps: Mapping[Axis, int] | None = None
+    ) -> tuple[Size, Size]:
+        """Distinct bytes in whole lines while the axes run over these sizes, each from a multiple of its step on; and
+        by how much that differs to either side where all stretches begin alike in a line, but not in every part."""
         run: Size = float(self.element)  # of one stretch without a gap of a line
         stretches: Size = 1.0
         grid: Size = line  # stretches begin at multiples of it
+        own: Size = line  # the same within one part
         for dim in reversed(self.dims):
             count, reach = dim.span(sizes)
             step = np.where(count > 1, dim.stride * (reach - 1) / np.maximum(count - 1, 1), 0)
             dense = (step - run < line) & (stretches == 1)
             run, stretches = np.where(dense, run + dim.stride * (reach - 1), run), np.where(dense, stretches, stretches * count)
-            grid = np.where(dense, grid, np.gcd(grid, np.rint(step).astype(np.int64)))
+            own = np.where(dense, own, np.gcd(own, np.rint(step).astype(np.int64)))
             for places, axis in dim.terms:
                 if steps and axis in steps:
                     grid = np.gcd(grid, np.rint(places * steps[axis] * dim.stride).astype(np.int64))
-        grid = np.clip(grid, min(self.element, line), line)
+        grid = np.clip(np.gcd(grid, own), min(self.element, line), line)
         lines = stretches * (np.ceil(run / grid) * grid + line - grid) / line
-        return np.minimum(lines, np.ceil(self.storage / line)) * line
+        whole = np.ceil(self.storage / line)
+        return np.minimum(lines, whole) * line, np.where((grid < own) & (lines < whole), stretches * line / 2, 0.0)
 
 
 def _upper(extent: Size) -> int:

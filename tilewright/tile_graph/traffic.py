@@ -23,10 +23,8 @@ from tilewright.tile_graph.touch import Touch
 
 Bytes = dict[Hashable, Size]  # by buffer
 
-import os
-UNEVEN = float(os.environ.get("UNEVEN", "0.06"))
-F = 0.5
-_SAME = 1.001  # times as many bytes at most: the same, but for where lines begin
+_UNEVEN = 0.05  # by which share parts differ from each other at least
+_SAME = 1.02  # times as many bytes at most: the same, but for where lines begin
 
 
 @dataclass(frozen=True)
@@ -49,17 +47,24 @@ class Walk:
     loaded: Bytes = field(default_factory=dict)  # bytes between registers and what is next to them, exactly
     stored: Bytes = field(default_factory=dict)
 
-    def footprint(self, part: int, line: int) -> Bytes:
-        """Distinct bytes of each buffer in one of the parts."""
+    def footprint(self, part: int, line: int) -> tuple[Bytes, Size]:
+        """Distinct bytes of each buffer in one of the parts, and by which share of them parts differ to either side."""
         inside = {a for a, n in self.parts[part].items() if np.any(n < self.parts[-1][a])}
         own = {a: self.blocks.get(a, 1) for a in inside}
         all_steps = {a: gcd(own.get(a, 0), self.origins.get(a, 0)) for a in (*own, *self.origins)}
         held = [t for t, first in self.touches if first <= part]
         found: Bytes = {}
+        uneven: Size = 0.0
+        totals = []
         for share, sizes in self._mixed(part):
-            each = [(t, t.bytes(sizes, line, own if t.follows else all_steps)) for t in held]
-            found = _sum([found, {b: share * n for b, n in _together(each, line).items()}])
-        return found
+            each = [(t, *t.bytes(sizes, line, own if t.follows else all_steps)) for t in held]
+            here = _together([(t, n) for t, n, _ in each], line)
+            found = _sum([found, {b: share * n for b, n in here.items()}])
+            uneven = uneven + share * sum((n for _, _, n in each), 0.0)
+            totals.append(_total(here))
+        if len(totals) > 1:
+            uneven = uneven + (np.maximum.reduce(totals) - np.minimum.reduce(totals)) / 2
+        return found, uneven / np.maximum(_total(found), 1.0)
 
     def _mixed(self, part: int) -> list[tuple[float, Mapping[Axis, Size]]]:
         """A part with blocks of every size there is, and how often each comes."""
@@ -79,7 +84,7 @@ class Walk:
                 for axis, more in self.grows.get(loop, {}).items():
                     sizes[axis] = np.minimum(sizes.get(axis, 1) + more, extent_of(axis.extent))
                     steps.pop(axis, None)
-            result.append((touch, touch.bytes(sizes, line, steps)))
+            result.append((touch, touch.bytes(sizes, line, steps)[0]))
         return _together(result, line)
 
     @property
@@ -116,6 +121,7 @@ class Moved:
     within: Bytes  # bytes touched by the smallest part that touches all of a buffer that the whole does
     twice: Mapping[Hashable, Bytes] = field(default_factory=dict)  # of other buffers, that such parts touch at both ends
     step: Bytes | None = None  # touched in one run of the outermost loop inside
+    uneven: Mapping[Hashable, Size] = field(default_factory=dict)  # by which share such parts differ from each other
 
     @property
     def total(self) -> Size:
@@ -130,15 +136,17 @@ def moved(node: Node, cache: Cache) -> Moved:
     touched = node.footprint_in(frozenset(), cache.line)
     once = Moved(_most([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
                  inner[0].within if len(inner) == 1 else {}, inner[0].twice if len(inner) == 1 else {},
-                 inner[0].step if len(inner) == 1 else None)  # fmt: skip
+                 inner[0].step if len(inner) == 1 else None, inner[0].uneven if len(inner) == 1 else {})  # fmt: skip
     moving = {b: np.where(n > once.touched[b] * _SAME, 1.0, 0.0) for b, n in touched.items()}
     kept = {b: _kept_around(inner, b, touched, moving, node.trips, cache) for b in touched}
     return _repeated(once, touched, node.trips, kept)
 
 
-def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes, ends: Bytes | None = None) -> Moved:
+def _repeated(
+    once: Moved, touched: Bytes, trips: Size, kept: Bytes, ends: Bytes | None = None, differ: Size = 0.0
+) -> Moved:
     """A part that runs several times: of what it touches again, so much is kept."""
-    fetched, written, within, twice = {}, {}, {}, {}
+    fetched, written, within, twice, uneven = {}, {}, {}, {}, {}
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
         before = once.touched.get(buffer, size)
@@ -148,9 +156,11 @@ def _repeated(once: Moved, touched: Bytes, trips: Size, kept: Bytes, ends: Bytes
             written[buffer] = np.maximum(trips * once.written[buffer] - again, size)
         same = size <= before * _SAME
         within[buffer] = np.where(same, once.within.get(buffer, total), whole)
+        uneven[buffer] = np.where(same, once.uneven.get(buffer, 0.0), differ)
         former, now = once.twice.get(buffer, {}), ends or {}
         twice[buffer] = {b: np.where(same, former.get(b, 0.0), now.get(b, 0.0)) for b in {*former, *now}}
-    return Moved(touched, fetched, written, within, twice, once.touched if np.any(trips > 1) else once.step)
+    step = once.touched if np.any(trips > 1) else once.step
+    return Moved(touched, fetched, written, within, twice, step, uneven)
 
 
 def _moved_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable) -> Size:
@@ -175,7 +185,7 @@ def held(node: Node, cache: Cache) -> float:
             for item in inner.body:
                 below(item)
         else:
-            found.extend(float(_total(inner.footprint(part, cache.line))) for part in range(len(inner.parts)))
+            found.extend(float(_total(inner.footprint(part, cache.line)[0])) for part in range(len(inner.parts)))
 
     below(node)
     return max((size for size in found if size <= cache.capacity), default=0.0)
@@ -221,27 +231,29 @@ def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
 
 def _leaf(walk: Walk, cache: Cache) -> Moved:
     written = walk.written
-    touched = walk.footprint(0, cache.line)
+    touched, differ = walk.footprint(0, cache.line)
     ends = dict(touched)  # what a part touches all along: next to its end it is all there, and so is the next one's
     found = Moved(touched, touched, {b: n for b, n in touched.items() if b in written},
-                  dict.fromkeys(touched, _total(touched)), dict.fromkeys(touched, ends))  # fmt: skip
+                  dict.fromkeys(touched, _total(touched)), dict.fromkeys(touched, ends),
+                  uneven=dict.fromkeys(touched, differ))  # fmt: skip
     for number, trips in enumerate(walk.trips):
-        around = walk.footprint(number + 1, cache.line)
+        around, differ = walk.footprint(number + 1, cache.line)
         kept = {b: _kept_on(found, around, trips, b, cache) for b in found.within}
         late = {b: n for b, n in around.items() if b not in found.touched}  # what the parts inside do not hold
         ends = {b: np.where((n > found.touched[b] * _SAME) | (trips <= 1), ends[b], n) if b in ends else 0.0
                 for b, n in around.items()}  # fmt: skip
-        grown = _repeated(found, around, trips, kept, ends)
+        grown = _repeated(found, around, trips, kept, ends, differ)
         step = found.touched if np.any(trips > 1) else found.step
         found = Moved(around, {**grown.fetched, **late}, {**grown.written, **{b: n for b, n in late.items() if b in written}},
-                      grown.within, grown.twice, step)  # fmt: skip
+                      grown.within, grown.twice, step, grown.uneven)  # fmt: skip
     return found
 
 
 def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: Cache) -> Size:
     """The part of what a leaf touches again in the next run of a loop that the cache still holds."""
     more = _moved_on(found, around, trips, buffer)
-    share = _kept(found.within[buffer] + more * F, found.within[buffer] + more, cache.capacity)
+    distance = found.within[buffer] + more
+    share = _kept(distance, distance, cache.capacity, found.uneven.get(buffer, 0.0))
     if found.step is None:
         return share
     # what one run has in common with the next alone, where it is no more than one step of the loop inside touches, is
@@ -274,11 +286,12 @@ def _around(size: Size, here: Bytes, there: Bytes, moving: Bytes) -> Size:
     return size + _total(there) - np.minimum(shared, size)
 
 
-def _kept(start: Size, end: Size, capacity: int) -> Size:
+def _kept(start: Size, end: Size, capacity: int, uneven: Size = 0.0) -> Size:
     """The part of a buffer that is found again where so many bytes are touched from its first element to its first,
     and from its last to its last: in between the distance changes evenly. Parts are not all of one size, nor do they
     begin alike in a line: near the capacity some fit and others do not."""
-    low, high = np.minimum(start, end) * (1 - UNEVEN), np.maximum(start, end) * (1 + UNEVEN)
+    differ = np.clip(uneven, _UNEVEN, 0.9)
+    low, high = np.minimum(start, end) * (1 - differ), np.maximum(start, end) * (1 + differ)
     return np.clip((capacity - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * (low <= capacity)
 
 
