@@ -109,18 +109,23 @@ class _Counter:
                 self._run(stmt.body, weight)
             elif isinstance(stmt, If):
                 taken = self._value(stmt.condition)
+                outside, self._copies = self._copies, []  # what a branch has loaded is not known beside it
                 self._run(stmt.then, weight if taken is None else weight * taken)
                 self._run(stmt.otherwise, weight if taken is None else weight * np.logical_not(taken))
+                self._copies = outside
             elif isinstance(stmt, Store):
                 self._count(self.result.stored, self.result.stored_by, stmt.buffer, stmt.indices, weight)
 
     def _for(self, loop: For, weight: np.ndarray) -> None:
         extent = self._extent(loop.axis.extent)
         vector = loop.kind is ForKind.VECTOR
+        outside = self._copies
         if vector:
             self._vectors.append((loop.axis, float(np.mean(extent))))
-        if loop.kind is ForKind.UNROLL and extent.ndim == 0:
-            self._copies.append((loop.axis, int(extent)))
+        elif loop.kind is ForKind.UNROLL and extent.ndim == 0:
+            self._copies = [*outside, (loop.axis, int(extent))]
+        else:
+            self._copies = []
         if _shapes_inside(loop):
             self._depth += 1
             size = int(np.max(extent, initial=0))
@@ -137,8 +142,7 @@ class _Counter:
             self._run(loop.body, weight * extent)
         if vector:
             self._vectors.pop()
-        if loop.kind is ForKind.UNROLL and extent.ndim == 0:
-            self._copies.pop()
+        self._copies = outside
 
     def _count(
         self,

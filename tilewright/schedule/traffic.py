@@ -7,19 +7,21 @@ What is next to registers is counted exactly, memory by memory; what caches hold
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 
 from tilewright.backend import backend_for
 from tilewright.ir.compute import Program, Scan, all_computes
 from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Memory
+from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import ScanView
 from tilewright.lower.program import all_tensors, at_step
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Plan
-from tilewright.tile_graph.traffic import Cache, Moved, Node, Repeat, Walk, held, moved, sequence
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,16 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
                 kind = backend.memory_at(target, place)
                 chosen = [v for m, v in near.items() if kind is None or m in kind]
                 read, written = sum(v[0] for v in chosen), sum(v[1] for v in chosen)
-            kept = footprints[place][number] if place in footprints else 0.0
+            kept = footprints[place][number] if place in footprints else _allocated(memories, backend.memory_at(target, place))
             levels.append(LevelTraffic(read, written, kept))
         result[name] = KernelTraffic(name, tuple(levels), near)
     return result
+
+
+def _allocated(memories: Mapping[Hashable, Memory], kinds: frozenset[Memory] | None) -> float:
+    """Bytes of the buffers that a kernel has in memories of its own."""
+    return float(sum(prod(extent_of(e) for e in b.shape) * b.dtype.bytes for b, m in memories.items()
+                     if isinstance(b, Buffer) and kinds is not None and m in kinds))  # fmt: skip
 
 
 def by_memory(node: Node, memories: Mapping[Hashable, Memory]) -> dict[Memory, tuple[float, float]]:
@@ -115,9 +123,7 @@ def _trees(program: Program, plan: Plan, target: Target) -> dict[str, tuple[Repe
             view = ScanView(step, dict(scan.stacked))
             nests = [at_step(n, scan.axis, step) for n in nests]
             times = scan.axis.extent
-        tree, memories = backend.walks(replace(kernel, name=kernel.name), nests, layout, view)
+        tree, memories = backend.walks(kernel, nests, layout, view)
         result[kernel.name] = (tree if times == 1 else Repeat("step", times, [tree]), memories)
     return result
 
-
-__all__ = ["KernelTraffic", "LevelTraffic", "Walk", "traffic_of"]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, gcd
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Expr, Var, axes_of
+from tilewright.ir.expr import Axis, Expr, Var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.propagate import Size, extent_of, index_size
 
@@ -32,20 +34,23 @@ class Dim:
     def span(self, sizes: Mapping[Axis, Size]) -> tuple[Size, Size]:
         """Distinct places while the axes run over these sizes, and how far they reach."""
         if self.index is not None:
-            whole = {a: np.maximum(1, np.ceil(n)).astype(np.int64) for a, n in sizes.items()}
+            key = tuple((a, n) for a, n in sizes.items() if a in self.index.axes)
+            if all(isinstance(n, int | float) for _, n in key):
+                whole = {a: max(1, ceil(n)) for a, n in key}
+            else:
+                whole = {a: np.maximum(1, np.ceil(n)).astype(np.int64) for a, n in key}
             covered = index_size(self.index, whole, _upper(self.extent))
             return covered, covered
         count: Size = 1
         reach: Size = 1
         for step, axis in self.terms:  # the shortest step first
-            size = sizes.get(axis, 1)
-            dense = step <= reach
-            along = reach + step * (size - 1)
-            count = np.where(dense, np.minimum(count + step * (size - 1), along), count * size)
-            reach = along
+            more = step * (sizes.get(axis, 1) - 1)
+            along = reach + more
+            dense = chosen(step <= reach, least(count + more, along), count * sizes.get(axis, 1))
+            count, reach = dense, along
         if self.spread:
-            count, reach = np.minimum(count + self.spread, count * self.reads), reach + self.spread
-        return np.minimum(count, self.extent), np.minimum(reach, self.extent)
+            count, reach = least(count + self.spread, count * self.reads), reach + self.spread
+        return least(count, self.extent), least(reach, self.extent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +63,7 @@ class Touch:
     is_store: bool
     follows: frozenset[Hashable] = frozenset()  # loops with which the buffer itself moves on: it is used again by each
 
-    @property
-    def axes(self) -> frozenset[Axis]:
-        found = {a for d in self.dims for _, a in d.terms}
-        return frozenset(found | {a for d in self.dims if d.index is not None for a in axes_of(d.index)})
-
-    @property
+    @cached_property
     def storage(self) -> Size:
         """Bytes of the whole buffer."""
         total: Size = self.element
@@ -82,17 +82,42 @@ class Touch:
         own: Size = line  # the same within one part
         for dim in reversed(self.dims):
             count, reach = dim.span(sizes)
-            step = np.where(count > 1, dim.stride * (reach - 1) / np.maximum(count - 1, 1), 0)
+            if steps:
+                for places, axis in dim.terms:
+                    if axis in steps:
+                        grid = common(grid, places * steps[axis] * dim.stride)
+            if isinstance(reach, int | float) and reach == 1:
+                continue
+            step = dim.stride * (reach - 1) / most(count - 1, 1)
             dense = (step - run < line) & (stretches == 1)
-            run, stretches = np.where(dense, run + dim.stride * (reach - 1), run), np.where(dense, stretches, stretches * count)
-            own = np.where(dense, own, np.gcd(own, np.rint(step).astype(np.int64)))
-            for places, axis in dim.terms:
-                if steps and axis in steps:
-                    grid = np.gcd(grid, np.rint(places * steps[axis] * dim.stride).astype(np.int64))
-        grid = np.clip(np.gcd(grid, own), min(self.element, line), line)
-        lines = stretches * (np.ceil(run / grid) * grid + line - grid) / line
-        whole = np.ceil(self.storage / line)
-        return np.minimum(lines, whole) * line, np.where((grid < own) & (lines < whole), stretches * line / 2, 0.0)
+            own = chosen(dense, own, common(own, step))
+            stretches = chosen(dense, stretches, stretches * count)
+            run = chosen(dense, run + dim.stride * (reach - 1), run)
+        grid = least(most(common(grid, own), min(self.element, line)), line)
+        lines = stretches * (-(-run // grid) * grid + line - grid) / line
+        whole = -(-self.storage // line)
+        differs = chosen((grid < own) & (lines < whole), stretches * line / 2, 0.0)
+        return least(lines, whole) * line, differs
+
+
+def least(a: Size, b: Size) -> Size:
+    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else np.minimum(a, b)
+
+
+def most(a: Size, b: Size) -> Size:
+    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else np.maximum(a, b)
+
+
+def chosen(condition: Any, a: Size, b: Size) -> Size:
+    """`a` where the condition holds, else `b`; an array only where the condition is one."""
+    return (a if condition else b) if isinstance(condition, bool | np.bool_) else np.where(condition, a, b)
+
+
+def common(a: Size, b: Size) -> Size:
+    """The largest number that divides both, of numbers that are nearly whole."""
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return gcd(round(a), round(b))
+    return np.gcd(np.rint(a).astype(np.int64), np.rint(b).astype(np.int64))
 
 
 def _upper(extent: Size) -> int:

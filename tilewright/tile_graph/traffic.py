@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.expr import Axis
 from tilewright.tile_graph.propagate import Size, extent_of
-from tilewright.tile_graph.touch import Touch
+from tilewright.tile_graph.touch import Touch, chosen, least, most
 
 Bytes = dict[Hashable, Size]  # by buffer
 
@@ -46,9 +47,15 @@ class Walk:
     mixes: Mapping[Axis, Sequence[tuple[int, float]]] = field(default_factory=dict)  # sizes of blocks that differ
     loaded: Bytes = field(default_factory=dict)  # bytes between registers and what is next to them, exactly
     stored: Bytes = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # footprints, which many levels ask for
 
     def footprint(self, part: int, line: int) -> tuple[Bytes, Size]:
         """Distinct bytes of each buffer in one of the parts, and by which share of them parts differ to either side."""
+        if (part, line) not in self.known:
+            self.known[part, line] = self._footprint(part, line)
+        return self.known[part, line]
+
+    def _footprint(self, part: int, line: int) -> tuple[Bytes, Size]:
         inside = {a for a, n in self.parts[part].items() if np.any(n < self.parts[-1][a])}
         own = {a: self.blocks.get(a, 1) for a in inside}
         all_steps = {a: gcd(own.get(a, 0), self.origins.get(a, 0)) for a in (*own, *self.origins)}
@@ -64,7 +71,7 @@ class Walk:
             totals.append(_total(here))
         if len(totals) > 1:
             uneven = uneven + (np.maximum.reduce(totals) - np.minimum.reduce(totals)) / 2
-        return found, uneven / np.maximum(_total(found), 1.0)
+        return found, uneven / most(_total(found), 1.0)
 
     def _mixed(self, part: int) -> list[tuple[float, Mapping[Axis, Size]]]:
         """A part with blocks of every size there is, and how often each comes."""
@@ -76,13 +83,19 @@ class Walk:
 
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         """Distinct bytes of each buffer in all of the leaf's tile and of some loops around it."""
+        if (loops, line) not in self.known:
+            self.known[loops, line] = self._footprint_in(loops, line)
+        found: Bytes = self.known[loops, line]
+        return found
+
+    def _footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         result = []
         for touch, _ in self.touches:
             sizes = dict(self.parts[-1])
             steps = {} if touch.follows else dict(self.origins)
             for loop in loops - touch.follows:
                 for axis, more in self.grows.get(loop, {}).items():
-                    sizes[axis] = np.minimum(sizes.get(axis, 1) + more, extent_of(axis.extent))
+                    sizes[axis] = least(sizes.get(axis, 1) + more, extent_of(axis.extent))
                     steps.pop(axis, None)
             result.append((touch, touch.bytes(sizes, line, steps)[0]))
         return _together(result, line)
@@ -101,7 +114,7 @@ class Repeat:
     body: Sequence[Walk | Repeat]
 
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
-        return _most([item.footprint_in(loops | {self.loop}, line) for item in self.body])
+        return _union([item.footprint_in(loops | {self.loop}, line) for item in self.body])
 
     @property
     def written(self) -> frozenset[Hashable]:
@@ -134,10 +147,10 @@ def moved(node: Node, cache: Cache) -> Moved:
         return _leaf(node, cache)
     inner = sequence(node.body, [moved(item, cache) for item in node.body], cache)
     touched = node.footprint_in(frozenset(), cache.line)
-    once = Moved(_most([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
+    once = Moved(_union([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
                  inner[0].within if len(inner) == 1 else {}, inner[0].twice if len(inner) == 1 else {},
                  inner[0].step if len(inner) == 1 else None, inner[0].uneven if len(inner) == 1 else {})  # fmt: skip
-    moving = {b: np.where(n > once.touched[b] * _SAME, 1.0, 0.0) for b, n in touched.items()}
+    moving = {b: chosen(n > once.touched[b] * _SAME, 1.0, 0.0) for b, n in touched.items()}
     kept = {b: _kept_around(inner, b, touched, moving, node.trips, cache) for b in touched}
     return _repeated(once, touched, node.trips, kept)
 
@@ -150,15 +163,15 @@ def _repeated(
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
         before = once.touched.get(buffer, size)
-        again = np.maximum(0.0, trips * before - size) * kept.get(buffer, 0.0)
-        fetched[buffer] = np.maximum(trips * once.fetched.get(buffer, size) - again, size)
+        again = most(0.0, trips * before - size) * kept.get(buffer, 0.0)
+        fetched[buffer] = most(trips * once.fetched.get(buffer, size) - again, size)
         if buffer in once.written:
-            written[buffer] = np.maximum(trips * once.written[buffer] - again, size)
+            written[buffer] = most(trips * once.written[buffer] - again, size)
         same = size <= before * _SAME
-        within[buffer] = np.where(same, once.within.get(buffer, total), whole)
-        uneven[buffer] = np.where(same, once.uneven.get(buffer, 0.0), differ)
+        within[buffer] = chosen(same, once.within.get(buffer, total), whole)
+        uneven[buffer] = chosen(same, once.uneven.get(buffer, 0.0), differ)
         former, now = once.twice.get(buffer, {}), ends or {}
-        twice[buffer] = {b: np.where(same, former.get(b, 0.0), now.get(b, 0.0)) for b in {*former, *now}}
+        twice[buffer] = {b: chosen(same, former.get(b, 0.0), now.get(b, 0.0)) for b in {*former, *now}}
     step = once.touched if np.any(trips > 1) else once.step
     return Moved(touched, fetched, written, within, twice, step, uneven)
 
@@ -170,8 +183,8 @@ def _moved_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable) -> Siz
     for other, size in found.twice.get(buffer, {}).items():
         if other is not buffer and other in found.touched and other in around:
             before = found.touched[other]
-            new = (around[other] - before) / np.maximum((trips - 1) * before, 1e-9)
-            total = total + size * np.clip(new, 0.0, 1.0)
+            new = (around[other] - before) / most((trips - 1) * before, 1e-9)
+            total = total + size * least(most(new, 0.0), 1.0)
     return total
 
 
@@ -203,7 +216,7 @@ def sequence(nodes: Sequence[Node], alone: Sequence[Moved], cache: Cache) -> lis
                 before = alone[last[buffer]]
                 between = _between(alone[last[buffer] + 1 : number], cache)
                 share = _kept(_with(between, before, buffer), _with(between, found, buffer), cache.capacity)
-                kept = share * np.minimum(size, before.touched[buffer])
+                kept = share * least(size, before.touched[buffer])
                 fetched[buffer] = fetched[buffer] - kept
                 if buffer in written and buffer in dirty:
                     written[buffer] = written[buffer] - kept
@@ -217,7 +230,7 @@ def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
     """All that nodes touch together; where that is more than a cache holds, no more than is needed to know it."""
     result: Bytes = {}
     for each in reversed(nodes):
-        result = _most([result, each.touched])
+        result = _union([result, each.touched])
         if np.min(_total(result)) > cache.capacity:
             break
     return result
@@ -225,8 +238,8 @@ def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
 
 def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
     """Distinct bytes of what lies between and of the part of a node that touches all of a buffer."""
-    both = _total(_most([between, node.touched]))
-    return np.minimum(both, _total(between) + node.within[buffer])
+    both = _total(_union([between, node.touched]))
+    return least(both, _total(between) + node.within[buffer])
 
 
 def _leaf(walk: Walk, cache: Cache) -> Moved:
@@ -240,7 +253,7 @@ def _leaf(walk: Walk, cache: Cache) -> Moved:
         around, differ = walk.footprint(number + 1, cache.line)
         kept = {b: _kept_on(found, around, trips, b, cache) for b in found.within}
         late = {b: n for b, n in around.items() if b not in found.touched}  # what the parts inside do not hold
-        ends = {b: np.where((n > found.touched[b] * _SAME) | (trips <= 1), ends[b], n) if b in ends else 0.0
+        ends = {b: chosen((n > found.touched[b] * _SAME) | (trips <= 1), ends[b], n) if b in ends else 0.0
                 for b, n in around.items()}  # fmt: skip
         grown = _repeated(found, around, trips, kept, ends, differ)
         step = found.touched if np.any(trips > 1) else found.step
@@ -259,10 +272,10 @@ def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: 
     # what one run has in common with the next alone, where it is no more than one step of the loop inside touches, is
     # the last of one and the first of the other
     before, last = found.touched[buffer], found.step.get(buffer, 0.0)
-    common = (trips * before - around[buffer]) / np.maximum(trips - 1, 1e-9)
+    common = (trips * before - around[buffer]) / most(trips - 1, 1e-9)
     beside = (before > last * _SAME) & (common <= last)
     near = _total(found.step)
-    return np.where(beside, np.maximum(share, _kept(near, near, cache.capacity)), share)
+    return chosen(beside, most(share, _kept(near, near, cache.capacity)), share)
 
 
 def _kept_around(
@@ -274,25 +287,25 @@ def _kept_around(
     first, last = users[0], users[-1]
     if len(inner) == 1:
         return _kept_on(inner[0], touched, trips, buffer, cache)
-    before, after = (_most([m.touched for m in part]) for part in (inner[last + 1 :], inner[:first]))
-    start = _around(_with(before, inner[last], buffer), _most([before, inner[last].touched]), after, moving)
-    end = _around(_with(after, inner[first], buffer), _most([after, inner[first].touched]), before, moving)
+    before, after = (_union([m.touched for m in part]) for part in (inner[last + 1 :], inner[:first]))
+    start = _around(_with(before, inner[last], buffer), _union([before, inner[last].touched]), after, moving)
+    end = _around(_with(after, inner[first], buffer), _union([after, inner[first].touched]), before, moving)
     return _kept(start, end, cache.capacity)
 
 
 def _around(size: Size, here: Bytes, there: Bytes, moving: Bytes) -> Size:
     """Distinct bytes on both sides of the end of a loop's body, `size` of them here."""
-    shared = sum((np.minimum(here[b], n) * (1 - moving[b]) for b, n in there.items() if b in here), 0.0)
-    return size + _total(there) - np.minimum(shared, size)
+    shared = sum((least(here[b], n) * (1 - moving[b]) for b, n in there.items() if b in here), 0.0)
+    return size + _total(there) - least(shared, size)
 
 
 def _kept(start: Size, end: Size, capacity: int, uneven: Size = 0.0) -> Size:
     """The part of a buffer that is found again where so many bytes are touched from its first element to its first,
     and from its last to its last: in between the distance changes evenly. Parts are not all of one size, nor do they
     begin alike in a line: near the capacity some fit and others do not."""
-    differ = np.clip(uneven, _UNEVEN, 0.9)
-    low, high = np.minimum(start, end) * (1 - differ), np.maximum(start, end) * (1 + differ)
-    return np.clip((capacity - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * (low <= capacity)
+    differ = least(most(uneven, _UNEVEN), 0.9)
+    low, high = least(start, end) * (1 - differ), most(start, end) * (1 + differ)
+    return least(most((capacity - low) / most(high - low, 1e-9), 0.0), 1.0) * (low <= capacity)
 
 
 def _together(found: Sequence[tuple[Touch, Size]], line: int) -> Bytes:
@@ -302,14 +315,14 @@ def _together(found: Sequence[tuple[Touch, Size]], line: int) -> Bytes:
     for touch, size in found:
         result[touch.buffer] = result.get(touch.buffer, 0.0) + size
         whole[touch.buffer] = touch.storage
-    return {b: np.minimum(n, np.ceil(whole[b] / line) * line) for b, n in result.items()}
+    return {b: least(n, -(-whole[b] // line) * line) for b, n in result.items()}
 
 
-def _most(found: Sequence[Bytes]) -> Bytes:
+def _union(found: Sequence[Bytes]) -> Bytes:
     result: Bytes = {}
     for each in found:
         for buffer, size in each.items():
-            result[buffer] = np.maximum(result[buffer], size) if buffer in result else size
+            result[buffer] = most(result[buffer], size) if buffer in result else size
     return result
 
 
