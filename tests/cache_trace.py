@@ -161,7 +161,7 @@ def trace(loops: LoopProgram, capacities: Sequence[int], folder: Path) -> Traced
     return Traced(
         rows[0:first:2], rows[1:first:2],
         {m: rows[first + 2 * i] for i, m in enumerate(_MEMORIES)},
-        {m: rows[first + 2 * i + 1] for i, m in enumerate(_MEMORIES)}, out[2 * calls * (len(capacities) + len(_MEMORIES))],
+        {m: rows[first + 2 * i + 1] for i, m in enumerate(_MEMORIES)}, out[len(rows) * calls],
     )  # fmt: skip
 
 
@@ -290,7 +290,8 @@ class _Writer:
                 size *= extent_of(lane.extent)
             else:
                 for place in range(extent_of(lane.extent)):
-                    self.touch_at(buffer, base, simplify(substitute(offset, {lane: const(place)})), size, is_store, known)
+                    at = simplify(substitute(offset, {lane: const(place)}))
+                    self.touch_at(buffer, base, at, size, is_store, known)
                 return
         self.touch_at(buffer, base, offset, size, is_store, known)
 

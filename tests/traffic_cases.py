@@ -130,7 +130,7 @@ def _attention(rng: Rng) -> ModelProto:
     h, s, d = _size(rng, 1, 3), _size(rng, 24, 128), _size(rng, 8, 48)
     steps = [("Transpose", ["k"], "t", {"perm": [0, 2, 1]}), ("MatMul", ["q", "t"], "s", {}),
              ("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "y", {})]  # fmt: skip
-    return model_of(steps, {n: (h, s, d) for n in "qkv"}, {"y": (h, s, d)}, {})
+    return model_of(steps, dict.fromkeys("qkv", (h, s, d)), {"y": (h, s, d)}, {})
 
 
 def _pooled(rng: Rng) -> ModelProto:

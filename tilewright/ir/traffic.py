@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, loads, var
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, const, loads, var
 from tilewright.ir.loops import (
     Alloc,
     Buffer,
@@ -25,7 +25,7 @@ from tilewright.ir.loops import (
     statements,
     stmt_exprs,
 )
-from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.values import evaluate_exprs
 
 EXACT = 1 << 20  # iterations looked at one by one; beyond, a loop is sampled at SAMPLES points
@@ -165,16 +165,17 @@ class _Counter:
         if not self._copies:
             return 1.0
         counted = prod(n for _, n in self._copies)
-        moving = [linear(simplify(i)).terms for i in node.args]
-        places = np.zeros((1, len(moving)), dtype=np.int64)
+        offset: Expr = const(0)
+        for index, extent in zip(node.args, node.source.shape, strict=True):
+            offset = offset * extent + index
+        moving = join_divisions(linear(simplify(offset))).terms
+        places = np.zeros(1, dtype=np.int64)
         for axis, size in self._copies:
-            if any(axis in t.axes and not isinstance(t, Var) for terms in moving for t in terms):
+            if any(axis in t.axes and not isinstance(t, Var) for t in moving):
                 return 1.0
-            step = np.array([terms.get(var(axis), 0) for terms in moving], dtype=np.int64)
-            if not step.any():
-                continue
-            places = (places[:, None, :] + np.arange(size)[None, :, None] * step).reshape(-1, len(moving))
-        return len(np.unique(places, axis=0)) / max(1, counted)
+            if var(axis) in moving:
+                places = np.add.outer(places, np.arange(size) * moving[var(axis)]).ravel()
+        return len(np.unique(places)) / max(1, counted)
 
     def _extent(self, extent: Extent) -> Any:
         if isinstance(extent, int):

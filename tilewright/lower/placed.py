@@ -101,7 +101,7 @@ class Placed:
         places = [p for t in self.nest.stores for p in self.access.write[t]]
         return [self._touch(p, [p.layout.storage_indices(here)], True) for p in places]
 
-    def _touch(self, place: Place, indices: Sequence[tuple[Expr, ...]], is_store: bool) -> Touch:
+    def _touch(self, place: Place, indices: Sequence[Sequence[Expr]], is_store: bool) -> Touch:
         shape = [extent_of(e) for e in place.buffer.shape[len(place.prefix) :]]
         follows = self.follows.get(place.buffer, frozenset())
         return touch(self.key(place.buffer), place.buffer.dtype.bytes, indices, shape, is_store, follows)
@@ -149,7 +149,7 @@ class _Positions:
 def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
     """A kernel as loops over tiles around its leaves, and where each of its buffers is."""
     index, items = lowering.items()
-    names = {b: n for b, n in zip(lowering.params, lowering.arguments, strict=True)}
+    names = dict(zip(lowering.params, lowering.arguments, strict=True))
     radix = _radix(lowering.plan)
     positions = _Positions(index, radix)
     held = set(lowering.kept)
@@ -161,7 +161,8 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         ranges.update({a: work.limits.get(a, whole(extent_of(a.extent))) for a in work.nest.reduce_axes})
         spreads = {a: Spread.of(np.maximum(0, positions.everywhere(r.count))) for a, r in ranges.items()}
         grows = _grows(ranges, positions, radix, loops)
-        steps = {**{loop: n for loop, _, n in radix}, **{axis: extent_of(axis.extent) for axis in loops}}
+        steps: dict[Hashable, int] = {loop: n for loop, _, n in radix}
+        steps.update({axis: extent_of(axis.extent) for axis in loops})
         origins: dict[Axis, int] = {}
         for loop, moving in grows.items():
             for axis, more in moving.items():
@@ -188,7 +189,7 @@ def _radix(tile: Tile) -> list[tuple[Hashable, int, int]]:
     """The loops over a kernel's tiles, outermost first."""
     extents = {a.name: a.extent for a in tile.axes}
     counts = [(name, -(-max(1, extents[name]) // size)) for name, size in tile.sizes]
-    result = []
+    result: list[tuple[Hashable, int, int]] = []
     for number, (name, count) in enumerate(counts):
         if count > 1:
             result.append((f"tile {name}", prod(c for _, c in counts[number + 1 :]), count))

@@ -70,7 +70,10 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
                 kind = backend.memory_at(target, place)
                 chosen = [v for m, v in near.items() if kind is None or m in kind]
                 read, written = sum(v[0] for v in chosen), sum(v[1] for v in chosen)
-            kept = footprints[place][number] if place in footprints else _allocated(memories, backend.memory_at(target, place))
+            if place in footprints:
+                kept = footprints[place][number]
+            else:
+                kept = _allocated(memories, backend.memory_at(target, place))
             levels.append(LevelTraffic(read, written, kept))
         result[name] = KernelTraffic(name, tuple(levels), near)
     return result

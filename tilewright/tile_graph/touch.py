@@ -22,7 +22,7 @@ _MOST_PLACES = 1 << 20  # of an index, that are looked at one by one
 
 @dataclass(frozen=True, eq=False)
 class Dim:
-    """One dimension of storage: the axes that move along it, each by so many places; `index` where it is no such sum."""
+    """One dimension of storage: the axes that move along it, by so many places each; else the `index` itself."""
 
     terms: tuple[tuple[int, Axis], ...]
     index: Expr | None
@@ -141,8 +141,9 @@ def touch(
         spread = constants[-1] - constants[0]
         plain = all(isinstance(t, Var) and c > 0 for t, c in found[0].terms.items())
         if plain:
-            terms = tuple(sorted(((c, t.axis) for t, c in found[0].terms.items() if isinstance(t, Var)), key=lambda x: x[0]))
-            dims.append(Dim(terms, None, spread, len(constants), extent, each))
+            terms = [(c, t.axis) for t, c in found[0].terms.items() if isinstance(t, Var)]
+            terms.sort(key=lambda term: term[0])
+            dims.append(Dim(tuple(terms), None, spread, len(constants), extent, each))
         else:
             dims.append(Dim((), simplify(indices[0][number]), spread, len(constants), extent, each))
     return Touch(buffer, element, tuple(dims), is_store, follows)

@@ -132,7 +132,8 @@ class Moved:
     fetched: Bytes
     written: Bytes
     within: Bytes  # bytes touched by the smallest part that touches all of a buffer that the whole does
-    twice: Mapping[Hashable, Bytes] = field(default_factory=dict)  # of other buffers, that such parts touch at both ends
+    # of other buffers, bytes at both ends of the way from one such part to the next
+    twice: Mapping[Hashable, Bytes] = field(default_factory=dict)
     step: Bytes | None = None  # touched in one run of the outermost loop inside
     uneven: Mapping[Hashable, Size] = field(default_factory=dict)  # by which share such parts differ from each other
 
@@ -159,19 +160,24 @@ def _repeated(
     once: Moved, touched: Bytes, trips: Size, kept: Bytes, ends: Bytes | None = None, differ: Size = 0.0
 ) -> Moved:
     """A part that runs several times: of what it touches again, so much is kept."""
-    fetched, written, within, twice, uneven = {}, {}, {}, {}, {}
+    fetched: Bytes = {}
+    written: Bytes = {}
+    within: Bytes = {}
+    uneven: Bytes = {}
+    twice: dict[Hashable, Bytes] = {}
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
         before = once.touched.get(buffer, size)
         again = most(0.0, trips * before - size) * kept.get(buffer, 0.0)
         fetched[buffer] = most(trips * once.fetched.get(buffer, size) - again, size)
-        if buffer in once.written:
-            written[buffer] = most(trips * once.written[buffer] - again, size)
+        back = once.written.get(buffer)
+        if back is not None:
+            written[buffer] = most(trips * back - again, size)
         same = size <= before * _SAME
         within[buffer] = chosen(same, once.within.get(buffer, total), whole)
         uneven[buffer] = chosen(same, once.uneven.get(buffer, 0.0), differ)
         former, now = once.twice.get(buffer, {}), ends or {}
-        twice[buffer] = {b: chosen(same, former.get(b, 0.0), now.get(b, 0.0)) for b in {*former, *now}}
+        twice[buffer] = {b: chosen(same, former.get(b, 0.0), now.get(b, 0.0)) for b in dict.fromkeys((*former, *now))}
     step = once.touched if np.any(trips > 1) else once.step
     return Moved(touched, fetched, written, within, twice, step, uneven)
 
@@ -257,8 +263,8 @@ def _leaf(walk: Walk, cache: Cache) -> Moved:
                 for b, n in around.items()}  # fmt: skip
         grown = _repeated(found, around, trips, kept, ends, differ)
         step = found.touched if np.any(trips > 1) else found.step
-        found = Moved(around, {**grown.fetched, **late}, {**grown.written, **{b: n for b, n in late.items() if b in written}},
-                      grown.within, grown.twice, step, grown.uneven)  # fmt: skip
+        back = {**grown.written, **{b: n for b, n in late.items() if b in written}}
+        found = replace(grown, fetched={**grown.fetched, **late}, written=back, step=step)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The loops of a leaf on a CPU as the traffic model sees them: blocks of registers, sums around them, loops over blocks.
+"""The loops of a leaf on a CPU as the traffic model sees them: blocks of registers, sums, loops over blocks.
 
 Reads of one block that has been written out count once for each place they are at; whole vectors count all their lanes.
 """
@@ -46,7 +46,7 @@ class _Leaf:
         self.run = low.run
         outer = list(low.outer)
         if self.nest.monoid is not None and low.vector is not None and low.vector in self.nest.axes:
-            self.run = run_of_blocks(self.nest, low.vector, low.register, low.ranges, placed.access)
+            self.run = low.run = run_of_blocks(self.nest, low.vector, low.register, low.ranges, placed.access)
         self.outer = [a for a in outer if a not in self.run[:-1]]
         self.along = low.vector is not None and low.vector in self.nest.reduce_axes
         # axes in blocks: those of the register tile; one walked on from others stands for all of them
@@ -74,9 +74,9 @@ class _Leaf:
             groups = self.spreads[axis].mean() / group
             extent = Range(const(0), group, group)
         parts = [extent]
-        if axis not in self.run and group is None and (axis is low.vector or self.nest.monoid is None):
-            if axis is low.vector or not self.nest.written_out:
-                parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
+        is_cut = axis is low.vector or (self.nest.monoid is None and not self.nest.written_out)
+        if is_cut and axis not in self.run and group is None:
+            parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
         found: list[Piece] = []
         for part in parts:
             if axis is low.turned:
@@ -143,7 +143,7 @@ class _Leaf:
             if not innermost and size > 2:
                 whole |= inside[:, :, 1:].all(axis=2) | inside[:, :, :-1].all(axis=2)
             # where the sum is written out, rows that are inside in every block need no check, and stay together
-            sure = inside.all(axis=1, keepdims=True) & written
+            sure = np.logical_and(inside.all(axis=1, keepdims=True), written)
             reads += int(np.where(whole, 1, (inside & ~sure).sum(axis=2) + sure.any(axis=2)).sum())
             blocks += inside.shape[0] * inside.shape[1]
         return reads / max(1, blocks)
@@ -199,8 +199,15 @@ class _Leaf:
     def _distinct(self, node: Load) -> float:
         """Of the reads of a block that has been written out with parts of the sum, the part at places of its own."""
         written = [a for a in self.nest.reduce_axes if a in self.low.unrolled_reduction]
-        if not written or any(self._is_checked(a) for a in written):
+        if not written:
             return 1.0
+        checked = self._checked(node, written)
+        if checked is not None:
+            return self._runs(*checked)
+        others = (n for n in loads(*self.nest.elements) if n is not node)
+        return 1.0 if any(self._checked(n, written) for n in others) else self._places(node, written)
+
+    def _places(self, node: Load, written: Sequence[Axis]) -> float:
         steps: list[tuple[Axis, int, int]] = [(a, 1, extent_of(a.extent)) for a in written]
         for axis in self.blocked:
             lanes = self.low.plan.lanes if axis is self.low.vector else 1
@@ -218,18 +225,43 @@ class _Leaf:
         counted = prod(n for (a, _, n) in steps if a in written or self._moves(node, a))
         return len(np.unique(values)) / counted
 
-    def _is_checked(self, axis: Axis) -> bool:
-        """Whether blocks check along an axis of the sum which of their positions are inside."""
-        indices = [(i, extent_of(e)) for n in loads(*self.nest.elements)
-                   for i, e in zip(n.indices, n.source.shape, strict=True) if axis in axes_of(i)]  # fmt: skip
+    def _checked(self, node: Load, written: Sequence[Axis]) -> tuple[Expr, int, Axis, Axis] | None:
+        """An index whose blocks check which of their rows are inside, in copies of one axis of the sum: with its
+        extent, the rows and that axis. None where there is none."""
         rows = [a for a in self.blocked if a is not self.low.vector]
-        return any(inside_share(i, e) < 1.0 and any(a in axes_of(i) for a in rows) for i, e in indices)
+        for index, extent in zip(node.indices, node.source.shape, strict=True):
+            used = axes_of(index)
+            row = next((a for a in rows if a in used), None)
+            copied = next((a for a in written if a in used), None)
+            if row is not None and copied is not None and inside_share(index, extent_of(extent)) < 1.0:
+                return index, extent_of(extent), row, copied
+        return None
+
+    def _runs(self, index: Expr, extent: int, row: Axis, copied: Axis) -> float:
+        """Of the reads of blocks with a sum written out, the part at places of its own: copies without a check follow
+        each other and share what they read, one that checks stands by itself."""
+        found = linear(simplify(index))
+        step, each = found.terms.get(var(row), 0), found.terms.get(var(copied), 0)
+        counted, whole = 0, 0
+        for size, starts in self._starts(row):
+            rows, shared = np.arange(size) * step, np.zeros(0, dtype=np.int64)
+            alone = 0
+            for copy in range(extent_of(copied.extent)):
+                at = (starts[:, None] + np.arange(size)) * step + copy * each + found.constant
+                if len(starts) and (at.min() < 0 or at.max() >= extent):
+                    alone += size + len(shared)
+                    shared = np.zeros(0, dtype=np.int64)
+                else:
+                    shared = np.union1d(shared, rows + copy * each)
+            counted += (alone + len(shared)) * len(starts)
+            whole += size * extent_of(copied.extent) * len(starts)
+        return counted / max(1, whole)
 
     def _map_reads(self) -> list[tuple[Load, Size]]:
         """Reads of a map, with their bytes."""
         nest = self.nest
         if nest.written_out:
-            block = {a: n for a, n in nest.written_out.items()}
+            block = nest.written_out
             found = []
             for node in loads(*positions(nest.written_out, *nest.values)):
                 count: Size = float(node.source.dtype.bytes)
