@@ -61,7 +61,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     key = (
         signature(nests, lambda t: (state.layout(t), t.name in held, scan is not None and t in scan.stacked,
                                     t.name in prefetched)),
-        _shape(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
+        shape_of(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
         tuple(b.shape for b in _warmed(state, issued)), None if scan is None else scan.step.extent,
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
@@ -78,7 +78,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     return Binding(state.kernels[key], binding.arguments)
 
 
-def _shape(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
+def shape_of(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
     """A Tile without names and estimates: its nests by number."""
     if isinstance(node, Leaf):
         return numbers[node.tensor], replace(node, tensor="", core="", epilogue=(), composed=())
@@ -86,7 +86,7 @@ def _shape(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
         (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
     )
     holds = frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds)
-    body = tuple(_shape(inner, numbers) for inner in node.body)
+    body = tuple(shape_of(inner, numbers) for inner in node.body)
     return node.level, node.sizes, node.over, node.count, axes, holds, body
 
 

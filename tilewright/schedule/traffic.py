@@ -6,8 +6,9 @@ What is next to registers is counted exactly, memory by memory; what caches hold
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from tilewright.backend import backend_for
@@ -16,11 +17,13 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import ScanView
-from tilewright.lower.program import all_tensors, at_step
+from tilewright.lower.placed import Tree
+from tilewright.lower.program import all_tensors, at_step, shape_of
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Plan
 from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
 
 
@@ -45,38 +48,46 @@ class KernelTraffic:
 
 
 def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, KernelTraffic]:
-    """What every kernel of a plan moves, one run of the model after nothing else has run."""
-    trees = _trees(program, plan, target)
+    """What every kernel of a plan moves in one run of the model, nothing being in caches before it. Kernels that are
+    alike are looked at once."""
     backend = backend_for(target)
-    nodes = [tree for tree, _ in trees.values()]
+    runs = _runs(program, plan, target)
     passed: dict[int, list[Moved]] = {}
-    footprints: dict[int, list[float]] = {}
+    footprints: dict[int, dict[Hashable, float]] = {}
+    trees = {run.key: run.tree for run in runs}
     for place in backend.caches(target):
         level = target.levels[place]
         cache = Cache(level.capacity * level.shared_by, level.transaction)
-        alone = [moved(node, cache) for node in nodes]
-        passed[place] = sequence(nodes, alone, cache)
-        footprints[place] = [held(node, cache) for node in nodes]
+        known = {key: moved(tree, cache) for key, tree in trees.items()}
+        passed[place] = sequence([known[run.key].renamed(run.names) for run in runs], cache)
+        footprints[place] = {key: held(tree, cache) for key, tree in trees.items()}
     result = {}
-    for number, (name, (tree, memories)) in enumerate(trees.items()):
-        near = by_memory(tree, memories)
+    for number, run in enumerate(runs):
+        near = by_memory(run.tree, run.memories)
         levels = [LevelTraffic(0.0, 0.0, 0.0)]
         for place in range(1, len(target.levels)):
-            inner = place - 1
-            if inner in passed:
-                found = passed[inner][number]
+            here = backend.memory_at(target, place)
+            if place - 1 in passed:
+                found = passed[place - 1][number]
                 read, written = float(sum(found.fetched.values())), float(sum(found.written.values()))
             else:
-                kind = backend.memory_at(target, place)
-                chosen = [v for m, v in near.items() if kind is None or m in kind]
+                chosen = [v for m, v in near.items() if here is None or m in here]
                 read, written = sum(v[0] for v in chosen), sum(v[1] for v in chosen)
-            if place in footprints:
-                kept = footprints[place][number]
-            else:
-                kept = _allocated(memories, backend.memory_at(target, place))
+            kept = footprints[place][run.key] if place in footprints else _allocated(run.memories, here)
             levels.append(LevelTraffic(read, written, kept))
-        result[name] = KernelTraffic(name, tuple(levels), near)
+        result[run.name] = KernelTraffic(run.name, tuple(levels), near)
     return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A kernel, the loops of one that is alike, and what the buffers of that are called here."""
+
+    name: str
+    key: Hashable
+    tree: Repeat
+    memories: Mapping[Hashable, Memory]
+    names: Mapping[Hashable, Hashable]
 
 
 def _allocated(memories: Mapping[Hashable, Memory], kinds: frozenset[Memory] | None) -> float:
@@ -105,7 +116,7 @@ def by_memory(node: Node, memories: Mapping[Hashable, Memory]) -> dict[Memory, t
     return result
 
 
-def _trees(program: Program, plan: Plan, target: Target) -> dict[str, tuple[Repeat, dict[Hashable, Memory]]]:
+def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
     backend = backend_for(target)
     computes = all_computes(program)
     tensors = {t.name: t for t in all_tensors(program)}
@@ -114,7 +125,8 @@ def _trees(program: Program, plan: Plan, target: Target) -> dict[str, tuple[Repe
     def layout(tensor: Tensor) -> Layout:
         return layouts.get(tensor) or Layout.natural(tensor.rank)
 
-    result = {}
+    known: dict[Hashable, tuple[Tree, list[str]]] = {}
+    result = []
     for kernel, steps in plan.launches():
         nests = plan_nests(kernel, computes)
         scan = computes.get(steps.scan or "") if steps is not None else None
@@ -126,7 +138,20 @@ def _trees(program: Program, plan: Plan, target: Target) -> dict[str, tuple[Repe
             view = ScanView(step, dict(scan.stacked))
             nests = [at_step(n, scan.axis, step) for n in nests]
             times = scan.axis.extent
-        tree, memories = backend.walks(kernel, nests, layout, view)
-        result[kernel.name] = (tree if times == 1 else Repeat("step", times, [tree]), memories)
+        inside = kernel.held
+        met = list(dict.fromkeys(t.name for n in nests for t in (*n.reads(), *n.stores)))
+        key: Hashable = (
+            signature(nests, partial(_about, layout, inside)),
+            shape_of(kernel, {leaf.tensor: number for number, leaf in enumerate(kernel.leaves)}),
+            kernel.name if view is not None else None,
+        )
+        if key not in known:
+            tree, memories = backend.walks(kernel, nests, layout, view)
+            known[key] = ((tree if times == 1 else Repeat("step", times, [tree]), memories), met)
+        (tree, memories), first = known[key]
+        result.append(_Run(kernel.name, key, tree, memories, dict(zip(first, met, strict=True))))
     return result
 
+
+def _about(layout: Callable[[Tensor], Layout], inside: frozenset[str], tensor: Tensor) -> Hashable:
+    return layout(tensor), tensor.name in inside

@@ -116,10 +116,6 @@ class Repeat:
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         return _union([item.footprint_in(loops | {self.loop}, line) for item in self.body])
 
-    @property
-    def written(self) -> frozenset[Hashable]:
-        return frozenset(b for item in self.body for b in item.written)
-
 
 Node = Walk | Repeat
 
@@ -142,11 +138,23 @@ class Moved:
         return _total(self.touched)
 
 
+    def renamed(self, names: Mapping[Hashable, Hashable]) -> Moved:
+        """The same of a part that is alike, its buffers being others."""
+
+        def other(found: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+            return {names.get(b, b): n for b, n in found.items()}
+
+        twice = {names.get(b, b): other(n) for b, n in self.twice.items()}
+        step = None if self.step is None else other(self.step)
+        return Moved(other(self.touched), other(self.fetched), other(self.written), other(self.within), twice, step,
+                     other(self.uneven))  # fmt: skip
+
+
 def moved(node: Node, cache: Cache) -> Moved:
     """One run of a leaf or loop, nothing in the cache before."""
     if isinstance(node, Walk):
         return _leaf(node, cache)
-    inner = sequence(node.body, [moved(item, cache) for item in node.body], cache)
+    inner = sequence([moved(item, cache) for item in node.body], cache)
     touched = node.footprint_in(frozenset(), cache.line)
     once = Moved(_union([m.touched for m in inner]), _sum([m.fetched for m in inner]), _sum([m.written for m in inner]),
                  inner[0].within if len(inner) == 1 else {}, inner[0].twice if len(inner) == 1 else {},
@@ -210,12 +218,12 @@ def held(node: Node, cache: Cache) -> float:
     return max((size for size in found if size <= cache.capacity), default=0.0)
 
 
-def sequence(nodes: Sequence[Node], alone: Sequence[Moved], cache: Cache) -> list[Moved]:
+def sequence(alone: Sequence[Moved], cache: Cache) -> list[Moved]:
     """What each of several nodes fetches, one after the other: what is left of an earlier one is not fetched again."""
     result: list[Moved] = []
     last: dict[Hashable, int] = {}  # who touched a buffer last
     dirty: set[Hashable] = set()
-    for number, (node, found) in enumerate(zip(nodes, alone, strict=True)):
+    for number, found in enumerate(alone):
         fetched, written = dict(found.fetched), dict(found.written)
         for buffer, size in found.touched.items():
             if buffer in last:
@@ -227,7 +235,7 @@ def sequence(nodes: Sequence[Node], alone: Sequence[Moved], cache: Cache) -> lis
                 if buffer in written and buffer in dirty:
                     written[buffer] = written[buffer] - kept
             last[buffer] = number
-        dirty |= node.written
+        dirty |= set(found.written)
         result.append(replace(found, fetched=fetched, written=written))
     return result
 
