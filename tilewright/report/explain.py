@@ -17,6 +17,8 @@ from tilewright.ir.compute import Compute, Program, Reduce, Scan
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import Tensor, elements
 from tilewright.lower.memory import arena
+from tilewright.schedule.traffic import KernelTraffic, traffic_of
+from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import is_view
 from tilewright.tile_graph.plan import Plan, Tile
@@ -53,10 +55,24 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
     facts["kernels_planned"] = len(artifact.plan.kernels)
     facts["kernels_distinct"] = len(rows)
     facts["calls"] = sum(row.calls for row in rows)
-    facts["kernels"] = [_kernel_facts(model, row, target.tile_level.name) for row in rows]
-    facts["totals"] = _totals(model, artifact)
+    moved = traffic_of(artifact.program, artifact.plan, target)
+    near = target.tile_level.name
+    facts["kernels"] = [
+        {**_kernel_facts(model, row, near), "levels": _levels([moved[p.name] for p in row.plans], target)} for row in rows
+    ]
+    facts["totals"] = {**_totals(model, artifact), "levels": _levels(list(moved.values()), target)}
     facts["decided"] = list(artifact.program.remarks)
     return facts
+
+
+def _levels(kernels: Sequence[KernelTraffic], target: Target) -> list[dict[str, Any]]:
+    """Bytes read from and written to every level but the registers in all calls, and the most that stays there."""
+    return [
+        {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
+         "written_bytes": round(sum(k.levels[place].written for k in kernels)),
+         "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
+        for place, level in enumerate(target.levels) if place
+    ]  # fmt: skip
 
 
 class _Model:
@@ -299,6 +315,7 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     moved = f"{time_text(totals['predicted_us'])} in all, {sizes['traffic_bytes']} from and to {main}"
     stays = f"{near}{share} stay on chip, {far} are stored (schedule none stores all)"
     lines = _wrapped("predicted", moved, width)
+    lines += _wrapped("traffic", _level_text(totals["levels"]), width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
@@ -354,9 +371,16 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
+    lines += _wrapped("traffic", _level_text(kernel["levels"]), width)
     if kernel["reason"]:
         lines += _wrapped("why", kernel["reason"], width)
     return lines
+
+
+def _level_text(levels: Sequence[dict[str, Any]]) -> str:
+    """What is read from each level and written to it."""
+    parts = [f"{x['level']} {size_text(x['read_bytes'])} read, {size_text(x['written_bytes'])} written" for x in levels]
+    return "; ".join(parts)
 
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:

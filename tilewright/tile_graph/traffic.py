@@ -175,12 +175,11 @@ def _repeated(
     twice: dict[Hashable, Bytes] = {}
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
-        before = once.touched.get(buffer, size)
+        before = once.touched[buffer] if buffer in once.touched else size
         again = most(0.0, trips * before - size) * kept.get(buffer, 0.0)
         fetched[buffer] = most(trips * once.fetched.get(buffer, size) - again, size)
-        back = once.written.get(buffer)
-        if back is not None:
-            written[buffer] = most(trips * back - again, size)
+        if buffer in once.written:
+            written[buffer] = most(trips * once.written[buffer] - again, size)
         same = size <= before * _SAME
         within[buffer] = chosen(same, once.within.get(buffer, total), whole)
         uneven[buffer] = chosen(same, once.uneven.get(buffer, 0.0), differ)
