@@ -80,7 +80,7 @@ class Connector:
         key = (
             signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
                                         context.stepped.get(t))),
-            tuple(_shape_of(self.plans[n]) for n in nests), self.streaming,
+            tuple(_shape_of(self.plans[n]) for n in nests), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key not in known:
             fixed = {}
