@@ -71,15 +71,15 @@ class Backend(Protocol):
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+        """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
-        """The best parts and steps of a window that moves over one of the nests; None where none pays or fits."""
+        """The best parts and steps of windows that move over some of the nests; None where none pays or fits."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -193,10 +193,12 @@ def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
 
 
 def _level_of(kernel: Tile, tensor: str, model: _Model) -> str:
-    """Where a result is while the kernel runs: the nearest Tile that holds it, or main memory."""
+    """Where a result is: the nearest Tile that holds it, or main memory."""
     tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
-    return next((t.level for t in reversed(tiles) if any(h.tensor == tensor and h.mode == "store" for h in t.holds)),
-                model.plan.body.level)  # fmt: skip
+    around = [n for n in model.plan.body.walk() if isinstance(n, Tile) and kernel in n.body]
+    found = (t.level for t in (*reversed(tiles), *around)
+             if any(h.tensor == tensor and h.mode == "store" for h in t.holds))  # fmt: skip
+    return next(found, model.plan.body.level)
 
 
 def _edges(kernel: Tile) -> Iterator[tuple[str, str, str]]:

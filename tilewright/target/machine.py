@@ -89,6 +89,12 @@ class Target:
         return beyond if beyond is not self.main else None
 
     @property
+    def outer_room(self) -> int:
+        """Bytes of the outer cache that may be counted on between two uses, all units together: half of it, the rest
+        is for what passes."""
+        return 0 if self.outer is None else self.outer.capacity * self.outer.shared_by // 2
+
+    @property
     def main(self) -> MemoryLevel:
         return self.levels[-1]
 

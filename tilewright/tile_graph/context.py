@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, loads, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -101,7 +101,7 @@ def packed_axis(node: Load, axis: Axis) -> int | None:
 
 def is_contraction(nest: Nest) -> bool:
     """A sum of products of at least two reads."""
-    return nest.monoid is not None and nest.monoid.operator == "add" and len(loads(nest.elements[0])) >= 2
+    return nest.is_contraction
 
 
 def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:

@@ -43,13 +43,14 @@ class GpuBackend:
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        return choose_gpu_tile(nests, leaves, context, stored, fixed, stream, block)
+        found = [choose_gpu_tile(nests, leaves, context, stored, fixed, stream, b) for b in blocks or (0,)]
+        return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
         return None
 
