@@ -105,14 +105,8 @@ class KernelLowering:
             self._bind_reads(work, {t for w in works(items) for t in w.nest.stores})
         for work in works(items):
             self._bind_writes(work)
-<<<<<<< HEAD
-        self.begun_access = self._at_first()
-        return index, items
-=======
         self.begun_access = [self._at_first(begun) for begun in self.begun]
-        body = self.grid(index, items)
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
->>>>>>> main
+        return index, items
 
     def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
         """The loop over a kernel's tiles, and all that one of them does."""
