@@ -57,9 +57,9 @@ def explain_json(artifact: Artifact) -> dict[str, Any]:
     facts["calls"] = sum(row.calls for row in rows)
     moved = traffic_of(artifact.program, artifact.plan, target)
     near = target.tile_level.name
-    facts["kernels"] = [
-        {**_kernel_facts(model, row, near), "levels": _levels([moved[p.name] for p in row.plans], target)} for row in rows
-    ]
+    facts["kernels"] = [_kernel_facts(model, row, near) for row in rows]
+    for kernel, row in zip(facts["kernels"], rows, strict=True):
+        kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
     facts["totals"] = {**_totals(model, artifact), "levels": _levels(list(moved.values()), target)}
     facts["decided"] = list(artifact.program.remarks)
     return facts

@@ -175,7 +175,7 @@ def _repeated(
     twice: dict[Hashable, Bytes] = {}
     total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
-        before = once.touched[buffer] if buffer in once.touched else size
+        before: Size = once.touched.get(buffer, size)
         again = most(0.0, trips * before - size) * kept.get(buffer, 0.0)
         fetched[buffer] = most(trips * once.fetched.get(buffer, size) - again, size)
         if buffer in once.written:
