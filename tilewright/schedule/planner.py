@@ -82,7 +82,8 @@ def make_plan(
 def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     """The plan of a nest; nests that differ in names alone share the work."""
     known = context.memo.plans
-    key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    computed = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    key = (computed, context.weights_fit)
     if key not in known:
         known[key] = backend.plan_leaf(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
