@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tilewright")
 _QUIET = 4  # so many compilations are to be expected; every later one is worth a warning
-_MOST_ELEMENTS = 256  # of an input whose values become part of the code
+MOST_ELEMENTS = 256  # of an input whose values become part of the code
 
 Shapes = Mapping[str, tuple[int, ...]]
 Values = Mapping[str, Array]
@@ -282,10 +282,10 @@ class OpenModel:
         array = as_array(value, port.name)
         if port.dtype is not None and array.dtype.newbyteorder("=") != port.dtype:
             raise InputError(f"input {port.name!r} must be {port.dtype.name}, not {array.dtype.name}")
-        if array.size > _MOST_ELEMENTS:
+        if array.size > MOST_ELEMENTS:
             raise UnsupportedError(
                 f"input {port.name!r} decides shapes, so that its {array.size} values would be part of the code; at "
-                f"most {_MOST_ELEMENTS} can be"
+                f"most {MOST_ELEMENTS} can be"
             )
         return np.array(array, dtype=port.dtype, order="C", copy=True)
 
