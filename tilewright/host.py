@@ -32,7 +32,7 @@ def evaluate(node: Node, values: Sequence[Any]) -> list[Any]:
     takes, gives = [n for n in names if n], [n for n in results if n]
     function = helper.make_function("tilewright", "outside", takes, gives, [proto], opsets)
     try:
-        found = ReferenceEvaluator(function).run(None, {n: v for n, v in zip(names, values, strict=True) if n})
+        found = ReferenceEvaluator(function).run(None, {n: v for n, v in zip(names, values, strict=True) if n}, {})
     except ImportError as error:
         raise ToolError(f"{node.describe()} needs a package that is not here: {error}") from error
     except _FAULTS as error:

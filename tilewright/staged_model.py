@@ -349,10 +349,12 @@ class StagedModel:
         nodes = self._graph.nodes[start:end]
         read = _read(nodes) | set(outputs)
         constants = {n: a for n, a in (*self._graph.constants.items(), *fixed.items()) if n in read}
+        outside = {n for n, a in constants.items() if a.dtype.kind == "O"}
+        constants = {n: a for n, a in constants.items() if n not in outside}
         inputs: list[Value] = []
         sequences: dict[str, int] = {}
-        absent, outside = set(), set()
-        for name in (n for n in scope if n in read and n not in constants):
+        absent = set()
+        for name in (n for n in scope if n in read and n not in constants and n not in outside):
             value = scope[name]
             if value is None:
                 absent.add(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import BorderError, CutError, ModelError, OutsideError, UndecidedError, UnsupportedError
+from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir.compute import Program, reads
 from tilewright.ir.folding import without_dead
 from tilewright.ir.graph import ASKED, Graph, Node, Part, item_name
@@ -15,7 +15,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.control import Scope
-from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS
+from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import find
 from tilewright.ops.sequence import Sequence
 
@@ -143,7 +143,7 @@ def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np
     entry = find(node.op, node.domain, node.version)
     is_control = node.op in control.NAMES and not node.domain
     if entry is None and (node.domain, node.op) in OUTSIDE_OPERATORS:
-        raise OutsideError(f"{node.describe()} has no native code; fallback='host' lets ONNX's evaluator in")
+        raise outside(node.describe(), "it is about strings or images")
     arguments = [_argument(b, scope, constants, name) if name else None for name in node.inputs]
     if entry is None and not is_control:
         raise UnsupportedError(
@@ -179,9 +179,7 @@ def _argument(b: Builder, scope: Scope, constants: Mapping[str, np.ndarray], nam
         scope[name] = OUTSIDE
     found = _named(b, scope, constants, name)
     if found is OUTSIDE:
-        raise OutsideError(
-            f"{b.origin}: '{name}' holds strings, which have no native code; fallback='host' lets ONNX's evaluator in"
-        )
+        raise outside(b.origin, f"'{name}' holds strings")
     return None if found is ABSENT else found
 
 

@@ -3,6 +3,8 @@ evaluator, and marks for values of a graph that are no tensors."""
 
 from __future__ import annotations
 
+from tilewright.errors import OutsideError
+
 
 class Mark:
     """A value of a graph that is no tensor and no sequence of them."""
@@ -19,3 +21,7 @@ OUTSIDE_OPERATORS = frozenset({
     ("", "StringNormalizer"),
     ("", "StringSplit"),
 })  # fmt: skip
+
+
+def outside(node: str, why: str) -> OutsideError:
+    return OutsideError(f"{node}: {why}, for which there is no native code; fallback='host' lets ONNX's evaluator in")
