@@ -49,11 +49,15 @@ class Connector:
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
     repeated: bool = False  # nests of a Scan's step
     refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
+    behind: Mapping[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # by what a Scan gives: what it waits for
+    waiting: dict[Tensor, list[Nest]] = field(default_factory=dict)  # who reads what a Scan makes of a tensor
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
         for nest in nests:
             for tensor in nest.reads():
                 self.readers.setdefault(tensor, []).append(nest)
+                for source in self.behind.get(tensor, ()):
+                    self.waiting.setdefault(source, []).append(nest)
         order = {n: i for i, n in enumerate(nests)}
         producer = {t: n for n in nests for t in n.stores}
         groups = {n: Group([n], self.cost([n])) for n in nests}
@@ -270,6 +274,7 @@ class Connector:
         inside = set(merged)
         last = order[merged[-1]]
         stack = [r for n in merged for t in n.stores for r in self.readers.get(t, []) if r not in inside]
+        stack += [w for n in merged for t in n.stores for w in self.waiting.get(t, [])]  # the Scan is outside
         seen: set[Nest] = set()
         while stack:
             nest = stack.pop()
@@ -281,6 +286,7 @@ class Connector:
             mates = groups[nest].nests
             stack.extend(m for m in mates if m not in seen)
             stack.extend(r for m in mates for t in m.stores for r in self.readers.get(t, []))
+            stack.extend(w for m in mates for t in m.stores for w in self.waiting.get(t, []))
         return False
 
     def _partitions(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> bool:
