@@ -310,17 +310,18 @@ class StagedModel:
             told: dict[str, Any] = {n: v for n, v in known.items() if v is None or isinstance(v, np.ndarray)}
             told |= {n: [] for n, v in known.items() if n not in told and v == 0}  # sequences of nothing
             found = dict.fromkeys(name for name in alive if name not in told)
-            return self._compiled_stage(start, place, scope, {**fixed, **_arrays(told)}, decided, found, cut, told)
+            return self._compiled_stage(start, place, scope, fixed, decided, found, cut, told)
 
     def _compiled_stage(
         self, start: int, place: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array],
         wanted: Mapping[str, None], cut: CutError | None, told: Mapping[str, Any] | None = None,
     ) -> _Stage:  # fmt: skip
         nodes = self._graph.nodes
+        known = {**fixed, **_arrays(told or {})}
         body: StagedModel | None = None
         asks = False
         if isinstance(cut, UndecidedError | RegionError) and nodes[place].op == _LOOP and not nodes[place].domain:
-            body = self._body(nodes[place], scope, fixed)
+            body = self._body(nodes[place], {**scope, **wanted}, known)
         elif isinstance(cut, UndecidedError):
             asks = not cut.itself
         model: Compiled | None = None
@@ -332,7 +333,7 @@ class StagedModel:
             self._tell(inner)
             takes, gives = tuple(v.name for v in inner.inputs), tuple(port.name for port in model.outputs)
         kept = decided if place == start and cut is not None else {}
-        return _Stage(start, model, takes, gives, fixed, told or {}, cut, place, kept, body)
+        return _Stage(start, model, takes, gives, known, told or {}, cut, place, kept, body)
 
     def _tell(self, part: Graph) -> None:
         self._compiled += 1

@@ -13,7 +13,7 @@ from tests.fuzz.graphs import EPSILON, Case, random_case
 from tilewright import Options
 
 ALL = 2000
-QUICK = range(24)
+QUICK = (1, 3, 5, 8, 10, 156)
 ROUNDINGS = 300  # of the least precise type on the way, as a share of the largest value anywhere
 
 
