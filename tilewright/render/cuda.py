@@ -162,7 +162,8 @@ class CudaPrinter(ExprPrinter):
 
     def value_type(self, node: Expr) -> str:
         if isinstance(node, Load) and node.dtype.name in CUDA.computes_as:
-            return self.c_type(CUDA.computes_as[node.dtype.name])  # as an emulated view gives it; it holds the same number
+            # as an emulated view gives it; it holds the same number
+            return self.c_type(CUDA.computes_as[node.dtype.name])
         return super().value_type(node)
 
     def convert(self, dtype: DType, text: str, precedence: int) -> tuple[str, int]:
