@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, overload
@@ -14,6 +15,8 @@ from numpy import empty
 from tilewright import stored
 from tilewright.arguments import Port, bind, check_apart, check_output, convert, count_inputs
 from tilewright.errors import (
+    BorderError,
+    CutError,
     InputError,
     InternalError,
     ModelError,
@@ -23,9 +26,11 @@ from tilewright.errors import (
 )
 from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import Options, check_whole_number
+from tilewright.parts import border_model, in_parts, is_settled_by_few, name_of
 from tilewright.profiles import KernelTime, Profile
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
+from tilewright.staged_model import StagedModel
 from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
@@ -48,7 +53,7 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
-) -> Model | OpenModel: ...  # fmt: skip
+) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
 
 @overload
@@ -76,7 +81,7 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model | OpenModel | CompiledModule:
+) -> Model | OpenModel | StagedModel | CompiledModule:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
@@ -128,13 +133,23 @@ def compile(
 
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
     try:
         return _model(source, fixed_shapes, chosen)
-    except (OpenShapeError, UndecidedError) as error:
-        looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
-        if looks_inside or (isinstance(error, UndecidedError) and not error.inputs):
+    except OpenShapeError as error:
+        if looks_inside:
             raise
         return _open_model(source, fixed_shapes, chosen, error)
+    except BorderError as error:
+        if looks_inside:
+            raise
+        return border_model(source, fixed_shapes, chosen, error, partial(compile_graph, options=chosen))
+    except CutError as error:
+        if looks_inside:
+            raise
+        if isinstance(error, UndecidedError) and is_settled_by_few(error, source, fixed_shapes):
+            return _open_model(source, fixed_shapes, chosen, error)
+        return in_parts(source, fixed_shapes, {}, chosen, error, partial(compile_graph, options=chosen))
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:
@@ -150,17 +165,20 @@ def _open_model(
 
     check = stored.unchanged(source, chosen)
 
-    def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model:
+    def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model | StagedModel:
         check()
-        return _model(source, found, chosen, values, slim=True)
+        try:
+            return _model(source, found, chosen, values, slim=True)
+        except CutError as error:
+            if isinstance(error, UndecidedError) and is_settled_by_few(error, source, found):
+                raise
+            return in_parts(source, found, values, chosen, error, partial(compile_graph, options=chosen))
 
     def port(value: OpenValue) -> OpenPort:
-        name, dtype, extents = value
-        return OpenPort(name, None if dtype is None else dtype.numpy, extents)
+        return OpenPort(value.name, None if value.dtype is None else value.dtype.numpy, value.shape)
 
     inputs, outputs = (tuple(map(port, side)) for side in ports(source, shapes))
-    name = source.name if isinstance(source, Path) else "the model"
-    return OpenModel(name, inputs, outputs, build, chosen.variants, reason)
+    return OpenModel(name_of(source), inputs, outputs, build, chosen.variants, reason)
 
 
 def _model(

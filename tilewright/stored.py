@@ -215,6 +215,11 @@ def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
 def _graph_digest(graph: Graph) -> bytes:
     """Of a Graph: its nodes, inputs and outputs as text, and the bytes of its constants."""
     digest = sha256(repr((graph.name, graph.inputs, graph.outputs, tuple(graph.values.items()))).encode())
+    if graph.part is not None:
+        digest.update(repr((sorted(graph.part.sequences.items()), sorted(graph.part.absent), graph.part.asks)).encode())
+        for number, array in sorted(graph.part.decided.items()):
+            digest.update(repr(number).encode())
+            digest.update(_array_digest(array))
     for node in graph.nodes:
         digest.update(repr((node.op, node.domain, node.version, node.name, node.inputs, node.outputs)).encode())
         for name, value in sorted(node.attributes.items()):

@@ -42,15 +42,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arguments": set(),
     "profiles": set(),
     "open_model": {"arguments", "profiles", "compiler", "ir"},
+    "staged_model": {"arguments", "profiles", "compiler", "ir"},
+    "host": {"ir"},
+    "parts": {"arguments", "open_model", "staged_model", "host", "frontend", "ir", "options"},
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
     "api": {
-        "pytorch", "arguments", "profiles", "open_model", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW,
+        "pytorch", "arguments", "profiles", "open_model", "parts", "staged_model", "stored", "shipping", "report",
+        "tune", *COMPILER_AND_BELOW,
     },
-    "onnx_backend": {"api", "arguments", "open_model", "runtime"},
+    "onnx_backend": {"api", "arguments", "open_model", "runtime", "staged_model"},
     "onnx_suite": {"onnx_backend", "options"},
-    "cli": {"api", "arguments", "onnx_suite", "open_model", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
-    "examples": {"api", "open_model", "cli", "report", *COMPILER_AND_BELOW},
-    "": {"api", "open_model", "options", "ops", "version"},  # tilewright/__init__.py
+    "cli": {
+        "api", "arguments", "onnx_suite", "open_model", "staged_model", "shipping", "report", "tune", "",
+        *COMPILER_AND_BELOW,
+    },
+    "examples": {"api", "open_model", "staged_model", "cli", "report", *COMPILER_AND_BELOW},
+    "": {"api", "open_model", "staged_model", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -111,6 +118,8 @@ def test_only_options_reads_the_environment(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=relative_name)
 def test_no_reference_implementation_is_used(path: Path) -> None:
+    if path == PACKAGE / "host.py":
+        return  # strings and images, on request
     modules = list(imported_modules(ast.parse(path.read_text())))
     assert not [m for m in modules if m.startswith("onnx.reference")]
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from tests.cpu_stages import error, evaluated, lowered, programs, random_inputs
+import tilewright
+from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright import Options
 
 Shape = tuple[int, ...]
 
@@ -76,3 +78,22 @@ def test_a_state_may_be_a_single_number(hidden: int, tmp_path: Path) -> None:
 def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, tmp_path: Path) -> None:
     """Of a Scan of one step a kernel may know that it only ever sees the first, and how much it stores."""
     check(model_of_scans(24, lengths), tmp_path, schedule)
+
+
+def test_a_kernel_does_not_wait_for_itself_through_a_scan(kernel_cache: Path) -> None:
+    """`b` reads a sum along an axis and what a second Scan makes of it: sum and `b` cannot be one kernel."""
+    steps = [
+        ("CumSum", ["x", "last"], "a", {"exclusive": 1}),
+        ("CumSum", ["a", "first"], "s", {"exclusive": 1, "reverse": 1}),
+        ("Add", ["a", "s"], "b", {}),
+    ]
+    constants = {"last": np.array(1), "first": np.array(0)}
+    model = tilewright.compile(
+        model_of(steps, {"x": (2, 4)}, {"a": (2, 4), "b": (2, 4)}, constants),
+        options=Options(cache_dir=kernel_cache, threads=1),
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    a = np.cumsum(x, 1) - x
+    s = np.cumsum(a[::-1], 0)[::-1] - a
+    for got, want in zip(model(x), (a, a + s), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -99,6 +100,17 @@ class Backend(Protocol):
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
     ) -> Binding:
         """A kernel of the Plan as Loops."""
+
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        """A kernel of the Plan as its traffic is predicted: loops over tiles around what its leaves touch."""
+
+    def caches(self, target: Target) -> range:
+        """The places of the levels that keep what passes through them; nearer ones hold what they are told to."""
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        """The memories of the Loops that are at a level next to registers; None: all of them."""
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         """What can be compiled before all is planned."""

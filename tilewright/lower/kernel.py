@@ -93,6 +93,12 @@ class KernelLowering:
         return self.scan.step if self.scan else None
 
     def binding(self) -> Binding:
+        index, items = self.items()
+        body = self.grid(index, items)
+        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+
+    def items(self) -> tuple[Axis, tuple[Work | Loop, ...]]:
+        """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""
         index, ranges = self._handed_out()
         items = self._body(self.plan, ranges)
         for work in works(items):
@@ -100,8 +106,7 @@ class KernelLowering:
         for work in works(items):
             self._bind_writes(work)
         self.begun_access = [self._at_first(begun) for begun in self.begun]
-        body = self.grid(index, items)
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+        return index, items
 
     def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
         """The loop over a kernel's tiles, and all that one of them does."""

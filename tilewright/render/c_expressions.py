@@ -367,7 +367,10 @@ class CExpressions(CScalars):
         kind = vector_name(value.dtype, lanes)
         if isinstance(value, Const):
             return f"(({kind}){{{', '.join([text + self.bits(value)] * lanes)}}})"
-        return f"(({text}){self.bits(value)} - ({kind}){{}})"
+        # C computes with int: what is computed goes back to its type, or it is not of a lane's
+        back = f"({TYPES[value.dtype.name]})" if value.dtype.bits < 32 and value.dtype.kind in "iu" else ""
+        back = "" if isinstance(value, Load) else back
+        return f"({back}({text}){self.bits(value)} - ({kind}){{}})"
 
     def bits(self, value: Expr) -> str:
         """Behind a scalar that goes into a lane: a bfloat16 is a struct outside of vectors."""

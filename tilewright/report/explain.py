@@ -59,6 +59,7 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     lines = _wrapped("predicted", moved, width)
     if totals["measured_us"] is not None:
         lines += _wrapped("measured", f"{time_text(totals['measured_us'])} in all", width)
+    lines += _wrapped("traffic", _level_text(totals["levels"]), width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
@@ -117,6 +118,7 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
+    lines += _wrapped("traffic", _level_text(kernel["levels"]), width)
     for number, pair in enumerate(kernel["instances"][0]["neighbours"]):
         lines += _wrapped("next" if number == 0 else "", _pair_text(pair, kernel), width)
     if kernel["reason"]:
@@ -142,6 +144,12 @@ def _pair_text(pair: dict[str, Any], kernel: dict[str, Any]) -> str:
             why = f": {tried['reason']}" if tried["reason"] else ""
             parts.append(f"{'at' if tried['chosen'] else 'not at'} {tried['level']}{cost}{why}")
     return f"{pair['tensor']} to {pair['reader']}{other}: {'; '.join(parts)}"
+
+
+def _level_text(levels: Sequence[dict[str, Any]]) -> str:
+    """What is read from each level and written to it."""
+    parts = [f"{x['level']} {size_text(x['read_bytes'])} read, {size_text(x['written_bytes'])} written" for x in levels]
+    return "; ".join(parts)
 
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:

@@ -18,6 +18,7 @@ from tilewright.report.model_view import ModelView, bytes_of, computes_of, origi
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
+from tilewright.schedule.traffic import KernelTraffic, traffic_of
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
@@ -58,13 +59,28 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["kernels"] = [
         _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
     ]
-    facts["totals"] = _totals(model, artifact)
+    moved = traffic_of(artifact.program, artifact.plan, target)
+    for kernel, row in zip(facts["kernels"], rows, strict=True):
+        kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
+        one = moved[row.plans[0].name].levels
+        kernel["traffic_by_level"] = {x.name: round(one[n].total) for n, x in enumerate(target.levels) if n}
+    facts["totals"] = {**_totals(model, artifact), "levels": _levels(list(moved.values()), target)}
     facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
     if artifact.loops is not None:
         facts["order"] = [call.kernel for call in artifact.loops.calls]
         facts["memory"] = memory_over_time(artifact.loops)
     facts["decided"] = list(artifact.program.remarks)
     return facts
+
+
+def _levels(kernels: Sequence[KernelTraffic], target: Target) -> list[dict[str, Any]]:
+    """Bytes read from and written to every level but the registers in all calls, and the most that stays there."""
+    return [
+        {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
+         "written_bytes": round(sum(k.levels[place].written for k in kernels)),
+         "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
+        for place, level in enumerate(target.levels) if place
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,6 @@ def _kernel_facts(
         "measured_us_all_calls": None if measured is None else round(measured, 3),
         "traffic_bytes": dict(plan.estimate.traffic).get(main, 0),
         "traffic_bytes_all_calls": sum(dict(p.estimate.traffic).get(main, 0) * model.repeats(p) for p in row.plans),
-        "traffic_by_level": dict(plan.estimate.traffic),
         "operations": kernel_operations(plan, nests, model.by_name),
         "counted_bytes": counted,
         "reads": _read_facts(nests, model),

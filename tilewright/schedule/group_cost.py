@@ -75,7 +75,7 @@ class GroupCost:
         key = (
             signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
                                         context.stepped.get(t))),
-            tuple(self._shape(n) for n in nests), self.streaming, self.repeated,
+            tuple(self._shape(n) for n in nests), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key not in known:
             known[key] = self._best(nests, stored)

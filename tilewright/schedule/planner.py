@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tilewright.backend import backend_for
@@ -35,6 +35,7 @@ class Part:
     computes: list[Compute]
     kept: frozenset[Tensor]
     scan: Scan | None = None
+    behind: Mapping[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # by what a Scan gives: what it waits for
 
 
 @dataclass
@@ -70,7 +71,7 @@ def make_plan(
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
         costs = GroupCost(backend, context, plans, part.kept, readers_of(nests), streaming, part.scan is not None)
-        connector = Connector(costs, nests)
+        connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         refused = connector.refusals(groups) if schedule == "connected" else {}
         units.extend(_Builder(part, fused, costs, refused, backend, context).units(groups))
@@ -82,7 +83,8 @@ def make_plan(
 def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     """The plan of a nest; nests that differ in names alone share the work."""
     known = context.memo.plans
-    key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    computed = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    key = (computed, context.weights_fit)
     if key not in known:
         known[key] = backend.plan_leaf(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
@@ -110,11 +112,10 @@ def parts_of(program: Program) -> list[Part]:
             kind = type(compute).__name__
             raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
                                    "cut the model before it, or express it by other operators")  # fmt: skip
-    # copies stay in memory: made anew for every tile, or streamed, they would cost more than they save
-    kept = {*program.outputs}
+    kept = set(program.outputs)
     for scan in scans:
         kept.update(reads(scan))
-    parts = [Part(list(outer), frozenset(kept))]
+    parts = [Part(list(outer), frozenset(kept), behind=_behind(scans))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
@@ -122,6 +123,17 @@ def parts_of(program: Program) -> list[Part]:
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
         parts.append(Part(list(scan.body), stays, scan))
     return parts
+
+
+def _behind(scans: Sequence[Scan]) -> dict[Tensor, frozenset[Tensor]]:
+    """By each tensor that Scans give, all that they read, also through each other: those who plan the other computes do
+    not see the Scans between them."""
+    found: dict[Tensor, frozenset[Tensor]] = {}
+    for scan in scans:
+        taken = reads(scan)
+        whole = frozenset(taken).union(*(found[t] for t in taken if t in found))
+        found.update(dict.fromkeys(scan.outputs, whole))
+    return found
 
 
 def _nests(part: Part, fused: Fused) -> list[Nest]:
@@ -132,18 +144,26 @@ def _nests(part: Part, fused: Fused) -> list[Nest]:
             continue
         chain = fused.epilogues.get(compute.outputs[0], []) if isinstance(compute, Reduce) else []
         nests.append(build_nest(compute, chain, fused.inlined))
-    return _topological(nests)
+    return _topological(nests, part.behind)
 
 
-def _topological(nests: Sequence[Nest]) -> list[Nest]:
+def _topological(nests: Sequence[Nest], behind: Mapping[Tensor, frozenset[Tensor]]) -> list[Nest]:
     """An epilogue may read what is computed after its core: order by what is really read."""
     producer = {t: n for n in nests for t in n.stores}
-    return _needs_first(nests, lambda nest: [producer[t] for t in nest.reads() if t in producer])
+    place = {n: k for k, n in enumerate(nests)}
+
+    def needs(nest: Nest) -> list[Nest]:
+        found = [producer[t] for t in nest.reads() if t in producer]
+        through = {producer[s] for t in nest.reads() for s in behind.get(t, ()) if s in producer}
+        return [*found, *sorted(through.difference(found), key=lambda n: place[n])]
+
+    return _needs_first(nests, needs)
 
 
 def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item]]) -> list[_Item]:
     """The items in the order given, but each after what it needs."""
     done: dict[_Item, None] = {}
+    waiting: set[_Item] = set()
     for start in items:
         stack: list[tuple[_Item, bool]] = [(start, False)]
         while stack:
@@ -153,6 +173,9 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
             if ready:
                 done[item] = None
                 continue
+            if item in waiting:
+                raise InternalError(f"{item} waits for itself")
+            waiting.add(item)
             stack.append((item, True))
             stack.extend((other, False) for other in needs(item) if other not in done)
     return list(done)

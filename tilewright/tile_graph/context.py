@@ -35,6 +35,12 @@ class NestContext:
         """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
         return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
 
+    @cached_property
+    def weights_fit(self) -> tuple[bool, ...]:
+        """All of a model's constants that a decision may depend on: what levels hold them, or with as much to spare."""
+        sizes = (n for x in self.target.levels for n in (x.capacity // 2, x.capacity, x.capacity * x.shared_by // 2))
+        return tuple(self.weights <= size for size in sizes)
+
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
         return (tensor in self.constants or tensor in self.staged) and self.layout(tensor).is_natural

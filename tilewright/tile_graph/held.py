@@ -9,7 +9,7 @@ from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
-from tilewright.tile_graph.plan import Tile, TileAxis
+from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
@@ -18,16 +18,17 @@ _Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
     """The nests of a kernel's leaves."""
-    nests = []
-    for leaf in tile.leaves:
-        maps: dict[Tensor, Map] = {}
-        for name in leaf.composed:
-            compute = computes[name]
-            assert isinstance(compute, Map)
-            maps[compute.output] = compute
-        epilogue = [computes[name] for name in leaf.epilogue]
-        nests.append(build_nest(computes[leaf.core], epilogue, maps))  # type: ignore[arg-type]
-    return nests
+    return [leaf_nest(leaf, computes) for leaf in tile.leaves]
+
+
+def leaf_nest(leaf: Leaf, computes: Mapping[str, Compute]) -> Nest:
+    maps: dict[Tensor, Map] = {}
+    for name in leaf.composed:
+        compute = computes[name]
+        assert isinstance(compute, Map)
+        maps[compute.output] = compute
+    epilogue = [computes[name] for name in leaf.epilogue]
+    return build_nest(computes[leaf.core], epilogue, maps)  # type: ignore[arg-type]
 
 
 def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:

@@ -266,7 +266,8 @@ def _chosen(
     best, seconds = usual, predict(usual.alone()) if others else 0.0
     for way in others:
         promised = predict(way.alone())
-        if promised < _ORDER_GAIN * seconds:
+        gain = 1.0 if best is kept and way is plain else _ORDER_GAIN  # both along rows: their errors are alike
+        if promised < gain * seconds or (way is kept and promised == seconds):  # nothing was turned
             best, seconds = way, promised
     return best
 

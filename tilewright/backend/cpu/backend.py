@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu import machine_code
-from tilewright.backend.cpu.lower.kernel import lower_cpu_kernel
+from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.plan.ahead import asked_ahead
 from tilewright.backend.cpu.plan.apart import views_apart
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window
+from tilewright.backend.cpu.walk import cpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.context import NestContext
@@ -80,6 +82,17 @@ class CpuBackend:
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
     ) -> Binding:
         return lower_cpu_kernel(tile, nests, layout, scan)
+
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        return tree_of(CpuKernel(tile, nests, layout, scan), cpu_walk)
+
+    def caches(self, target: Target) -> range:
+        return range(1, len(target.levels) - 1)
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        return None
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)

@@ -9,14 +9,16 @@ from typing import Any
 
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
-from tilewright.backend.gpu.kernel import lower_gpu_kernel
+from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest
 from tilewright.backend.gpu.tile import choose_gpu_tile
+from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -72,6 +74,20 @@ class GpuBackend:
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
     ) -> Binding:
         return lower_gpu_kernel(tile, nests, layout, scan)
+
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
+        shared: list[Buffer] = []
+        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append))
+        return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
+
+    def caches(self, target: Target) -> range:
+        return range(2, len(target.levels) - 1)
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        return MEMORIES[place - 1] if place <= len(MEMORIES) else None
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)

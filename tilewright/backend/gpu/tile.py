@@ -66,7 +66,7 @@ def choose_gpu_tile(
     trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // block)) if stream else {}
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
-        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
+        tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     work = [_work(n, p, boxes[n], tiles_of[n]) for n, p in zip(nests, plans, strict=True)]
     threads = np.clip(
@@ -127,7 +127,7 @@ def _repeated(
         again = trips[nest] if stream and nest in stream.wide else 1
         done = done + tiles * box_elements(boxes[nest]) * float(steps * again)
         needed += prod(extent_of(a.extent) for a in nest.axes) * steps
-    return np.maximum(1.0, done / needed)
+    return np.maximum(1.0, done / max(needed, 1.0))  # of an empty result nothing is needed
 
 
 def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -135,7 +135,7 @@ def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[
     names = root.axis_names()
     choices: list[list[int]] = []
     for axis in root.axes:
-        extent = extent_of(axis.extent)
+        extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
