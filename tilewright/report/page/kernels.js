@@ -55,8 +55,7 @@ function chooseKind(kind) {
 const fact = (name, value) => value == null || value === "" ? null : h("div", {}, h("span", {}, name), value);
 function inside(k) {
   const ratio = k.measured_us == null || !k.predicted_us ? "" : `, ${(k.measured_us / k.predicted_us).toFixed(2)} of predicted`;
-  const traffic = k.levels ? k.levels.map(l => fact(`${l.level}, all calls`, `${size(l.read_bytes)} read, ${size(l.written_bytes)} written`)) :
-    Object.entries(k.traffic_by_level).map(([level, bytes]) => fact(`moved, ${level}, a call`, size(bytes)));
+  const traffic = k.levels.map(l => fact(`${l.level}, all calls`, `${size(l.read_bytes)} read, ${size(l.written_bytes)} written`));
   const room = levels.find(l => l.name === k.footprint_level);
   const made = h("div", { class: "inside" },
     h("div", { class: "facts" },

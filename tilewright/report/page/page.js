@@ -18,6 +18,10 @@ function start() {
   const memory = document.getElementById("memory");
   if (facts.memory && facts.memory.bytes && facts.memory.tensors.length) chart(memory, drawMemory);
   else memory.textContent = facts.memory ? "No intermediate tensor crosses from one kernel to another." : "Compilation stopped before memory was laid out.";
+  const moved = facts.totals.levels, most = Math.max(...moved.map(l => l.read_bytes + l.written_bytes), 1);
+  for (const l of moved) document.getElementById("traffic").append(h("span", {}, l.level),
+    h("i", { style: `width:${100 * (l.read_bytes + l.written_bytes) / most}%;background:${levelColour(l.level)}` }),
+    h("span", { class: "num" }, `${size(l.read_bytes)} read, ${size(l.written_bytes)} written`));
   if (!isMeasured) order.querySelector("[value=error]").remove();
   found.addEventListener("input", listKernels);
   order.addEventListener("change", listKernels);
