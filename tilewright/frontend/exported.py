@@ -84,7 +84,7 @@ def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
             return leaf
         again = id(leaf) in seen
         seen.add(id(leaf))
-        return leaf.detach() if again else leaf
+        return leaf.detach().clone() if again else leaf
 
     return pytree.tree_map(own, (args, named))
 
