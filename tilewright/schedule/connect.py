@@ -49,11 +49,15 @@ class Connector:
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
     repeated: bool = False  # nests of a Scan's step
     refused: dict[Nest, str] = field(default_factory=dict)  # by root of a feeder: why its reader did not take it in
+    behind: Mapping[Tensor, Sequence[Tensor]] = field(default_factory=dict)  # results of Scans: what those wait for
+    followers: dict[Tensor, list[Nest]] = field(default_factory=dict)  # nests that wait for a tensor, a Scan between
 
     def connect(self, nests: Sequence[Nest], joining: bool) -> list[Group]:
         for nest in nests:
             for tensor in nest.reads():
                 self.readers.setdefault(tensor, []).append(nest)
+                for early in self.behind.get(tensor, ()):
+                    self.followers.setdefault(early, []).append(nest)
         order = {n: i for i, n in enumerate(nests)}
         producer = {t: n for n in nests for t in n.stores}
         groups = {n: Group([n], self.cost([n])) for n in nests}
@@ -263,13 +267,14 @@ class Connector:
         return any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Mapping[Nest, Group], order: Mapping[Nest, int]) -> bool:
-        """Whether something outside reads from the group and feeds it: then they cannot be one kernel.
+        """Whether something outside, a Scan too, reads from the group and feeds it: then they cannot be one kernel.
 
         Nests after the group's last are still alone, and feed only what comes after them: no way leads back from there.
         """
         inside = set(merged)
         last = order[merged[-1]]
         stack = [r for n in merged for t in n.stores for r in self.readers.get(t, []) if r not in inside]
+        stack.extend(r for n in merged for t in n.stores for r in self.followers.get(t, []))
         seen: set[Nest] = set()
         while stack:
             nest = stack.pop()
@@ -281,6 +286,7 @@ class Connector:
             mates = groups[nest].nests
             stack.extend(m for m in mates if m not in seen)
             stack.extend(r for m in mates for t in m.stores for r in self.readers.get(t, []))
+            stack.extend(r for m in mates for t in m.stores for r in self.followers.get(t, []))
         return False
 
     def _partitions(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tilewright.backend import backend_for
@@ -34,6 +34,7 @@ class _Part:
     computes: list[Compute]
     kept: frozenset[Tensor]
     scan: Scan | None = None
+    behind: Mapping[Tensor, Sequence[Tensor]] = field(default_factory=dict)  # results of Scans: what those wait for
 
 
 @dataclass
@@ -68,7 +69,8 @@ def make_plan(
         planned.append((part, fused, nests, plans))
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
-        connector = Connector(backend, context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
+        connector = Connector(backend, context, plans, part.kept, streaming=streaming, repeated=part.scan is not None,
+                              behind=part.behind)  # fmt: skip
         groups = connector.connect(nests, joining=schedule == "connected")
         units.extend(_Builder(part, fused, plans, connector, backend, context).units(groups))
     body = in_tree(_in_order(units), program, target)
@@ -111,7 +113,7 @@ def _parts(program: Program) -> list[_Part]:
     kept = {*program.outputs, *program.staged}
     for scan in scans:
         kept.update(reads(scan))
-    parts = [_Part(list(outer), frozenset(kept))]
+    parts = [_Part(list(outer), frozenset(kept), behind=_behind(scans))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
@@ -119,6 +121,15 @@ def _parts(program: Program) -> list[_Part]:
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
         parts.append(_Part(list(scan.body), stays, scan))
     return parts
+
+
+def _behind(scans: Sequence[Scan]) -> dict[Tensor, tuple[Tensor, ...]]:
+    """Of every result of a Scan, what the Scan waits for, through Scans before it too."""
+    found: dict[Tensor, tuple[Tensor, ...]] = {}
+    for scan in scans:
+        waits = dict.fromkeys(early for t in reads(scan) for early in (t, *found.get(t, ())))
+        found.update(dict.fromkeys(scan.outputs, tuple(waits)))
+    return found
 
 
 def _nests(part: _Part, fused: Fused) -> list[Nest]:
@@ -129,18 +140,24 @@ def _nests(part: _Part, fused: Fused) -> list[Nest]:
             continue
         chain = fused.epilogues.get(compute.outputs[0], []) if isinstance(compute, Reduce) else []
         nests.append(build_nest(compute, chain, fused.inlined))
-    return _topological(nests)
+    return _topological(nests, part.behind)
 
 
-def _topological(nests: Sequence[Nest]) -> list[Nest]:
-    """An epilogue may read what is computed after its core: order by what is really read."""
+def _topological(nests: Sequence[Nest], behind: Mapping[Tensor, Sequence[Tensor]]) -> list[Nest]:
+    """An epilogue may read what is computed after its core: order by what is really read, through Scans too."""
     producer = {t: n for n in nests for t in n.stores}
-    return _needs_first(nests, lambda nest: [producer[t] for t in nest.reads() if t in producer])
+
+    def needs(nest: Nest) -> list[Nest]:
+        read = (early for t in nest.reads() for early in (t, *behind.get(t, ())))
+        return [producer[t] for t in read if t in producer]
+
+    return _needs_first(nests, needs)
 
 
 def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item]]) -> list[_Item]:
     """The items in the order given, but each after what it needs."""
     done: dict[_Item, None] = {}
+    begun: set[_Item] = set()
     for start in items:
         stack: list[tuple[_Item, bool]] = [(start, False)]
         while stack:
@@ -150,6 +167,9 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
             if ready:
                 done[item] = None
                 continue
+            if item in begun:
+                raise InternalError("what is put in order waits for itself")
+            begun.add(item)
             stack.append((item, True))
             stack.extend((other, False) for other in needs(item) if other not in done)
     return list(done)
