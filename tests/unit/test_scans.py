@@ -98,4 +98,4 @@ def test_what_feeds_a_scan_is_no_kernel_with_what_waits_for_it(name: str) -> Non
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     plan = make_plan(fold_constants(lower(load(model.SerializeToString()))), machine(name), "connected")
     is_step = [around is not None for _, around in plan.launches()]
-    assert is_step == sorted(is_step[:2]) + [False]  # the product, the steps, and what reads both
+    assert is_step == [*sorted(is_step[:2]), False]  # the product, the steps, and what reads both
