@@ -142,7 +142,7 @@ def from_onnx(
     kinds: dict[str, Role] = {"input_ids": "tokens", "position_ids": "places", "attention_mask": "mask"}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, _, extents in inputs:
-        if name in past:
+        if name in past and extents is not None:
             heads, width = extents[1], extents[3]
             if not isinstance(heads, int) or not isinstance(width, int):
                 raise ModelError(f"input {name!r} leaves its heads or its width open; export it with fixed ones")

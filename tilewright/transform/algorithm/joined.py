@@ -63,7 +63,7 @@ class Joined:
         else:
             index = [var(a) for a in axes]
             monoid = whole.monoid
-            states = {monoid.left[0]: load(first, index), monoid.right[0]: load(second, index)}
+            states: dict[Expr, Expr] = {monoid.left[0]: load(first, index), monoid.right[0]: load(second, index)}
             value = replace_nodes(monoid.combine[0], states)
         return [*parts, Map(whole.outputs[0], axes, value, whole.origin)]
 
@@ -110,9 +110,9 @@ def _found(reduce: Reduce, made: Mapping[Tensor, Map], program: Program, target:
     if not written:
         return None
     element = simplify(replace_nodes(reduce.elements[0], written))
-    for node in walk(element):
-        cut = _cut(node)
-        if cut is None or not _is_large(node, cut[1], program, target):
+    for choice in walk(element):
+        cut = _cut(choice)
+        if cut is None or not _is_large(choice, cut[1], program, target):
             continue
         axis, at = cut
         if axis in reduce.reduce_axes and not _combines(reduce):
@@ -126,7 +126,7 @@ def _followed(node: Load, made: Mapping[Tensor, Map], program: Program) -> Expr 
     """What is read here, moves of data written out as far as a join of tensors; None where there is none."""
     value: Expr = node
     while isinstance(value, Load):
-        source = made.get(value.source) if isinstance(value.source, Tensor) else None
+        source = made.get(value.source)
         if source is None or source.output in program.outputs:
             return None
         value = _value(source, value)
@@ -134,16 +134,12 @@ def _followed(node: Load, made: Mapping[Tensor, Map], program: Program) -> Expr 
         return None
 
     def moved(part: Expr) -> Expr | None:
-        if not isinstance(part, Load) or not isinstance(part.source, Tensor):
-            return None
-        source = made.get(part.source)
-        while source is not None and source.output not in program.outputs:
-            following = _value(source, part)
+        while isinstance(part, Load) and part.source in made and part.source not in program.outputs:
+            following = _value(made[part.source], part)
             if not isinstance(following, Load):
                 break
             part = following
-            source = made.get(part.source) if isinstance(part.source, Tensor) else None
-        return part
+        return part if isinstance(part, Load) else None
 
     return simplify(rewrite(value, moved))
 
