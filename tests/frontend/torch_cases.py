@@ -267,6 +267,8 @@ RECURRENT = [
          False, False, False),
     case("lstm.input", t(2, 5, 3), [t(4, 2, 4), t(4, 2, 4, seed=1)], _cells(4, 2, True, True), True, 2, 0.0,
          False, True, True),
+    case("mkldnn_rnn_layer.default", t(6, 2, 3), t(16, 3), t(16, 4), t(16), t(16, seed=1), t(1, 2, 4),
+         t(1, 2, 4, seed=1), True, [], 2, 4, 1, True, False, False, False),
     case("gru.input", t(6, 2, 3), t(2, 2, 4), _cells(3, 2, False, True), True, 2, 0.0, False, False, False),
     case("gru.input", t(2, 5, 3), t(2, 2, 4), _cells(3, 1, True, False), False, 1, 0.0, False, True, True),
     case("rnn_tanh.input", t(6, 2, 3), t(1, 2, 4), _cells(1, 1, False, True), True, 1, 0.0, False, False, False),

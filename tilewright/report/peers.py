@@ -119,6 +119,7 @@ def prepare_torch(job: Job, inputs: Inputs) -> Call:
         setattr(importlib.import_module("torch._inductor.config"), "freezing", True)  # noqa: B010
     if job.variant == "tilewright":
         backend = importlib.import_module("tilewright.torch_backend").tilewright
+        setattr(importlib.import_module("torch._dynamo.config"), "allow_rnn", True)  # noqa: B010  (docs/pytorch.md)
         module = torch.compile(module, backend=backend, options={"threads": job.threads})
     elif job.variant != "eager":
         module = torch.compile(module)
