@@ -71,7 +71,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="TYPE",
-        help="float32, or bfloat16: contractions of 16-bit operands, sums in float32 (default: as the model says)",
+        help="float32, bfloat16, on GPUs float16 or tf32 too: operands of contractions, sums in float32 (default: as the model)",
     )
     group.add_argument(
         "--tune",
