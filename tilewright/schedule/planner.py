@@ -198,10 +198,11 @@ class _Builder:
         about = Estimate(
             round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
         )
-        return kernel_tile(
+        kernel = kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.connector.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
+        return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)
 
 
 def _reason(group: Group, connector: Connector) -> str:

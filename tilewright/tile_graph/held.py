@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
@@ -33,7 +34,19 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
     boxes = _boxes(kernel, nests)
-    return int(footprint(nests, boxes, stored, stream_of(kernel, nests)))
+    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + ring_bytes(kernel)
+
+
+def ring_bytes(kernel: Tile) -> int:
+    """The most that the rings of a leaf's operands take; leaves run one after the other."""
+    most = 0
+    for tile in kernel.walk():
+        if isinstance(tile, Tile) and tile.over == "warps":
+            (leaf,) = tile.leaves
+            stages = next((h.stages for t in kernel.walk() if isinstance(t, Tile) and tile in t.body for h in t.holds), 1)
+            width = FORMS[leaf.instruction or ""].operand.bytes
+            most = max(most, stages * leaf.step * width * sum(a.extent for a in tile.axes))
+    return most
 
 
 def _boxes(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
@@ -45,7 +58,7 @@ def _boxes(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
         bound = dict(sizes)
         axes = {**known, **{a.name: a for a in tile.axes}}
         known.update(axes)
-        for name, size in tile.sizes:
+        for name, size in tile.sizes if tile.over != "warps" else ():  # a block's warps share what it holds
             bound.update({(b.tensor, b.axis): size * b.scale for b in axes[name].binds})
         boxes = _at(nests, by_name, bound)
         for node in tile.body:
