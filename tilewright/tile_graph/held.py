@@ -14,6 +14,8 @@ from tilewright.tile_graph.plan import Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
+_SUM_BYTES = 4  # of a sum on tensor cores
+
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
     """The nests of a kernel's leaves."""
@@ -38,14 +40,15 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
 
 
 def ring_bytes(kernel: Tile) -> int:
-    """The most that the rings of a leaf's operands take; leaves run one after the other."""
+    """The most that the operands of a leaf in their stages, or the sums on their way out, take; one after the other."""
     most = 0
-    for tile in kernel.walk():
-        if isinstance(tile, Tile) and tile.over == "warps":
+    for around in (t for t in kernel.walk() if isinstance(t, Tile)):
+        for tile in (t for t in around.body if isinstance(t, Tile) and t.over == "warps"):
             (leaf,) = tile.leaves
-            stages = next((h.stages for t in kernel.walk() if isinstance(t, Tile) and tile in t.body for h in t.holds), 1)
+            rows, columns = (a.extent for a in tile.axes)
             width = FORMS[leaf.instruction or ""].operand.bytes
-            most = max(most, stages * leaf.step * width * sum(a.extent for a in tile.axes))
+            sums = rows * columns * _SUM_BYTES if leaf.lanes > 1 else 0
+            most = max(most, around.holds[0].stages * leaf.step * width * (rows + columns), sums)
     return most
 
 

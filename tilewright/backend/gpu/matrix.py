@@ -7,16 +7,17 @@ behind the end of the sum is zero in shared memory, so the multiplication needs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
-from tilewright.backend.gpu.pipeline import pipelined
+from tilewright.backend.gpu.pipeline import SYNC, pipelined
 from tilewright.errors import InternalError
-from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, LaneMap
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
+from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
     Axis,
     Expr,
@@ -24,24 +25,26 @@ from tilewright.ir.expr import (
     all_of,
     axes_of,
     const,
-    eq,
     is_op,
     load,
+    loads,
     lt,
     op,
+    replace_nodes,
     select,
     substitute,
     var,
 )
-from tilewright.ir.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.products import below_tf32, factors, is_zero
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Hold, Tile
-from tilewright.tile_graph.propagate import Range, extent_of
+from tilewright.tile_graph.propagate import extent_of
 
 SWIZZLED, PADDED = "swizzled", "padded"
+SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 _BANKS = 8  # packets of 16 bytes that lie in banks of their own
 
 
@@ -141,7 +144,10 @@ class MatrixContract:
         self.fragments = (self.warp_rows // self.form.c.rows, self.warp_columns // self.form.c.columns)
         rows, columns = holds
         self.stages = rows.stages
-        self.rings = (self._ring(sides.rows, self.block_rows, rows), self._ring(sides.columns, self.block_columns, columns))
+        self.rings = (
+            self._ring(sides.rows, self.block_rows, rows),
+            self._ring(sides.columns, self.block_columns, columns),
+        )
 
     # --- shared memory
 
@@ -167,9 +173,13 @@ class MatrixContract:
         base = self.base
         batch = [a for a in base.order if a in self.sides.others]
         counts = [int(base.ranges[a].size) for a in batch]
-        flat_rows, flat_columns = (prod(int(base.ranges[a].size) for a in s.axes) for s in (self.sides.rows, self.sides.columns))
+        flat_rows, flat_columns = (
+            prod(int(base.ranges[a].size) for a in s.axes) for s in (self.sides.rows, self.sides.columns)
+        )
         turns = (*counts, -(-flat_rows // self.block_rows), -(-flat_columns // self.block_columns))
-        loops = [Axis(name, n) for name, n in zip((*(a.name for a in batch), "row_turn", "column_turn"), turns, strict=True)]
+        loops = [
+            Axis(name, n) for name, n in zip((*(a.name for a in batch), "row_turn", "column_turn"), turns, strict=True)
+        ]
         here = [var(a) if n > 1 else const(0) for a, n in zip(loops, turns, strict=True)]
         fixed = {a: simplify(base.ranges[a].low + h) for a, h in zip(batch, here, strict=False)}
         inside = [lt(h, base.ranges[a].count) for a, h in zip(batch, here, strict=False)]
@@ -193,22 +203,38 @@ class MatrixContract:
         if base.nest.initial and spot.inside:
             first = select(all_of(spot.inside), first, monoid.identity[0])
         form = self.form
-        a = Buffer(base.names.fresh("a"), (self.fragments[0], form.a.elements), form.operand, Memory.REGISTER)
-        b = Buffer(base.names.fresh("b"), (self.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
+        sets = range(2)
+        a = [
+            Buffer(base.names.fresh("a"), (self.fragments[0], form.a.elements), form.operand, Memory.REGISTER)
+            for _ in sets
+        ]
+        b = [
+            Buffer(base.names.fresh("b"), (self.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
+            for _ in sets
+        ]
 
-        def produce(part: Expr, slot: Expr) -> list[Stmt]:
+        def copies(part: Expr, slot: Expr) -> list[tuple[Stmt, ...]]:
             at = simplify(part * self.step)
-            return [s for ring, start in zip(self.rings, starts, strict=True) for s in self._fill(ring, at, slot, start, fixed, valid)]
+            return [
+                g
+                for ring, start in zip(self.rings, starts, strict=True)
+                for g in self._fill(ring, at, slot, start, fixed, valid)
+            ]
 
-        def consume(part: Expr, slot: Expr) -> list[Stmt]:
-            depth = Axis("depth", self.step // form.depth)
-            loaded = [*self._rows(a, slot, var(depth)), *self._columns(b, slot, var(depth))]
-            return list(unrolled([depth], alloc([a, b], (*loaded, *self._multiply(total, a, b)))))
+        def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
+            return [*self._rows(a[number], slot, const(step)), *self._columns(b[number], slot, const(step))]
+
+        def use(number: int) -> tuple[Stmt, ...]:
+            return self._multiply(total, a[number], b[number])
 
         parts = -(-self.length // self.step)
         body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
-        body.extend(pipelined("part", parts, self.stages, produce, consume, reused))
-        body.extend(self._finish(total, spot))
+        steps = pipelined("part", parts, self.stages, self.step // form.depth, copies, fetch, use, reused)
+        body.extend(alloc([*a, *b], steps))
+        if base.plan.lanes > 1:
+            body.extend((*(() if reused else (SYNC,)), *self._finish_rows(total, fixed, valid, starts, reused)))
+        else:
+            body.extend(self._finish(total, spot))
         return alloc([total], body)
 
     # --- positions
@@ -223,7 +249,10 @@ class MatrixContract:
         base, c = self.base, self.form.c
         i, j, e = (Axis(n, size) for n, size in zip("ije", (*self.fragments, c.elements), strict=True))
         origins = self._warp_place()
-        flat = (origins[0] + var(i) * c.rows + c.row(self.lane, var(e)), origins[1] + var(j) * c.columns + c.column(self.lane, var(e)))
+        flat = (
+            origins[0] + var(i) * c.rows + c.row(self.lane, var(e)),
+            origins[1] + var(j) * c.columns + c.column(self.lane, var(e)),
+        )
         env, inside = dict(fixed), list(valid)
         coordinates: dict[Axis, Expr] = {}
         for side, place, start in zip((self.sides.rows, self.sides.columns), flat, starts, strict=True):
@@ -233,7 +262,9 @@ class MatrixContract:
         env.update({a: simplify(base.ranges[a].low + x) for a, x in coordinates.items()})
         return Spot(env, (), known_true_left_out(inside), (i, j, e), coordinates)
 
-    def _coordinates(self, side: Side, flat: Expr, lane: Expr | None = None, packet: int = 1) -> tuple[dict[Axis, Expr], list[Expr]]:
+    def _coordinates(
+        self, side: Side, flat: Expr, lane: Expr | None = None, packet: int = 1
+    ) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Positions in the box along a side's own axes, the last fastest, and when they are inside; `flat` counts
         packets of neighbours along the last, of which `lane` is one."""
         rest = flat
@@ -271,28 +302,32 @@ class MatrixContract:
 
     # --- copies into shared memory
 
-    def _fill(self, ring: _Ring, at: Expr, slot: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]) -> list[Stmt]:
-        """All threads bring one part of an operand: packets where memory has them, elements otherwise."""
+    def _fill(
+        self, ring: _Ring, at: Expr, slot: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+    ) -> list[tuple[Stmt, ...]]:
+        """All threads bring one part of an operand: packets where memory has them, elements otherwise; in groups."""
         lane = Axis("lane", ring.packet)
         count = ring.outer * ring.packets
-        whole = self._packet(ring, at, start, fixed, lane)
-        if whole is not None:
-            return self._shared_out(count, lambda flat: self._copy(ring, whole, flat, slot, lane, at, start, fixed, valid))
-        return self._shared_out(count * ring.packet, lambda flat: self._store(ring, flat, slot, at, start, fixed, valid))
+        if self._packets(ring, at, start, fixed, lane):
+            return self._shared_out(count, lambda flat: self._copy(ring, flat, slot, at, start, fixed, valid))
+        stored = self._shared_out(
+            count * ring.packet, lambda flat: self._store(ring, flat, slot, at, start, fixed, valid)
+        )
+        return [tuple(s for group in stored for s in group)]
 
-    def _shared_out(self, count: int, one: object) -> list[Stmt]:
+    def _shared_out(self, count: int, one: Callable[[Expr], tuple[Stmt, ...]]) -> list[tuple[Stmt, ...]]:
         """`one(flat)` for every number below `count`, thread by thread."""
-        assert callable(one)
         threads = self.base.threads
-        trips = -(-count // threads)
-        loop = Axis("copy", trips)
-        flat = simplify(var(self.base.thread) + (var(loop) * threads if trips > 1 else const(0)))
-        body = tuple(one(flat))
-        if count % threads:
-            body = guarded([lt(flat, count)], body)
-        return list(unrolled([loop], body)) if trips > 1 else list(body)
+        made = []
+        for trip in range(-(-count // threads)):
+            flat = simplify(var(self.base.thread) + trip * threads)
+            body = one(flat)
+            made.append(body if (trip + 1) * threads <= count else guarded([lt(flat, count)], body))
+        return made
 
-    def _at(self, ring: _Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr) -> tuple[dict[Axis, Expr], list[Expr]]:
+    def _at(
+        self, ring: _Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr
+    ) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Axes of the nest at an element (or at the packets that `lane` counts in) of a part, and when they are inside."""
         size = 1 if lane is None else ring.packet
         along, across = (at, start) if ring.along_sum else (start, at)
@@ -307,46 +342,37 @@ class MatrixContract:
         env = {**point, **{a: simplify(self.base.ranges[a].low + x) for a, x in own.items()}}
         return env, [*conditions, *limits]
 
-    def _packet(self, ring: _Ring, at: Expr, start: Expr, fixed: dict[Axis, Expr], lane: Axis) -> Load | None:
-        """The read of a packet's element `lane`, with its line and packet still open, where packets are contiguous,
-        aligned, and wholly inside or wholly outside."""
-        size = ring.packet
-        base = self.base
-        if ring.along_sum:
-            last = base.reduce_ranges[base.reduction[-1]]
-            conditional = self.length % self.step != 0 or static(last.count) != int(last.size)
-        else:
-            last = base.ranges[ring.side.axes[-1]]
-            conditional = True
-        even = [int(last.size)] if not conditional or int(last.size) < last.extent else [int(last.size), last.extent]
+    def _packets(self, ring: _Ring, at: Expr, start: Expr, fixed: dict[Axis, Expr], lane: Axis) -> bool:
+        """Whether packets are contiguous, aligned, and wholly inside or wholly outside."""
+        size, base = ring.packet, self.base
+        last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
+        even = [int(last.size)]
         if int(last.size) < last.extent:
-            even.extend((last.extent, *linear(last.low).terms.values(), linear(last.low).constant))
+            low = linear(last.low)
+            even.extend((last.extent, low.constant, *low.terms.values()))
         if any(n % size for n in even):
-            return None
+            return False
         line, packet = Axis("line", ring.outer), Axis("packet", ring.packets)
         env, _ = self._at(ring, var(line), var(packet), var(lane), at, start)
         value = simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env})))
         if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL:
-            return None
+            return False
         total = linear(simplify(_flat(value)))
-        if total.terms.get(var(lane)) != 1 or total.constant % size:
-            return None
-        others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
-        if any(c % size or lane in axes_of(t) for t, c in others):
-            return None
         inner = linear(simplify(value.indices[-1])).terms.get(var(lane))
-        return value if inner == 1 else None
+        if inner != 1 or total.terms.get(var(lane)) != 1 or total.constant % size:
+            return False
+        return not any(c % size or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
 
     def _copy(
-        self, ring: _Ring, whole: Load, flat: Expr, slot: Expr, lane: Axis, at: Expr, start: Expr,
-        fixed: dict[Axis, Expr], valid: Sequence[Expr],
-    ) -> tuple[Stmt, ...]:  # fmt: skip
+        self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+    ) -> tuple[Stmt, ...]:
         line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)
         env, conditions = self._at(ring, line, packet, const(0), at, start)
         source = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
         assert isinstance(source, Load)
         inside = known_true_left_out([*conditions, *valid])
-        operands = (Operand(ring.buffer, ring.place(slot, line, packet, const(0))), Operand(source.source, source.indices))
+        place = ring.place(slot, line, packet, const(0))
+        operands = (Operand(ring.buffer, place), Operand(source.source, source.indices))
         if inside:
             return (Instruction(f"copy_async_or_zero{ring.packet}", operands, (all_of(inside),)),)
         return (Instruction(f"copy_async{ring.packet}", operands),)
@@ -397,13 +423,23 @@ class MatrixContract:
             body = self._by_element(b, var(j), ring, slot, self.form.b, origin, depth, is_rows=False)
         return unrolled([j], body)
 
-    def _ldmatrix(self, to: Buffer, number: Expr, ring: _Ring, slot: Expr, line: Expr, packet: Expr) -> tuple[Stmt, ...]:
+    def _ldmatrix(
+        self, to: Buffer, number: Expr, ring: _Ring, slot: Expr, line: Expr, packet: Expr
+    ) -> tuple[Stmt, ...]:
         name = f"ldmatrix{ring.packet}{'' if ring.along_sum else '_trans'}"
         source = ring.place(slot, simplify(line), simplify(packet), const(0))
         return (Instruction(name, (Operand(to, (number, const(0))), Operand(ring.buffer, source))),)
 
     def _by_element(
-        self, to: Buffer, number: Expr, ring: _Ring, slot: Expr, lanes: LaneMap, origin: Expr, depth: Expr, is_rows: bool
+        self,
+        to: Buffer,
+        number: Expr,
+        ring: _Ring,
+        slot: Expr,
+        lanes: LaneMap,
+        origin: Expr,
+        depth: Expr,
+        is_rows: bool,
     ) -> tuple[Stmt, ...]:
         """Lines along the sum of 32-bit elements, which ldmatrix cannot turn over."""
         e = Axis("e", to.shape[1])
@@ -427,10 +463,134 @@ class MatrixContract:
     # --- results
 
     def _finish(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
+        """The epilogue on the sums that a lane keeps; neighbours along the columns are stored as one."""
         base = self.base
         monoid = base.nest.monoid
         assert monoid is not None
-        return base.finish(monoid, [total], spot)
+        if not self._in_pairs():
+            return base.finish(monoid, [total], spot)
+        i, j, e = spot.unrolled
+        half, pair, lane = Axis("half", 2), Axis("pair", 2), Axis("lane", 2)
+
+        def at(second: Axis) -> dict[Axis, Expr]:
+            return {e: simplify(var(half) * 2 + var(second))}
+
+        body: list[Stmt] = []
+        for store in base.stores(spot, base.results(monoid, [total], spot.index)):
+            kept = Buffer(base.names.fresh("pair"), (2,), store.value.dtype, Memory.REGISTER)
+            value = simplify(substitute(store.value, at(pair)))
+            place = tuple(simplify(substitute(x, at(lane))) for x in store.indices)
+            moved = For(lane, ForKind.VECTOR, (Store(store.buffer, place, load(kept, (var(lane),))),))
+            body.extend(alloc([kept], (For(pair, ForKind.UNROLL, (Store(kept, (var(pair),), value),)), moved)))
+        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in spot.inside]
+        return unrolled([i, j, half], guarded(inside, tuple(body)))
+
+    def _in_pairs(self) -> bool:
+        """Whether two neighbouring columns are both inside the box or both outside, and one behind the other."""
+        part = self.base.ranges[self.sides.columns.axes[-1]]
+        even = [int(part.size)]
+        if int(part.size) < part.extent:
+            low = linear(part.low)
+            even.extend((part.extent, low.constant, *low.terms.values()))
+        return all(n % 2 == 0 for n in even)
+
+    def _finish_rows(
+        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool
+    ) -> tuple[Stmt, ...]:
+        """The epilogue in packets of neighbouring columns: the sums go through shared memory, so that lines of memory
+        are read and written whole, which lanes of a fragment would touch in pieces."""
+        base, size = self.base, self.base.plan.lanes
+        monoid = base.nest.monoid
+        assert monoid is not None
+        tile = Buffer(
+            base.names.fresh("sums"), (self.block_rows, self.block_columns + SUMS_PAD), total.dtype, Memory.SHARED
+        )
+        base.shared.append(tile)
+        packets = self.block_columns // size
+        count = self.block_rows * packets
+        trips = -(-count // base.threads)
+        loop = Axis("trip", trips)
+        flat = simplify(var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0)))
+        row, packet = simplify(flat // packets), simplify(flat % packets)
+        lane = Axis("lane", size)
+        own, inside = self._coordinates(self.sides.rows, simplify(starts[0] + row))
+        across, limits = self._coordinates(self.sides.columns, simplify(starts[1] // size + packet), var(lane), size)
+        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
+        whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
+        index = (row, simplify(packet * size + var(lane)))
+        spot = Spot(env, (), (), (lane,), {})
+        body: list[Stmt] = []
+        for store in base.stores(spot, base.results(monoid, [tile], index)):
+            value, fetched, kept = self._in_registers(simplify(store.value), lane)
+            out = _packets_of(base.names.fresh("out"), lane, store.value.dtype)
+            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, _packet_place(out, lane), value),)))
+            moved = _in_packets(store.buffer, store.indices, out, lane, is_load=False)
+            body.extend(alloc([*kept, out], (*inner, *moved)))
+        guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
+        stored = guarded(guards, tuple(body))
+        end = (SYNC,) if reused else ()
+        return (
+            *self._put_down(total, tile),
+            SYNC,
+            *((For(loop, ForKind.SERIAL, stored),) if trips > 1 else stored),
+            *end,
+        )
+
+    def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
+        """The sums of all lanes into a tile of shared memory, two by two."""
+        c, origins = self.form.c, self._warp_place()
+        i, j = Axis("i", self.fragments[0]), Axis("j", self.fragments[1])
+        half, lane = Axis("half", 2), Axis("lane", 2)
+        element = simplify(var(half) * 2 + var(lane))
+        row = simplify(origins[0] + var(i) * c.rows + self.lane // 4 + var(half) * 8)
+        column = simplify(origins[1] + var(j) * c.columns + self.lane % 4 * 2 + var(lane))
+        put = Store(tile, (row, column), load(total, (var(i), var(j), element)))
+        return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))
+
+    def _in_registers(self, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
+        """What the epilogue reads beside each other, fetched in whole packets first."""
+        fetched: list[Stmt] = []
+        kept: list[Buffer] = []
+        now: dict[Expr, Expr] = {}
+        for node in loads(value):
+            total = linear(simplify(_flat(node)))
+            others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
+            width = min(extent_of(lane.extent), ROW_BYTES // node.dtype.bytes)
+            contiguous = total.terms.get(var(lane)) == 1 and not any(lane in axes_of(t) for t, _ in others)
+            if not contiguous or total.constant % width or any(c % width for _, c in others):
+                continue
+            if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1:
+                continue
+            buffer = _packets_of(self.base.names.fresh("beside"), lane, node.dtype)
+            kept.append(buffer)
+            fetched.extend(_in_packets(node.source, node.indices, buffer, lane, is_load=True))
+            now[node] = load(buffer, _packet_place(buffer, lane))
+        return replace_nodes(value, now), fetched, kept
+
+
+def _packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:
+    """Registers for all lanes, by the packets that they are moved in."""
+    size = extent_of(lane.extent)
+    width = min(size, ROW_BYTES // dtype.bytes)
+    return Buffer(name, (size // width, width), dtype, Memory.REGISTER)
+
+
+def _packet_place(register: Buffer, lane: Axis) -> tuple[Expr, Expr]:
+    width = extent_of(register.shape[1])
+    return simplify(var(lane) // width), simplify(var(lane) % width)
+
+
+def _in_packets(memory: Buffer, indices: Sequence[Expr], register: Buffer, lane: Axis, is_load: bool) -> list[Stmt]:
+    """Moves all lanes between memory and registers."""
+    packets, width = (extent_of(n) for n in register.shape)
+    made: list[Stmt] = []
+    for number in range(packets):
+        near = Axis("near", width)
+        place = tuple(simplify(substitute(x, {lane: simplify(var(near) + number * width)})) for x in indices)
+        own = (const(number), var(near))
+        move = Store(register, own, load(memory, place)) if is_load else Store(memory, place, load(register, own))
+        made.append(For(near, ForKind.VECTOR, (move,)))
+    return made
 
 
 def runs_along_sum(side: Side, base: GpuNest) -> bool:
@@ -453,6 +613,3 @@ def _flat(node: Load) -> Expr:
     for index, size in zip(node.indices, node.source.shape, strict=True):
         offset = offset * size + index
     return offset
-
-
-__all__ = ["MatrixContract", "Side", "Sides", "sides_of", "If", "Range", "eq", "extent_of"]

@@ -14,29 +14,33 @@ from math import ceil, prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix import PADDED, SWIZZLED, Sides, sides_of
-from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.backend.gpu.matrix import PADDED, SUMS_PAD, SWIZZLED, Side, Sides, sides_of
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Load, walk
+from tilewright.ir.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.context import NestContext, offset_of, stride
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import COPIED, Bind, Hold, Leaf, Tile, TileAxis
-from tilewright.tile_graph.propagate import Box, Range, extent_of
+from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
 
 _LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _MOST_BLOCK = 256  # rows or columns of a block
-_WARPS = (1, 2, 4, 8)
+_WARPS = (1, 2, 3, 4, 6, 8)
 _STEP_BYTES = (128, 64)  # of a line of shared memory along the sum
 _MOST_STAGES = 6
 _REGISTERS = 255  # of a thread
-_REGISTERS_BESIDE = 56  # addresses, conditions and counters
+_REGISTERS_BESIDE = 44  # addresses, conditions and counters
 _REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 _THREADS = 2048  # of a multiprocessor
-_START = 700  # cycles until a block's first copies are issued, and after its last store
-_SYNC = 60  # cycles of a slab beside its work: the wait, the barrier, the first fragments
-_DEPTH_STEP = 22  # cycles from the fragments of one step of the sum to those of the next, one warp alone
+_START = 500  # cycles until a block's first copies are issued, and after its last store
+_SYNC = 80  # cycles of a slab at the least: the wait and the barrier
+_DEPTH_STEP = 40  # and from the fragments of one step of the sum to those of the next, one warp alone
+_LINE = 128  # bytes that the L2 brings at a time
+_CUT_LINES, _HALF_LINES = 2.0, 1.2  # times the bytes of runs that are no whole lines, or shorter than one
+_LOADED = 1.5  # times the latency of memory that is idle
+_UNEVEN = 0.25  # of the time of one unit that another does not hide
 _ELEMENT_SLOTS = 24  # issue slots of a warp's 32 elements copied one by one
 _STORED = 6  # issue slots of an element of the result, one thread
 
@@ -51,6 +55,7 @@ class Fragments:
     warp_columns: int
     step: int
     stages: int
+    stored: int = 1  # columns of a result that are stored at a time, by way of shared memory
 
     @property
     def warps(self) -> int:
@@ -90,7 +95,9 @@ def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
     """Rows, columns and products of a box."""
     sides = sides_of_leaf(nest, leaf)
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
-    rows, columns, others = (prod(sizes[a] for a in axes) for axes in (sides.rows.axes, sides.columns.axes, sides.others))
+    rows, columns, others = (
+        prod(sizes[a] for a in axes) for axes in (sides.rows.axes, sides.columns.axes, sides.others)
+    )
     return rows, columns, others
 
 
@@ -100,13 +107,47 @@ def is_plain(nest: Nest, leaf: Leaf) -> bool:
     return all(isinstance(s.value, Load) for s in (sides.rows, sides.columns))
 
 
+def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> tuple[bool, bool]:
+    """Whether lines of memory run along the sum, of the rows' operand and of the columns'."""
+    sides = sides_of_leaf(nest, leaf)
+    bare = replace(context, constants=frozenset(), staged=frozenset())
+
+    def along(side: Side) -> bool:
+        found = [x for x in walk(side.value) if isinstance(x, Load)]
+        return not any(stride(x, side.axes[-1], bare) == 1 for x in found)
+
+    return along(sides.rows), along(sides.columns)
+
+
+def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
+    """Columns of a result that make a packet of 16 bytes, where they lie beside each other in memory and the result is
+    of 16 bits or its epilogue reads something else: lanes of a fragment would store or read pieces of lines."""
+    last = sides_of_leaf(nest, leaf).columns.axes[-1]
+    widest = max(t.dtype.bytes for t in nest.stores)
+    size = ROW_BYTES // widest
+    own = set(nest.accumulated)
+    beside = [x for x in loads(*nest.values) if x.source not in own]
+    if widest > 4 or (widest == 4 and not beside) or extent_of(last.extent) % size:
+        return 1
+    for tensor in nest.stores:
+        at = offset_of(tensor, context.layout(tensor), tuple(var(a) for a in nest.axes))
+        if (
+            at.terms.get(var(last)) != 1
+            or at.constant % size
+            or any(c % size or last in axes_of(t) for t, c in at.terms.items() if t is not var(last))
+        ):
+            return 1
+    return size
+
+
 @lru_cache(maxsize=1 << 16)
 def fragments_for(
     target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, plain: bool,
-    far: bool, warps: int = 0, room: int = 0,
+    far: bool, runs: tuple[bool, bool], stored: int = 1, warps: int = 0, room: int = 0,
 ) -> tuple[Fragments, MatrixCost] | None:  # fmt: skip
     """The best way for a box of a product, `blocks` of which are to be computed; with so many warps where that is
-    given, in so much shared memory. `far`: operands come from device memory rather than from the L2."""
+    given, in so much shared memory. `far`: operands come from device memory rather than from the L2; `runs`: whether
+    lines of memory run along the sum, of the rows' operand and of the columns'."""
     best: tuple[float, Fragments, MatrixCost] | None = None
     room = room or target.tile_level.capacity
     width = FORMS[instruction].operand.bytes
@@ -117,15 +158,13 @@ def fragments_for(
                 continue
             for step_bytes in _STEP_BYTES:
                 step = step_bytes // width
-                made = _staged(Fragments(*shape, step, 1), target, instruction, length, far, room)
+                made = _staged(Fragments(*shape, step, 1, stored), target, instruction, length, far, room)
                 if made is None:
                     continue
-                cost = _cost(made, target, instruction, rows, columns, others, length, plain, far)
-                alive = ceil(blocks / target.units)
-                turns = ceil(alive / cost.resident)
-                seconds = max(alive * cost.busy, turns * cost.alone) + 0.1 * cost.alone
-                if best is None or seconds < best[0]:
-                    best = (seconds, made, cost)
+                cost = _cost(made, target, instruction, rows, columns, others, length, plain, far, runs)
+                time = float(seconds(cost.busy, cost.alone, cost.resident, blocks, target))
+                if best is None or time < best[0]:
+                    best = (time, made, cost)
     return None if best is None else best[1:]
 
 
@@ -133,20 +172,20 @@ def _block(rows: int, columns: int, down: int, across: int) -> tuple[int, int, i
     """Rows and columns of a block with so many warps below and beside each other, and of a warp."""
     height = ceil(min(rows, _MOST_BLOCK) / (16 * down)) * 16
     width = ceil(min(columns, _MOST_BLOCK) / (16 * across)) * 16
-    kept = height * width // 32 + height // 4 + width // 4  # sums, and fragments of both operands
+    kept = height * width // 32 + (height + width) // 2  # sums, and fragments of both operands, twice
     if kept + _REGISTERS_BESIDE > _REGISTERS:
         return None
     return height * down, width * across, height, width
 
 
-def _staged(
-    made: Fragments, target: Target, instruction: str, length: int, far: bool, room: int
-) -> Fragments | None:
+def _staged(made: Fragments, target: Target, instruction: str, length: int, far: bool, room: int) -> Fragments | None:
     """With as many stages as cover the latency, where there is room for them."""
     parts = ceil(length / made.step)
-    latency = 1.4 * (target.main if far else target.outer or target.main).latency * target.clock
-    slab = _slab(made, target, instruction)
-    wanted = min(_MOST_STAGES, 2 + ceil(latency / max(slab, 1.0)), max(1, parts))
+    latency = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
+    slab = _slab(made, target, instruction, (True, True))
+    if ring_bytes(replace(made, stages=1), instruction) > room:
+        return None
+    wanted = min(_MOST_STAGES, 2 + ceil(latency / max(slab.tensor, slab.shared, slab.beyond)), max(1, parts + 1))
     for stages in range(wanted, 0, -1):
         tried = replace(made, stages=stages)
         if ring_bytes(tried, instruction) <= room:
@@ -155,9 +194,12 @@ def _staged(
 
 
 def ring_bytes(made: Fragments, instruction: str) -> int:
+    """Shared memory of the operands, and of the sums on their way out."""
     width = FORMS[instruction].operand.bytes
     padding = sum(_padding(n, made.step, FORMS[instruction].packet) for n in (made.rows, made.columns))
-    return made.stages * (made.step * width * (made.rows + made.columns) + padding * 16)
+    ring = made.stages * (made.step * width * (made.rows + made.columns) + padding * 16)
+    sums = made.rows * (made.columns + SUMS_PAD) * 4 if made.stored > 1 else 0
+    return max(ring, sums)  # one after the other
 
 
 def _padding(size: int, step: int, packet: int) -> int:
@@ -172,50 +214,70 @@ def layout_for(size: int, step: int, packet: int) -> str:
     return SWIZZLED if packet == 8 and all(n in (1, 2, 4) or n % 8 == 0 for n in lines) else PADDED
 
 
-def _slab(made: Fragments, target: Target, instruction: str) -> float:
-    """Cycles that a slab keeps the slowest unit of a multiprocessor busy."""
+@dataclass(frozen=True)
+class _Slab:
+    """Cycles of a multiprocessor's units for a part of the sum of one block."""
+
+    tensor: float
+    shared: float
+    beyond: float  # the L2 cache
+
+
+def _slab(made: Fragments, target: Target, instruction: str, runs: tuple[bool, bool]) -> _Slab:
     width = FORMS[instruction].operand.bytes
     rate = target.rate(instruction)
     assert rate is not None
     tensor = made.rows * made.columns * made.step / (rate / target.clock)
     read = made.rows * (made.columns // made.warp_columns) + made.columns * (made.rows // made.warp_rows)
     written = made.rows + made.columns
+    # lines that a run begins or ends inside are fetched by both neighbours
+    lines = [1.0 if run or size * width % _LINE == 0 else _CUT_LINES if size * width > _LINE else _HALF_LINES
+             for size, run in zip((made.rows, made.columns), runs, strict=True)]  # fmt: skip
+    moved = made.rows * lines[0] + made.columns * lines[1]
     near = target.tile_level.bandwidth / target.clock
-    shared = width * made.step * (read + written) / near
     beyond = (target.outer or target.main).bandwidth / target.clock
-    return max(tensor, shared, width * made.step * written / beyond)
+    return _Slab(tensor, width * made.step * (read + written) / near, width * made.step * moved / beyond)
 
 
 def _cost(
     made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, plain: bool,
-    far: bool,
+    far: bool, runs: tuple[bool, bool],
 ) -> MatrixCost:  # fmt: skip
     form = FORMS[instruction]
     turns = others * ceil(rows / made.rows) * ceil(columns / made.columns)
     parts = ceil(length / made.step)
-    slab = _slab(made, target, instruction)
+    slab = _slab(made, target, instruction, runs)
     lanes = target.fma_rate / target.clock
     warps = made.warps
-    if not plain:
-        slab = max(slab, made.step * (made.rows + made.columns) * _ELEMENT_SLOTS / lanes)
-    reach = (target.main if far else target.outer or target.main).latency * target.clock
-    first = target.main.latency * target.clock
-    # a multiprocessor's four schedulers each feed a quarter of its tensor cores
-    own = slab * max(1.0, 4 / warps)
-    waiting = 1.4 * reach / max(1, made.stages - 1) if made.stages > 1 else 1.4 * reach
-    if not plain:
-        waiting = max(waiting, reach)
     depth = made.step // form.depth
-    step = max(own, waiting if parts > made.stages else 0.0) + _SYNC + _DEPTH_STEP * depth
+    # tensor cores and shared memory wait for each other to some degree: fragments come before they are multiplied
+    inside = max(slab.tensor, slab.shared) + _UNEVEN * min(slab.tensor, slab.shared)
+    work = max(inside, slab.beyond) + _UNEVEN * min(inside, slab.beyond)
+    if not plain:
+        work = max(work, made.step * (made.rows + made.columns) * _ELEMENT_SLOTS / lanes)
+    reach = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
+    first = _LOADED * target.main.latency * target.clock
+    # a multiprocessor's four schedulers each feed a quarter of its tensor cores
+    own = max(inside * max(1.0, 4 / warps), _SYNC + _DEPTH_STEP * depth)
+    waiting = reach / max(1, made.stages - 1) if plain and made.stages > 1 else reach
+    step = max(own, waiting if parts > made.stages - 1 else 0.0, slab.beyond)
     stored = rows * columns * _STORED / lanes
     epilogue = made.warp_rows * made.warp_columns / 32 * _STORED
     ring = ring_bytes(made, instruction)
-    registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 4 + _REGISTERS_BESIDE
+    registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 2 + _REGISTERS_BESIDE
     resident = max(1, min(target.tile_level.capacity // max(ring, 1), _REGISTER_FILE // (registers * 32 * warps),
                           _THREADS // (32 * warps)))  # fmt: skip
-    busy = turns * parts * slab + others * stored
+    busy = turns * parts * work + others * stored
     alone = _START + turns * (first + parts * step + epilogue)
     return MatrixCost(busy, alone, ring, resident)
+
+
+def seconds(busy: Size, alone: Size, resident: Size, blocks: Size, target: Target) -> Size:
+    """Of a kernel of so many blocks, the launch included; numbers, or arrays with an entry a candidate."""
+    alive = -(-blocks // target.units)
+    turns = -(-alive // resident)
+    cycles = np.maximum((alive - 1) * busy + alone, turns * alone)
+    return cycles / target.clock + target.kernel_cost
 
 
 def product_of(nest: Nest, leaf: Leaf, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int, int, int]:
@@ -236,8 +298,9 @@ def choose_fragments(
     found: dict[str, Fragments] = {}
     warps = 0
     for sizes, nest, leaf in sorted(work, key=lambda item: -prod(item[0])):
-        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, is_plain(nest, leaf), far, warps,
-                             target.tile_level.capacity - held)  # fmt: skip
+        stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
+        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, is_plain(nest, leaf), far,
+                             runs_of(nest, leaf, context), stored, warps, target.tile_level.capacity - held)  # fmt: skip
         if made is None:
             raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
         found[leaf.tensor] = made[0]
@@ -255,6 +318,10 @@ class MatrixCosts:
     ring: np.ndarray
     resident: np.ndarray
 
+    def seconds(self, blocks: np.ndarray, target: Target) -> np.ndarray:
+        found: np.ndarray = seconds(self.busy, self.alone, self.resident, blocks, target)
+        return found
+
 
 def matrix_costs(
     nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
@@ -267,6 +334,8 @@ def matrix_costs(
         if leaf.instruction not in FORMS:
             continue
         plain = is_plain(nest, leaf)
+        runs = runs_of(nest, leaf, context)
+        stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         sides = sides_of_leaf(nest, leaf)
         sizes = {a: np.broadcast_to(r.size, tiles.shape) for a, r in zip(nest.axes, boxes[nest], strict=True)}
         columns = [np.prod([sizes[a] for a in axes], axis=0) if axes else np.ones_like(tiles)
@@ -275,7 +344,7 @@ def matrix_costs(
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
         rows = []
         for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
-            made = fragments_for(context.target, leaf.instruction or "", r, c, o, length, t, plain, far)
+            made = fragments_for(context.target, leaf.instruction or "", r, c, o, length, t, plain, far, runs, stored)
             way, cost = made if made is not None else (None, MatrixCost(np.inf, np.inf, 0, 1))
             rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
         found[nest] = MatrixCosts(*(np.array(x) for x in zip(*rows, strict=True)))
@@ -336,6 +405,7 @@ def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragmen
 
 
 def comes_from_far(context: NestContext) -> bool:
-    """Whether operands are read from device memory: the model's weights do not stay in the L2 from run to run."""
+    """Whether operands are read from device memory: a model's weights may stay in the L2 from run to run, where they
+    are few; a product without weights is part of something larger."""
     outer = context.target.outer
-    return outer is None or context.weights > outer.capacity * outer.shared_by // 2
+    return outer is None or not context.constants or context.weights > outer.capacity * outer.shared_by // 2

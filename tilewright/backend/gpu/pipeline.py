@@ -1,9 +1,13 @@
-"""A loop that uses what it loads, with the loads of later parts under way meanwhile (ALCOP, MLSys 2023, section 4).
+"""A loop that uses what it loads, with loads of later parts under way meanwhile, at two levels (ALCOP, MLSys 2023, 4).
 
 What is loaded lies in a ring of `stages` parts: part i in place i mod stages. While part i is used the copies of the
 stages - 1 parts behind it are in the air; a part is waited for, then a barrier makes what each thread copied visible
 to all, and frees the place of the part before, which the next copies fill. So one barrier a part is enough. No copy is
 issued beyond the last part: it would land in memory that is in use for something else by then.
+
+A part is used in `depth` steps, and what a step needs is fetched from the ring into registers during the step before,
+across the border of parts too. Copies are issued between the steps, some in each: all at once they would fill the
+queue to memory, and the warps would stand still until it drains.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from tilewright.ir.simplify import simplify
 SYNC = Barrier(Scope.BLOCK)
 COMMIT = Instruction("commit", ())
 
-Part = Callable[[Expr, Expr], Sequence[Stmt]]  # statements for a part's number and its place in the ring
+Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
+Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
+Use = Callable[[int], Sequence[Stmt]]  # of the registers of a number
 
 
 def wait(pending: int) -> Instruction:
@@ -25,24 +31,46 @@ def wait(pending: int) -> Instruction:
     return Instruction("wait", (), (const(pending),))
 
 
-def pipelined(name: str, parts: int, stages: int, produce: Part, consume: Part, reused: bool) -> list[Stmt]:
-    """`produce` and `consume` for every part in order; a ring that is to be `reused` is free when this ends."""
+def pipelined(
+    name: str, parts: int, stages: int, depth: int, copies: Copies, fetch: Fetch, use: Use, reused: bool
+) -> list[Stmt]:
+    """All parts in order; a ring that is to be `reused` is free when this ends. `fetch` and `use` take turns with two
+    sets of registers."""
     first = const(0)
     end = [SYNC] if reused else []
+
+    def at_once(part: Expr, place: Expr) -> list[Stmt]:
+        return [*(s for group in copies(part, place) for s in group), COMMIT]
+
+    def alone(place: Expr) -> list[Stmt]:
+        return [s for step in range(depth) for s in (*fetch(place, step, step % 2), *use(step % 2))]
+
     if parts == 1:
-        return [*produce(first, first), COMMIT, wait(0), SYNC, *consume(first, first), *end]
+        return [*at_once(first, first), wait(0), SYNC, *alone(first), *end]
     axis = Axis(name, parts)
     part = var(axis)
-    if stages == 1:
-        inside = [*produce(part, first), COMMIT, wait(0), SYNC, *consume(part, first), SYNC]
+    if stages == 1 or depth == 1:
+        inside = [*at_once(part, first), wait(0), SYNC, *alone(first), SYNC]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
     ahead = stages - 1
     body: list[Stmt] = []
     for number in range(ahead):
         # a group that is empty keeps the count of those that may be in the air
-        body.extend((*(produce(const(number), const(number)) if number < parts else ()), COMMIT))
+        body.extend(at_once(const(number), const(number)) if number < parts else (COMMIT,))
+    body.extend((wait(ahead - 1), SYNC, *fetch(first, 0, 0)))
     later = simplify(part + ahead)
-    issued = tuple(produce(later, simplify(later % stages)))
-    ahead_of_it: tuple[Stmt, ...] = (If(simplify(lt(later, parts)), issued),) if ahead < parts else ()
-    inside = [wait(ahead - 1), SYNC, *ahead_of_it, COMMIT, *consume(part, simplify(part % stages))]
+    groups = [list(group) for group in copies(later, simplify(later % stages))] if ahead < parts else []
+    share = -(-len(groups) // (depth - 1))
+    inside = []
+    for step in range(depth):
+        if step < depth - 1:
+            inside.extend(fetch(simplify(part % stages), step + 1, (step + 1) % 2))
+            now = [s for group in groups[step * share : (step + 1) * share] for s in group]
+            inside.extend((If(simplify(lt(later, parts)), tuple(now)),) if now else ())
+            inside.extend((COMMIT,) if step == depth - 2 else ())
+        else:
+            following = simplify((part + 1) % stages)
+            inside.extend((wait(ahead - 1), SYNC))
+            inside.append(If(simplify(lt(part + 1, parts)), tuple(fetch(following, 0, 0))))
+        inside.extend(use(step % 2))
     return [*body, For(axis, ForKind.SERIAL, tuple(inside)), *end]

@@ -233,11 +233,12 @@ def finished_leaves(
     finished, most = [], 1
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
-            finished.append(replace(leaf, step=fragments[leaf.tensor].step))
+            made = fragments[leaf.tensor]
+            finished.append(replace(leaf, step=made.step, lanes=made.stored))
             continue
-        made = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
-        most = max(most, prod(positions(made, nest, part.boxes[nest]).values()) * made.split)
-        finished.append(made)
+        plain = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
+        most = max(most, prod(positions(plain, nest, part.boxes[nest]).values()) * plain.split)
+        finished.append(plain)
     if fragments:
         return tuple(finished), WARP * next(iter(fragments.values())).warps
     return tuple(finished), min(MOST_THREADS, -(-most // WARP) * WARP)

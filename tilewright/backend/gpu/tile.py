@@ -116,6 +116,8 @@ def choose_gpu_tile(
     far = compulsory(nests, stored, context) / rate
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
+    if len(nests) == 1 and nests[0] in products:
+        seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
     seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
     # among equals no multiprocessor idle, then fewer starts
