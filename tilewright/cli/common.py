@@ -71,7 +71,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="TYPE",
-        help="float32, bfloat16, on GPUs float16 or tf32 too: operands of contractions, sums in float32 (default: as the model)",
+        help="float32; bfloat16, and on GPUs float16 and tf32: operands of contractions (default: as the model says)",
     )
     group.add_argument(
         "--tune",

@@ -297,8 +297,8 @@ class LoopMachine:
         """A copy that lands at the wait for its group; until then what was there is gone too."""
         room, flat = self._place(buffer, indices, mask, "written", ())
         if room.written is not None:
-            active = np.broadcast_to(True if mask is None else mask, np.broadcast_shapes(np.shape(flat), np.shape(mask)))
-            room.written[np.broadcast_to(flat, active.shape)[active]] = False
+            places, active = np.broadcast_arrays(flat, True if mask is None else mask)
+            room.written[places[active]] = False
         self.groups[-1].append((buffer, indices, value, mask))
 
     def land(self, pending: int) -> None:

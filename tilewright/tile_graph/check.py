@@ -165,7 +165,7 @@ class _Walker:
             raise ValueError("the operands of one leaf walk through as many stages each")
         inner = [n for n in tile.body if isinstance(n, Tile)]
         if len(inner) != len(tile.body) or len(inner) != 1 or inner[0].over != "warps" or len(tile.holds) != 2:
-            raise ValueError(f"'{hold.tensor}' is brought by {COPIED}: a tile holds the two operands of the warps in it")
+            raise ValueError(f"'{hold.tensor}' is brought by {COPIED}: a tile holds both operands of the warps in it")
         (leaf,) = inner[0].leaves
         read = {t.name for name in (leaf.core, *leaf.composed) for t in reads(self.computes[name])}
         if hold.tensor not in read:
@@ -181,7 +181,8 @@ class _Walker:
         if form is None or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != tuple(n for n, _ in tile.sizes):
             raise ValueError("a tile over warps cuts the rows and the columns of one leaf on matrices")
         if leaves[0].step < form.depth or leaves[0].step % form.depth:
-            raise ValueError(f"leaf '{leaves[0].tensor}': {form.name} takes steps of {form.depth}, not {leaves[0].step}")
+            what = f"leaf '{leaves[0].tensor}': {form.name} takes steps"
+            raise ValueError(f"{what} of {form.depth}, not {leaves[0].step}")
         for (name, size), axis, unit in zip(tile.sizes, tile.axes, (form.c.rows, 2 * form.c.columns), strict=True):
             if size % unit or axis.extent % size:
                 raise ValueError(f"parts of {size} of {axis.extent} along {name} are not whole fragments of {unit}")

@@ -1,9 +1,10 @@
 """The Plan: a tree of tiles over memory levels, pure data; prints as text, round-trips through JSON.
 
 A Tile cuts axes into parts and hands them out: one after the other, to cores, to the blocks, warps and threads of a
-GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one nest runs
-on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are the Tiles
-handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses kernels.
+GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one
+nest runs on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are
+the Tiles handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses
+kernels.
 
 Axes of a nest are named by position: o0, o1... are those of its result, r0, r1... those it reduces over. An axis of
 the tree has a name of its own and says which axes of which nests it runs along.

@@ -71,8 +71,8 @@ class GpuKernel(KernelLowering):
         if work.leaf.instruction is None:
             return None, ()
         name = (work.owner or work.nest).tensor.name
-        for tile in self.plan.walk():
-            for inner in tile.body if isinstance(tile, Tile) else ():
+        for tile in (t for t in self.plan.walk() if isinstance(t, Tile)):
+            for inner in tile.body:
                 if isinstance(inner, Tile) and inner.over == "warps" and inner.leaves[0].tensor == name:
                     return inner, tile.holds
         raise InternalError(f"kernel '{self.plan.name}': no warps take '{name}'")

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.backend.gpu.contract import flat_offset
+from tilewright.backend.gpu.matrix_epilogue import MatrixEpilogue
+from tilewright.backend.gpu.matrix_sides import Side, sides_of
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.pipeline import SYNC, pipelined
 from tilewright.errors import InternalError
-from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, LaneMap
+from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static
-from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
     Axis,
     Expr,
@@ -25,84 +27,20 @@ from tilewright.ir.expr import (
     all_of,
     axes_of,
     const,
-    is_op,
     load,
-    loads,
     lt,
     op,
-    replace_nodes,
     select,
     substitute,
     var,
 )
 from tilewright.ir.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
-from tilewright.ir.products import below_tf32, factors, is_zero
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Hold, Tile
-from tilewright.tile_graph.propagate import extent_of
 
 SWIZZLED, PADDED = "swizzled", "padded"
-SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 _BANKS = 8  # packets of 16 bytes that lie in banks of their own
-
-
-@dataclass(frozen=True)
-class Side:
-    """An operand: its value as it lies in shared memory, and the output axes that it alone has."""
-
-    value: Expr
-    axes: tuple[Axis, ...]
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The product under a nest's sum as rows times columns, for one instruction."""
-
-    instruction: str
-    rows: Side
-    columns: Side
-    others: tuple[Axis, ...]  # output axes that both have, or neither
-
-
-def sides_of(nest: Nest, last: Axis | None = None) -> Sides | None:
-    """The nest as a product of matrices that tensor cores can take, the columns along `last`; None where it is none."""
-    monoid = nest.monoid
-    if monoid is None or monoid.operator != "add" or not nest.reduce_axes or len(nest.elements) != 1:
-        return None
-    parts = factors(nest.elements[0], nest.axes, nest.reduce_axes)
-    if len(parts) != 2 or not all(f.reductions for f in parts) or monoid.left[0].dtype is not dtypes.float32:
-        return None
-    narrow = [_operand(f.value) for f in parts]
-    if any(n is None for n in narrow):
-        return None
-    (first, one), (second, other) = narrow  # type: ignore[misc]
-    if one != other:
-        return None
-    own = [tuple(a for a in x.outputs if a not in y.outputs) for x, y in (parts, parts[::-1])]
-    if not all(own):
-        return None
-    found = [Side(v, axes) for v, axes in zip((first, second), own, strict=True)]
-    if last is not None and last in own[0]:
-        found.reverse()
-    taken = {*own[0], *own[1]}
-    return Sides(one, found[0], found[1], tuple(a for a in nest.axes if a not in taken))
-
-
-def _operand(value: Expr) -> tuple[Expr, str] | None:
-    """A factor as it is kept in shared memory, and the instruction that multiplies it as the Program says."""
-    if is_op(value, "select") and is_zero(value.args[2]):
-        inner = _operand(value.args[1])
-        if inner is None:
-            return None
-        return select(value.args[0], inner[0], const(0, inner[0].dtype)), inner[1]
-    if is_op(value, "cast") and value.dtype is dtypes.float32:
-        kept = value.args[0]
-        found = [name for name, form in FORMS.items() if form.operand is kept.dtype and kept.dtype.bits == 16]
-        return (kept, found[0]) if found else None
-    rounded = below_tf32(value)
-    return None if rounded is None else (rounded, "mma_tf32")
 
 
 @dataclass(frozen=True)
@@ -231,15 +169,16 @@ class MatrixContract:
         body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
         steps = pipelined("part", parts, self.stages, self.step // form.depth, copies, fetch, use, reused)
         body.extend(alloc([*a, *b], steps))
+        epilogue = MatrixEpilogue(self)
         if base.plan.lanes > 1:
-            body.extend((*(() if reused else (SYNC,)), *self._finish_rows(total, fixed, valid, starts, reused)))
+            body.extend((*(() if reused else (SYNC,)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
         else:
-            body.extend(self._finish(total, spot))
+            body.extend(epilogue.on_fragments(total, spot))
         return alloc([total], body)
 
     # --- positions
 
-    def _warp_place(self) -> tuple[Expr, Expr]:
+    def warp_place(self) -> tuple[Expr, Expr]:
         """Where the rows and columns of this warp begin in the block's."""
         across = self.block_columns // self.warp_columns
         return simplify(self.warp // across * self.warp_rows), simplify(self.warp % across * self.warp_columns)
@@ -248,7 +187,7 @@ class MatrixContract:
         """The elements of the sum that a lane keeps."""
         base, c = self.base, self.form.c
         i, j, e = (Axis(n, size) for n, size in zip("ije", (*self.fragments, c.elements), strict=True))
-        origins = self._warp_place()
+        origins = self.warp_place()
         flat = (
             origins[0] + var(i) * c.rows + c.row(self.lane, var(e)),
             origins[1] + var(j) * c.columns + c.column(self.lane, var(e)),
@@ -256,13 +195,13 @@ class MatrixContract:
         env, inside = dict(fixed), list(valid)
         coordinates: dict[Axis, Expr] = {}
         for side, place, start in zip((self.sides.rows, self.sides.columns), flat, starts, strict=True):
-            own, limits = self._coordinates(side, simplify(start + place))
+            own, limits = self.coordinates(side, simplify(start + place))
             coordinates.update(own)
             inside.extend(limits)
         env.update({a: simplify(base.ranges[a].low + x) for a, x in coordinates.items()})
         return Spot(env, (), known_true_left_out(inside), (i, j, e), coordinates)
 
-    def _coordinates(
+    def coordinates(
         self, side: Side, flat: Expr, lane: Expr | None = None, packet: int = 1
     ) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Positions in the box along a side's own axes, the last fastest, and when they are inside; `flat` counts
@@ -328,16 +267,16 @@ class MatrixContract:
     def _at(
         self, ring: _Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr
     ) -> tuple[dict[Axis, Expr], list[Expr]]:
-        """Axes of the nest at an element (or at the packets that `lane` counts in) of a part, and when they are inside."""
+        """Axes of the nest at an element of a part, or at the packets that `lane` counts in, and when that is inside."""
         size = 1 if lane is None else ring.packet
         along, across = (at, start) if ring.along_sum else (start, at)
         near = simplify(along // size + packet) if lane is not None else simplify(along + packet)
         far = simplify(across + line)
         if ring.along_sum:
             point, conditions = self._sum_point(near, lane, size)
-            own, limits = self._coordinates(ring.side, far)
+            own, limits = self.coordinates(ring.side, far)
         else:
-            own, limits = self._coordinates(ring.side, near, lane, size)
+            own, limits = self.coordinates(ring.side, near, lane, size)
             point, conditions = self._sum_point(far)
         env = {**point, **{a: simplify(self.base.ranges[a].low + x) for a, x in own.items()}}
         return env, [*conditions, *limits]
@@ -357,7 +296,7 @@ class MatrixContract:
         value = simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env})))
         if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL:
             return False
-        total = linear(simplify(_flat(value)))
+        total = linear(simplify(flat_offset(value)))
         inner = linear(simplify(value.indices[-1])).terms.get(var(lane))
         if inner != 1 or total.terms.get(var(lane)) != 1 or total.constant % size:
             return False
@@ -397,7 +336,7 @@ class MatrixContract:
         """Matrices of ldmatrix: the upper and lower rows of the first half of the depth, then of the second."""
         ring, lane = self.rings[0], self.lane
         i = Axis("i", self.fragments[0])
-        origin = simplify(self._warp_place()[0] + var(i) * self.form.a.rows)
+        origin = simplify(self.warp_place()[0] + var(i) * self.form.a.rows)
         body: tuple[Stmt, ...]
         if ring.along_sum:
             body = self._ldmatrix(a, var(i), ring, slot, origin + lane % 16, depth * 2 + lane // 16)
@@ -412,7 +351,7 @@ class MatrixContract:
         """The same for two neighbouring fragments: both halves of the depth of the first, then of the second."""
         ring, lane = self.rings[1], self.lane
         j = Axis("j", self.fragments[1] // 2)
-        origin = simplify(self._warp_place()[1] + var(j) * 16)
+        origin = simplify(self.warp_place()[1] + var(j) * 16)
         body: tuple[Stmt, ...]
         if ring.along_sum:
             body = self._ldmatrix(b, var(j), ring, slot, origin + lane // 16 * 8 + lane % 8, depth * 2 + lane // 8 % 2)
@@ -460,138 +399,6 @@ class MatrixContract:
         )
         return unrolled([i, j, half], (Instruction(self.form.name, operands),))
 
-    # --- results
-
-    def _finish(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
-        """The epilogue on the sums that a lane keeps; neighbours along the columns are stored as one."""
-        base = self.base
-        monoid = base.nest.monoid
-        assert monoid is not None
-        if not self._in_pairs():
-            return base.finish(monoid, [total], spot)
-        i, j, e = spot.unrolled
-        half, pair, lane = Axis("half", 2), Axis("pair", 2), Axis("lane", 2)
-
-        def at(second: Axis) -> dict[Axis, Expr]:
-            return {e: simplify(var(half) * 2 + var(second))}
-
-        body: list[Stmt] = []
-        for store in base.stores(spot, base.results(monoid, [total], spot.index)):
-            kept = Buffer(base.names.fresh("pair"), (2,), store.value.dtype, Memory.REGISTER)
-            value = simplify(substitute(store.value, at(pair)))
-            place = tuple(simplify(substitute(x, at(lane))) for x in store.indices)
-            moved = For(lane, ForKind.VECTOR, (Store(store.buffer, place, load(kept, (var(lane),))),))
-            body.extend(alloc([kept], (For(pair, ForKind.UNROLL, (Store(kept, (var(pair),), value),)), moved)))
-        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in spot.inside]
-        return unrolled([i, j, half], guarded(inside, tuple(body)))
-
-    def _in_pairs(self) -> bool:
-        """Whether two neighbouring columns are both inside the box or both outside, and one behind the other."""
-        part = self.base.ranges[self.sides.columns.axes[-1]]
-        even = [int(part.size)]
-        if int(part.size) < part.extent:
-            low = linear(part.low)
-            even.extend((part.extent, low.constant, *low.terms.values()))
-        return all(n % 2 == 0 for n in even)
-
-    def _finish_rows(
-        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool
-    ) -> tuple[Stmt, ...]:
-        """The epilogue in packets of neighbouring columns: the sums go through shared memory, so that lines of memory
-        are read and written whole, which lanes of a fragment would touch in pieces."""
-        base, size = self.base, self.base.plan.lanes
-        monoid = base.nest.monoid
-        assert monoid is not None
-        tile = Buffer(
-            base.names.fresh("sums"), (self.block_rows, self.block_columns + SUMS_PAD), total.dtype, Memory.SHARED
-        )
-        base.shared.append(tile)
-        packets = self.block_columns // size
-        count = self.block_rows * packets
-        trips = -(-count // base.threads)
-        loop = Axis("trip", trips)
-        flat = simplify(var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0)))
-        row, packet = simplify(flat // packets), simplify(flat % packets)
-        lane = Axis("lane", size)
-        own, inside = self._coordinates(self.sides.rows, simplify(starts[0] + row))
-        across, limits = self._coordinates(self.sides.columns, simplify(starts[1] // size + packet), var(lane), size)
-        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
-        whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
-        index = (row, simplify(packet * size + var(lane)))
-        spot = Spot(env, (), (), (lane,), {})
-        body: list[Stmt] = []
-        for store in base.stores(spot, base.results(monoid, [tile], index)):
-            value, fetched, kept = self._in_registers(simplify(store.value), lane)
-            out = _packets_of(base.names.fresh("out"), lane, store.value.dtype)
-            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, _packet_place(out, lane), value),)))
-            moved = _in_packets(store.buffer, store.indices, out, lane, is_load=False)
-            body.extend(alloc([*kept, out], (*inner, *moved)))
-        guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
-        stored = guarded(guards, tuple(body))
-        end = (SYNC,) if reused else ()
-        return (
-            *self._put_down(total, tile),
-            SYNC,
-            *((For(loop, ForKind.SERIAL, stored),) if trips > 1 else stored),
-            *end,
-        )
-
-    def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
-        """The sums of all lanes into a tile of shared memory, two by two."""
-        c, origins = self.form.c, self._warp_place()
-        i, j = Axis("i", self.fragments[0]), Axis("j", self.fragments[1])
-        half, lane = Axis("half", 2), Axis("lane", 2)
-        element = simplify(var(half) * 2 + var(lane))
-        row = simplify(origins[0] + var(i) * c.rows + self.lane // 4 + var(half) * 8)
-        column = simplify(origins[1] + var(j) * c.columns + self.lane % 4 * 2 + var(lane))
-        put = Store(tile, (row, column), load(total, (var(i), var(j), element)))
-        return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))
-
-    def _in_registers(self, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
-        """What the epilogue reads beside each other, fetched in whole packets first."""
-        fetched: list[Stmt] = []
-        kept: list[Buffer] = []
-        now: dict[Expr, Expr] = {}
-        for node in loads(value):
-            total = linear(simplify(_flat(node)))
-            others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
-            width = min(extent_of(lane.extent), ROW_BYTES // node.dtype.bytes)
-            contiguous = total.terms.get(var(lane)) == 1 and not any(lane in axes_of(t) for t, _ in others)
-            if not contiguous or total.constant % width or any(c % width for _, c in others):
-                continue
-            if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1:
-                continue
-            buffer = _packets_of(self.base.names.fresh("beside"), lane, node.dtype)
-            kept.append(buffer)
-            fetched.extend(_in_packets(node.source, node.indices, buffer, lane, is_load=True))
-            now[node] = load(buffer, _packet_place(buffer, lane))
-        return replace_nodes(value, now), fetched, kept
-
-
-def _packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:
-    """Registers for all lanes, by the packets that they are moved in."""
-    size = extent_of(lane.extent)
-    width = min(size, ROW_BYTES // dtype.bytes)
-    return Buffer(name, (size // width, width), dtype, Memory.REGISTER)
-
-
-def _packet_place(register: Buffer, lane: Axis) -> tuple[Expr, Expr]:
-    width = extent_of(register.shape[1])
-    return simplify(var(lane) // width), simplify(var(lane) % width)
-
-
-def _in_packets(memory: Buffer, indices: Sequence[Expr], register: Buffer, lane: Axis, is_load: bool) -> list[Stmt]:
-    """Moves all lanes between memory and registers."""
-    packets, width = (extent_of(n) for n in register.shape)
-    made: list[Stmt] = []
-    for number in range(packets):
-        near = Axis("near", width)
-        place = tuple(simplify(substitute(x, {lane: simplify(var(near) + number * width)})) for x in indices)
-        own = (const(number), var(near))
-        move = Store(register, own, load(memory, place)) if is_load else Store(memory, place, load(register, own))
-        made.append(For(near, ForKind.VECTOR, (move,)))
-    return made
-
 
 def runs_along_sum(side: Side, base: GpuNest) -> bool:
     """Whether neighbours in memory follow each other along the sum: then lines of shared memory do so too."""
@@ -603,13 +410,6 @@ def runs_along_sum(side: Side, base: GpuNest) -> bool:
         node = stack.pop()
         stack.extend(node.args)
         if isinstance(node, Load):
-            total = linear(simplify(_flat(node)))
+            total = linear(simplify(flat_offset(node)))
             steps.update(a for a in (base.reduction[-1], side.axes[-1]) if total.terms.get(var(a)) == 1)
     return side.axes[-1] not in steps
-
-
-def _flat(node: Load) -> Expr:
-    offset: Expr = const(0)
-    for index, size in zip(node.indices, node.source.shape, strict=True):
-        offset = offset * size + index
-    return offset

@@ -14,9 +14,11 @@ from math import ceil, prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix import PADDED, SUMS_PAD, SWIZZLED, Side, Sides, sides_of
-from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
+from tilewright.backend.gpu.matrix import PADDED, SWIZZLED
+from tilewright.backend.gpu.matrix_epilogue import SUMS_PAD
+from tilewright.backend.gpu.matrix_sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of, stride
@@ -37,6 +39,7 @@ _THREADS = 2048  # of a multiprocessor
 _START = 500  # cycles until a block's first copies are issued, and after its last store
 _SYNC = 80  # cycles of a slab at the least: the wait and the barrier
 _DEPTH_STEP = 40  # and from the fragments of one step of the sum to those of the next, one warp alone
+_NEVER = 1e15  # cycles of what cannot be done
 _LINE = 128  # bytes that the L2 brings at a time
 _CUT_LINES, _HALF_LINES = 2.0, 1.2  # times the bytes of runs that are no whole lines, or shorter than one
 _LOADED = 1.5  # times the latency of memory that is idle
@@ -299,8 +302,9 @@ def choose_fragments(
     warps = 0
     for sizes, nest, leaf in sorted(work, key=lambda item: -prod(item[0])):
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
-        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, is_plain(nest, leaf), far,
-                             runs_of(nest, leaf, context), stored, warps, target.tile_level.capacity - held)  # fmt: skip
+        runs, room = runs_of(nest, leaf, context), target.tile_level.capacity - held
+        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, is_plain(nest, leaf), far, runs, stored,
+                             warps, room)  # fmt: skip
         if made is None:
             raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
         found[leaf.tensor] = made[0]
@@ -345,7 +349,7 @@ def matrix_costs(
         rows = []
         for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
             made = fragments_for(context.target, leaf.instruction or "", r, c, o, length, t, plain, far, runs, stored)
-            way, cost = made if made is not None else (None, MatrixCost(np.inf, np.inf, 0, 1))
+            way, cost = made if made is not None else (None, MatrixCost(_NEVER, _NEVER, 0, 1))
             rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
         found[nest] = MatrixCosts(*(np.array(x) for x in zip(*rows, strict=True)))
     return found

@@ -1,8 +1,8 @@
 """Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
 
 Four ways: a position a thread; a reduction shared by neighbouring threads and combined by shuffles; a contraction
-whose operands go through shared memory in steps, with a register tile a thread, or with fragments of matrices a warp. Barriers and shuffles stand outside
-every condition that depends on the thread.
+whose operands go through shared memory in steps, with a register tile a thread, or with fragments of matrices a warp.
+Barriers and shuffles stand outside every condition that depends on the thread.
 """
 
 from __future__ import annotations
@@ -266,9 +266,9 @@ class GpuNest:
                 *(Store(s, index, load(b, ())) for s, b in zip(states, fresh, strict=True))]  # fmt: skip
         return alloc(fresh, body)
 
-    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Store, ...]:
         logical = tuple(spot.env[a] for a in self.nest.axes)
-        body: list[Stmt] = []
+        body: list[Store] = []
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, results), spot.env))
             body.extend(self.access.stores(tensor, logical, simplify(final)))

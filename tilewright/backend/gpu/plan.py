@@ -50,10 +50,9 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     names = nest.axis_names()
     instruction = instruction_of(nest, context.target)
     if instruction is not None:
-        walked = [*thread_order(nest, context), *_reduction_order(nest, context)]
-        order = tuple(names[a] for a in walked)
-        return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, vector=names[walked[len(nest.axes) - 1]],
-                    order=order, instruction=instruction)  # fmt: skip
+        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
+        return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
+                    vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
     register = _register_tile(nest, context.target.units)
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
