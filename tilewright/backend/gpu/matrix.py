@@ -15,7 +15,7 @@ from tilewright.backend.gpu.contract import flat_offset
 from tilewright.backend.gpu.matrix_epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix_sides import Side, sides_of
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
-from tilewright.backend.gpu.pipeline import SYNC, pipelined
+from tilewright.backend.gpu.pipeline import pipelined, sync
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir import dtypes
@@ -171,7 +171,7 @@ class MatrixContract:
         body.extend(alloc([*a, *b], steps))
         epilogue = MatrixEpilogue(self)
         if base.plan.lanes > 1:
-            body.extend((*(() if reused else (SYNC,)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
+            body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
         else:
             body.extend(epilogue.on_fragments(total, spot))
         return alloc([total], body)
@@ -267,7 +267,7 @@ class MatrixContract:
     def _at(
         self, ring: _Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr
     ) -> tuple[dict[Axis, Expr], list[Expr]]:
-        """Axes of the nest at an element of a part, or at the packets that `lane` counts in, and when that is inside."""
+        """Axes of the nest at an element of a part, or at the packets that `lane` counts in, and when it is inside."""
         size = 1 if lane is None else ring.packet
         along, across = (at, start) if ring.along_sum else (start, at)
         near = simplify(along // size + packet) if lane is not None else simplify(along + packet)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.backend.gpu.contract import flat_offset
 from tilewright.backend.gpu.nest import Spot, guarded
-from tilewright.backend.gpu.pipeline import SYNC
+from tilewright.backend.gpu.pipeline import sync
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Expr, axes_of, const, load, loads, lt, replace_nodes, substitute, var
@@ -95,10 +95,10 @@ class MatrixEpilogue:
             body.extend(alloc([*kept, out], (*inner, *moved)))
         guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
         stored = guarded(guards, tuple(body))
-        end = (SYNC,) if reused else ()
+        end = (sync(),) if reused else ()
         return (
             *self._put_down(total, tile),
-            SYNC,
+            sync(),
             *((For(loop, ForKind.SERIAL, stored),) if trips > 1 else stored),
             *end,
         )
