@@ -129,7 +129,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("merge", partial(_merge, target=target, options=options), program)
-        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo))
+        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits)
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -202,7 +202,7 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
 
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
-        chosen = choose_algorithms(part, target, *_predictors(target, options, memo))
+        chosen = choose_algorithms(part, target, *_predictors(target, options, memo), memo.splits)
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
         final = choose_layouts(staged, target)
         plan = make_plan(final, target, schedule, memo=memo)
