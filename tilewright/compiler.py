@@ -202,7 +202,7 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
 
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
-        chosen = choose_algorithms(part, target, *_predictors(target, options, memo), memo.splits)
+        chosen = choose_algorithms(part, target, *_predictors(target, options, memo), known=memo.splits)
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
         final = choose_layouts(staged, target)
         plan = make_plan(final, target, schedule, memo=memo)

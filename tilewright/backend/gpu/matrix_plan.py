@@ -22,9 +22,11 @@ from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of, stride
-from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.nest import Nest, data_cost
 from tilewright.tile_graph.plan import COPIED, Bind, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
+
+Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
 
 _LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
@@ -36,16 +38,18 @@ _REGISTERS = 255  # of a thread
 _REGISTERS_BESIDE = 44  # addresses, conditions and counters
 _REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
 _THREADS = 2048  # of a multiprocessor
-_START = 500  # cycles until a block's first copies are issued, and after its last store
+_START = 1200  # cycles until a block's first copies are issued, and after its last store
 _SYNC = 80  # cycles of a slab at the least: the wait and the barrier
-_DEPTH_STEP = 40  # and from the fragments of one step of the sum to those of the next, one warp alone
+_DEPTH_STEP = 50  # and from the fragments of one step of the sum to those of the next, one warp alone
 _NEVER = 1e15  # cycles of what cannot be done
 _LINE = 128  # bytes that the L2 brings at a time
-_CUT_LINES, _HALF_LINES = 2.0, 1.2  # times the bytes of runs that are no whole lines, or shorter than one
-_LOADED = 1.5  # times the latency of memory that is idle
-_UNEVEN = 0.25  # of the time of one unit that another does not hide
-_ELEMENT_SLOTS = 24  # issue slots of a warp's 32 elements copied one by one
+_CUT_LINES, _SHORT_LINES = 2.0, 1.2  # times the bytes of runs that end inside lines, or are a part of one each
+_LOADED = 2.0  # times the latency of memory that is idle
+_UNEVEN = 0.4  # of the time of one unit that another does not hide
+_ELEMENT_SLOTS = 40  # issue slots of an element that is copied by itself, one thread
+_ELEMENT_CYCLES = 80  # and cycles until the thread has copied it
 _STORED = 6  # issue slots of an element of the result, one thread
+_APART = 2.0  # cycles from an instruction of a warp's epilogue to the next
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,19 @@ def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
     return rows, columns, others
 
 
-def is_plain(nest: Nest, leaf: Leaf) -> bool:
-    """Whether both operands are read as they lie in memory: what is computed or guarded comes element by element."""
+def are_plain(nest: Nest, leaf: Leaf, nests: Sequence[Nest]) -> Both:
+    """Whether the rows' operand and the columns' are read as they lie in memory: what is computed, guarded or made in
+    the same kernel comes element by element."""
     sides = sides_of_leaf(nest, leaf)
-    return all(isinstance(s.value, Load) for s in (sides.rows, sides.columns))
+    inside = {t for n in nests for t in n.stores}
+
+    def plain(side: Side) -> bool:
+        return isinstance(side.value, Load) and side.value.source not in inside
+
+    return plain(sides.rows), plain(sides.columns)
 
 
-def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> tuple[bool, bool]:
+def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
     """Whether lines of memory run along the sum, of the rows' operand and of the columns'."""
     sides = sides_of_leaf(nest, leaf)
     bare = replace(context, constants=frozenset(), staged=frozenset())
@@ -145,12 +155,12 @@ def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def fragments_for(
-    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, plain: bool,
-    far: bool, runs: tuple[bool, bool], stored: int = 1, warps: int = 0, room: int = 0,
+    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, plain: Both,
+    far: bool, runs: Both, stored: int = 1, work: int = 0, warps: int = 0, room: int = 0,
 ) -> tuple[Fragments, MatrixCost] | None:  # fmt: skip
     """The best way for a box of a product, `blocks` of which are to be computed; with so many warps where that is
-    given, in so much shared memory. `far`: operands come from device memory rather than from the L2; `runs`: whether
-    lines of memory run along the sum, of the rows' operand and of the columns'."""
+    given, in so much shared memory. `plain` and `runs`: see `are_plain` and `runs_of`; `far`: operands come from device
+    memory rather than from the L2; `work`: instructions of the epilogue."""
     best: tuple[float, Fragments, MatrixCost] | None = None
     room = room or target.tile_level.capacity
     width = FORMS[instruction].operand.bytes
@@ -164,7 +174,7 @@ def fragments_for(
                 made = _staged(Fragments(*shape, step, 1, stored), target, instruction, length, far, room)
                 if made is None:
                     continue
-                cost = _cost(made, target, instruction, rows, columns, others, length, plain, far, runs)
+                cost = _cost(made, target, instruction, rows, columns, others, length, plain, far, runs, work)
                 time = float(seconds(cost.busy, cost.alone, cost.resident, blocks, target))
                 if best is None or time < best[0]:
                     best = (time, made, cost)
@@ -217,6 +227,13 @@ def layout_for(size: int, step: int, packet: int) -> str:
     return SWIZZLED if packet == 8 and all(n in (1, 2, 4) or n % 8 == 0 for n in lines) else PADDED
 
 
+def _line_waste(run: int) -> float:
+    """Bytes that are fetched for each byte of runs of a length, the next run far away."""
+    if run % _LINE == 0:
+        return 1.0
+    return _SHORT_LINES if _LINE % run == 0 else _CUT_LINES
+
+
 @dataclass(frozen=True)
 class _Slab:
     """Cycles of a multiprocessor's units for a part of the sum of one block."""
@@ -226,7 +243,7 @@ class _Slab:
     beyond: float  # the L2 cache
 
 
-def _slab(made: Fragments, target: Target, instruction: str, runs: tuple[bool, bool]) -> _Slab:
+def _slab(made: Fragments, target: Target, instruction: str, runs: Both) -> _Slab:
     width = FORMS[instruction].operand.bytes
     rate = target.rate(instruction)
     assert rate is not None
@@ -234,8 +251,9 @@ def _slab(made: Fragments, target: Target, instruction: str, runs: tuple[bool, b
     read = made.rows * (made.columns // made.warp_columns) + made.columns * (made.rows // made.warp_rows)
     written = made.rows + made.columns
     # lines that a run begins or ends inside are fetched by both neighbours
-    lines = [1.0 if run or size * width % _LINE == 0 else _CUT_LINES if size * width > _LINE else _HALF_LINES
-             for size, run in zip((made.rows, made.columns), runs, strict=True)]  # fmt: skip
+    lines = [
+        1.0 if run else _line_waste(size * width) for size, run in zip((made.rows, made.columns), runs, strict=True)
+    ]
     moved = made.rows * lines[0] + made.columns * lines[1]
     near = target.tile_level.bandwidth / target.clock
     beyond = (target.outer or target.main).bandwidth / target.clock
@@ -243,8 +261,8 @@ def _slab(made: Fragments, target: Target, instruction: str, runs: tuple[bool, b
 
 
 def _cost(
-    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, plain: bool,
-    far: bool, runs: tuple[bool, bool],
+    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, plain: Both,
+    far: bool, runs: Both, work: int,
 ) -> MatrixCost:  # fmt: skip
     form = FORMS[instruction]
     turns = others * ceil(rows / made.rows) * ceil(columns / made.columns)
@@ -255,22 +273,24 @@ def _cost(
     depth = made.step // form.depth
     # tensor cores and shared memory wait for each other to some degree: fragments come before they are multiplied
     inside = max(slab.tensor, slab.shared) + _UNEVEN * min(slab.tensor, slab.shared)
-    work = max(inside, slab.beyond) + _UNEVEN * min(inside, slab.beyond)
-    if not plain:
-        work = max(work, made.step * (made.rows + made.columns) * _ELEMENT_SLOTS / lanes)
+    part = max(inside, slab.beyond) + _UNEVEN * min(inside, slab.beyond)
+    # elements that come one by one: threads compute where each lies, and wait for it
+    single = made.step * sum(n for n, is_plain in zip((made.rows, made.columns), plain, strict=True) if not is_plain)
+    part += single * _ELEMENT_SLOTS / lanes
     reach = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
     first = _LOADED * target.main.latency * target.clock
     # a multiprocessor's four schedulers each feed a quarter of its tensor cores
     own = max(inside * max(1.0, 4 / warps), _SYNC + _DEPTH_STEP * depth)
-    waiting = reach / max(1, made.stages - 1) if plain and made.stages > 1 else reach
+    waiting = reach / max(1, made.stages - 1) + single / (32 * warps) * _ELEMENT_CYCLES
     step = max(own, waiting if parts > made.stages - 1 else 0.0, slab.beyond)
-    stored = rows * columns * _STORED / lanes
-    epilogue = made.warp_rows * made.warp_columns / 32 * _STORED
+    # an epilogue of dependent instructions: a warp alone issues one in some cycles
+    stored = min(rows, made.rows) * min(columns, made.columns) * (_STORED + work) / lanes
+    epilogue = made.warp_rows * made.warp_columns / 32 * (_STORED + work) * max(1.0, warps / 4 / _APART, _APART)
     ring = ring_bytes(made, instruction)
     registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 2 + _REGISTERS_BESIDE
     resident = max(1, min(target.tile_level.capacity // max(ring, 1), _REGISTER_FILE // (registers * 32 * warps),
                           _THREADS // (32 * warps)))  # fmt: skip
-    busy = turns * parts * work + others * stored
+    busy = turns * (parts * part + stored)
     alone = _START + turns * (first + parts * step + epilogue)
     return MatrixCost(busy, alone, ring, resident)
 
@@ -303,8 +323,9 @@ def choose_fragments(
     for sizes, nest, leaf in sorted(work, key=lambda item: -prod(item[0])):
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         runs, room = runs_of(nest, leaf, context), target.tile_level.capacity - held
-        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, is_plain(nest, leaf), far, runs, stored,
-                             warps, room)  # fmt: skip
+        plain = are_plain(nest, leaf, nests)
+        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, plain, far, runs, stored,
+                             data_cost(*nest.values), warps, room)  # fmt: skip
         if made is None:
             raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
         found[leaf.tensor] = made[0]
@@ -337,8 +358,8 @@ def matrix_costs(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction not in FORMS:
             continue
-        plain = is_plain(nest, leaf)
-        runs = runs_of(nest, leaf, context)
+        plain = are_plain(nest, leaf, nests)
+        runs, work = runs_of(nest, leaf, context), data_cost(*nest.values)
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         sides = sides_of_leaf(nest, leaf)
         sizes = {a: np.broadcast_to(r.size, tiles.shape) for a, r in zip(nest.axes, boxes[nest], strict=True)}
@@ -348,7 +369,9 @@ def matrix_costs(
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
         rows = []
         for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
-            made = fragments_for(context.target, leaf.instruction or "", r, c, o, length, t, plain, far, runs, stored)
+            made = fragments_for(
+                context.target, leaf.instruction or "", r, c, o, length, t, plain, far, runs, stored, work
+            )
             way, cost = made if made is not None else (None, MatrixCost(_NEVER, _NEVER, 0, 1))
             rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
         found[nest] = MatrixCosts(*(np.array(x) for x in zip(*rows, strict=True)))

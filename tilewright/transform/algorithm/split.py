@@ -29,7 +29,8 @@ _FEW_BEHIND_SUMS = 256  # the same behind a sum of products, whose operands are 
 _PARTS = (1, 2, 4, 8)  # a unit
 _LEAST_PRODUCT = 512  # elements of the sum of a product on tensor cores
 _STEP = 64  # a part is whole steps of the sum
-_TILES = (128 * 128, 64 * 128)  # results of a product that a unit computes at once without being short of operands
+_TILES = (128 * 128, 64 * 128, 32 * 64)  # results of a product that a unit may compute at once
+_MOST_PARTS = 8  # of a product: more of them cost more to combine than they gain
 _WORTH = 0.9  # of the time as it stands: less gain is within the model's error
 
 
@@ -144,8 +145,8 @@ def _best_product(
     steps = _extent(axis) // _STEP
     if _extent(axis) < _LEAST_PRODUCT or _extent(axis) % _STEP or not results:
         return None
-    wanted = {max((n for n in range(1, steps + 1) if steps % n == 0 and n * results <= target.units * tile), default=1)
-              for tile in _TILES}  # fmt: skip
+    shares = [n for n in range(1, _MOST_PARTS + 1) if steps % n == 0]
+    wanted = {max((n for n in shares if n * results <= target.units * tile), default=1) for tile in _TILES}
     tried = sorted(wanted - {1})
     if not tried:
         return None
