@@ -153,7 +153,7 @@ def _best_product(
     key = _form(reduce, program)
     if key not in known:
         known[key] = None
-        limit = _WORTH * predict(_alone((reduce,), program))
+        limit = predict(_alone((reduce,), program))  # combining mostly finds room in a kernel that reads the result
         for parts in tried:
             split = Split(reduce, axis, _extent(axis) // parts, leads=True)
             seconds = predict(_alone(split.computes(set()), program))
