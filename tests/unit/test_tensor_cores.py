@@ -82,6 +82,8 @@ CASES: Mapping[str, tuple[ModelProto, str | None]] = {
     "tf32": (product(24, 40, 32, "", TensorProto.FLOAT), "tf32"),
     "tf32_turned_b": (product(24, 40, 32, "b", TensorProto.FLOAT), "tf32"),
     "tf32_turned_a": (product(32, 24, 16, "a", TensorProto.FLOAT), "tf32"),
+    "converted": (product(24, 40, 32, "", TensorProto.FLOAT), "float16"),
+    "converted_cut": (product(20, 24, 40, "b", TensorProto.FLOAT), "bfloat16"),
     "window": (convolution((1, 8, 7, 6), 16, 3), "float16"),
     "pointwise": (convolution((2, 16, 5, 4), 24, 1), "bfloat16"),
     "strided": (convolution((1, 8, 9, 9), 8, 3, stride=2), "tf32"),

@@ -15,6 +15,7 @@ from tilewright.backend.gpu.contract import flat_offset
 from tilewright.backend.gpu.matrix_epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix_sides import Side, sides_of
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.pipeline import pipelined, sync
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
@@ -34,7 +35,7 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
-from tilewright.ir.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.plan import Hold, Tile
@@ -249,6 +250,9 @@ class MatrixContract:
         count = ring.outer * ring.packets
         if self._packets(ring, at, start, fixed, lane):
             return self._shared_out(count, lambda flat: self._copy(ring, flat, slot, at, start, fixed, valid))
+        if self._whole_lines(ring):
+            made = self._shared_out(count, lambda flat: self._compute(ring, flat, slot, at, start, fixed, valid))
+            return [tuple(s for group in made for s in group)]
         stored = self._shared_out(
             count * ring.packet, lambda flat: self._store(ring, flat, slot, at, start, fixed, valid)
         )
@@ -283,14 +287,9 @@ class MatrixContract:
 
     def _packets(self, ring: _Ring, at: Expr, start: Expr, fixed: dict[Axis, Expr], lane: Axis) -> bool:
         """Whether packets are contiguous, aligned, and wholly inside or wholly outside."""
-        size, base = ring.packet, self.base
-        last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
-        even = [int(last.size)]
-        if int(last.size) < last.extent:
-            low = linear(last.low)
-            even.extend((last.extent, low.constant, *low.terms.values()))
-        if any(n % size for n in even):
+        if not self._whole_lines(ring):
             return False
+        size, base = ring.packet, self.base
         line, packet = Axis("line", ring.outer), Axis("packet", ring.packets)
         env, _ = self._at(ring, var(line), var(packet), var(lane), at, start)
         value = simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env})))
@@ -315,6 +314,36 @@ class MatrixContract:
         if inside:
             return (Instruction(f"copy_async_or_zero{ring.packet}", operands, (all_of(inside),)),)
         return (Instruction(f"copy_async{ring.packet}", operands),)
+
+    def _whole_lines(self, ring: _Ring) -> bool:
+        """Whether the packets of a line are wholly inside or wholly outside."""
+        base = self.base
+        last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
+        even = [int(last.size)]
+        if int(last.size) < last.extent:
+            low = linear(last.low)
+            even.extend((last.extent, low.constant, *low.terms.values()))
+        return all(n % ring.packet == 0 for n in even)
+
+    def _compute(
+        self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+    ) -> tuple[Stmt, ...]:
+        """A packet of values that are computed, or do not lie beside each other."""
+        lane = Axis("lane", ring.packet)
+        line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)
+        env, conditions = self._at(ring, line, packet, var(lane), at, start)
+        whole = [simplify(substitute(x, {lane: const(0)})) for x in (*conditions, *valid)]
+        value = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
+        value, fetched, kept = in_registers(self.base, value, lane)
+        out = packets_of(self.base.names.fresh("out"), lane, ring.buffer.dtype)
+        place = packet_place(out, lane)
+        body = alloc(kept, (*fetched, For(lane, ForKind.UNROLL, (Store(out, place, value),))))
+        inside = known_true_left_out(whole)
+        if inside:
+            zero = For(lane, ForKind.UNROLL, (Store(out, place, const(0, out.dtype)),))
+            body = (If(all_of(inside), tuple(body), (zero,)),)
+        moved = in_packets(ring.buffer, ring.place(slot, line, packet, var(lane)), out, lane, is_load=False)
+        return alloc([out], (*body, *moved))
 
     def _store(
         self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.backend.gpu.contract import flat_offset
 from tilewright.backend.gpu.nest import Spot, guarded
+from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.pipeline import sync
-from tilewright.intrinsics.gpu_matrix import ROW_BYTES
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, axes_of, const, load, loads, lt, replace_nodes, substitute, var
+from tilewright.ir.expr import Axis, Expr, const, load, lt, substitute, var
 from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.tile_graph.propagate import extent_of
 
 if TYPE_CHECKING:
     from tilewright.backend.gpu.matrix import MatrixContract
@@ -88,10 +85,10 @@ class MatrixEpilogue:
         spot = Spot(env, (), (), (lane,), {})
         body: list[Stmt] = []
         for store in base.stores(spot, base.results(monoid, [tile], index)):
-            value, fetched, kept = self._in_registers(simplify(store.value), lane)
-            out = _packets_of(base.names.fresh("out"), lane, store.value.dtype)
-            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, _packet_place(out, lane), value),)))
-            moved = _in_packets(store.buffer, store.indices, out, lane, is_load=False)
+            value, fetched, kept = in_registers(base, simplify(store.value), lane)
+            out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
+            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
+            moved = in_packets(store.buffer, store.indices, out, lane, is_load=False)
             body.extend(alloc([*kept, out], (*inner, *moved)))
         guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
         stored = guarded(guards, tuple(body))
@@ -114,48 +111,3 @@ class MatrixEpilogue:
         column = simplify(origins[1] + var(j) * c.columns + block.lane % 4 * 2 + var(lane))
         put = Store(tile, (row, column), load(total, (var(i), var(j), element)))
         return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))
-
-    def _in_registers(self, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
-        """What the epilogue reads beside each other, fetched in whole packets first."""
-        fetched: list[Stmt] = []
-        kept: list[Buffer] = []
-        now: dict[Expr, Expr] = {}
-        for node in loads(value):
-            total = linear(simplify(flat_offset(node)))
-            others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
-            width = min(extent_of(lane.extent), ROW_BYTES // node.dtype.bytes)
-            contiguous = total.terms.get(var(lane)) == 1 and not any(lane in axes_of(t) for t, _ in others)
-            if not contiguous or total.constant % width or any(c % width for _, c in others):
-                continue
-            if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1:
-                continue
-            buffer = _packets_of(self.block.base.names.fresh("beside"), lane, node.dtype)
-            kept.append(buffer)
-            fetched.extend(_in_packets(node.source, node.indices, buffer, lane, is_load=True))
-            now[node] = load(buffer, _packet_place(buffer, lane))
-        return replace_nodes(value, now), fetched, kept
-
-
-def _packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:
-    """Registers for all lanes, by the packets that they are moved in."""
-    size = extent_of(lane.extent)
-    width = min(size, ROW_BYTES // dtype.bytes)
-    return Buffer(name, (size // width, width), dtype, Memory.REGISTER)
-
-
-def _packet_place(register: Buffer, lane: Axis) -> tuple[Expr, Expr]:
-    width = extent_of(register.shape[1])
-    return simplify(var(lane) // width), simplify(var(lane) % width)
-
-
-def _in_packets(memory: Buffer, indices: Sequence[Expr], register: Buffer, lane: Axis, is_load: bool) -> list[Stmt]:
-    """Moves all lanes between memory and registers."""
-    packets, width = (extent_of(n) for n in register.shape)
-    made: list[Stmt] = []
-    for number in range(packets):
-        near = Axis("near", width)
-        place = tuple(simplify(substitute(x, {lane: simplify(var(near) + number * width)})) for x in indices)
-        own = (const(number), var(near))
-        move = Store(register, own, load(memory, place)) if is_load else Store(memory, place, load(register, own))
-        made.append(For(near, ForKind.VECTOR, (move,)))
-    return made

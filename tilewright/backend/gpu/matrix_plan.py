@@ -46,8 +46,9 @@ _LINE = 128  # bytes that the L2 brings at a time
 _CUT_LINES, _SHORT_LINES = 2.0, 1.2  # times the bytes of runs that end inside lines, or are a part of one each
 _LOADED = 2.0  # times the latency of memory that is idle
 _UNEVEN = 0.4  # of the time of one unit that another does not hide
-_ELEMENT_SLOTS = 40  # issue slots of an element that is copied by itself, one thread
-_ELEMENT_CYCLES = 80  # and cycles until the thread has copied it
+_COPIED, _COMPUTED, _BY_ELEMENT = range(3)  # how operands come to shared memory
+_WAY_SLOTS = (0, 12, 40)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 20, 80)  # and cycles until the thread has it there
 _STORED = 6  # issue slots of an element of the result, one thread
 _APART = 2.0  # cycles from an instruction of a warp's epilogue to the next
 
@@ -108,16 +109,21 @@ def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
     return rows, columns, others
 
 
-def are_plain(nest: Nest, leaf: Leaf, nests: Sequence[Nest]) -> Both:
-    """Whether the rows' operand and the columns' are read as they lie in memory: what is computed, guarded or made in
-    the same kernel comes element by element."""
+def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> tuple[int, int]:
+    """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
+    packet, or element by element."""
     sides = sides_of_leaf(nest, leaf)
     inside = {t for n in nests for t in n.stores}
+    innermost = nest.named(leaf.order[-1])
 
-    def plain(side: Side) -> bool:
-        return isinstance(side.value, Load) and side.value.source not in inside
+    def way(side: Side, along_sum: bool) -> int:
+        line = extent_of((innermost if along_sum else side.axes[-1]).extent)
+        if line % FORMS[leaf.instruction or ""].packet:
+            return _BY_ELEMENT
+        return _COPIED if isinstance(side.value, Load) and side.value.source not in inside else _COMPUTED
 
-    return plain(sides.rows), plain(sides.columns)
+    rows, columns = runs_of(nest, leaf, context)
+    return way(sides.rows, rows), way(sides.columns, columns)
 
 
 def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
@@ -155,11 +161,11 @@ def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def fragments_for(
-    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, plain: Both,
+    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, ways: tuple[int, int],
     far: bool, runs: Both, stored: int = 1, work: int = 0, warps: int = 0, room: int = 0,
 ) -> tuple[Fragments, MatrixCost] | None:  # fmt: skip
     """The best way for a box of a product, `blocks` of which are to be computed; with so many warps where that is
-    given, in so much shared memory. `plain` and `runs`: see `are_plain` and `runs_of`; `far`: operands come from device
+    given, in so much shared memory. `ways` and `runs`: see `ways_of` and `runs_of`; `far`: operands come from device
     memory rather than from the L2; `work`: instructions of the epilogue."""
     best: tuple[float, Fragments, MatrixCost] | None = None
     room = room or target.tile_level.capacity
@@ -174,7 +180,7 @@ def fragments_for(
                 made = _staged(Fragments(*shape, step, 1, stored), target, instruction, length, far, room)
                 if made is None:
                     continue
-                cost = _cost(made, target, instruction, rows, columns, others, length, plain, far, runs, work)
+                cost = _cost(made, target, instruction, rows, columns, others, length, ways, far, runs, work)
                 time = float(seconds(cost.busy, cost.alone, cost.resident, blocks, target))
                 if best is None or time < best[0]:
                     best = (time, made, cost)
@@ -261,7 +267,7 @@ def _slab(made: Fragments, target: Target, instruction: str, runs: Both) -> _Sla
 
 
 def _cost(
-    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, plain: Both,
+    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, ways: tuple[int, int],
     far: bool, runs: Both, work: int,
 ) -> MatrixCost:  # fmt: skip
     form = FORMS[instruction]
@@ -274,14 +280,15 @@ def _cost(
     # tensor cores and shared memory wait for each other to some degree: fragments come before they are multiplied
     inside = max(slab.tensor, slab.shared) + _UNEVEN * min(slab.tensor, slab.shared)
     part = max(inside, slab.beyond) + _UNEVEN * min(inside, slab.beyond)
-    # elements that come one by one: threads compute where each lies, and wait for it
-    single = made.step * sum(n for n, is_plain in zip((made.rows, made.columns), plain, strict=True) if not is_plain)
-    part += single * _ELEMENT_SLOTS / lanes
+    # elements that are not just copied: threads compute where they lie and what they are, and wait for them
+    sizes = (made.rows, made.columns)
+    part += made.step * sum(n * _WAY_SLOTS[way] for n, way in zip(sizes, ways, strict=True)) / lanes
+    each = made.step * sum(n * _WAY_CYCLES[way] for n, way in zip(sizes, ways, strict=True))
     reach = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
     first = _LOADED * target.main.latency * target.clock
     # a multiprocessor's four schedulers each feed a quarter of its tensor cores
     own = max(inside * max(1.0, 4 / warps), _SYNC + _DEPTH_STEP * depth)
-    waiting = reach / max(1, made.stages - 1) + single / (32 * warps) * _ELEMENT_CYCLES
+    waiting = reach / max(1, made.stages - 1) + each / (32 * warps)
     step = max(own, waiting if parts > made.stages - 1 else 0.0, slab.beyond)
     # an epilogue of dependent instructions: a warp alone issues one in some cycles
     stored = min(rows, made.rows) * min(columns, made.columns) * (_STORED + work) / lanes
@@ -323,8 +330,8 @@ def choose_fragments(
     for sizes, nest, leaf in sorted(work, key=lambda item: -prod(item[0])):
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         runs, room = runs_of(nest, leaf, context), target.tile_level.capacity - held
-        plain = are_plain(nest, leaf, nests)
-        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, plain, far, runs, stored,
+        ways = ways_of(nest, leaf, nests, context)
+        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, ways, far, runs, stored,
                              data_cost(*nest.values), warps, room)  # fmt: skip
         if made is None:
             raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
@@ -358,7 +365,7 @@ def matrix_costs(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction not in FORMS:
             continue
-        plain = are_plain(nest, leaf, nests)
+        ways = ways_of(nest, leaf, nests, context)
         runs, work = runs_of(nest, leaf, context), data_cost(*nest.values)
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         sides = sides_of_leaf(nest, leaf)
@@ -370,7 +377,7 @@ def matrix_costs(
         rows = []
         for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
             made = fragments_for(
-                context.target, leaf.instruction or "", r, c, o, length, t, plain, far, runs, stored, work
+                context.target, leaf.instruction or "", r, c, o, length, t, ways, far, runs, stored, work
             )
             way, cost = made if made is not None else (None, MatrixCost(_NEVER, _NEVER, 0, 1))
             rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
