@@ -24,7 +24,7 @@ from tilewright.frontend.onnx import load
 from tilewright.intrinsics.gpu import MEANINGS
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap, tf32
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.interpret_loops import LoopFault, run_kernel
+from tilewright.ir.interpret_loops import LoopFault, run_kernel, run_loops
 from tilewright.ir.loops import Instruction, Kernel, statements
 from tilewright.options import Options
 from tilewright.render.cuda import launch_shape, written_params
@@ -276,7 +276,7 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (holds(lambda h: replace(h, stages=3 if h.tensor == "a" else 2)), "walk through as many stages each"),
         (holds(lambda h: replace(h, tensor="o")), "it brings 'o', which leaf 'o' does not read"),
         (holds(lambda h: replace(h, stages=400)), "bytes at shared, which has"),
-        (warps(lambda t: replace(t, sizes=(("m", 8), t.sizes[1]))), "parts of 8 of 16 along m are not whole fragments"),
+        (warps(lambda t: replace(t, sizes=(("m", 8), t.sizes[1]))), "along m are not whole fragments of 16"),
         (threads(lambda n: 2 * n), "warps of 32 are not"),
         (warps(lambda t: replace(t, level="shared", over="order")), "a tile holds both operands of the warps in it"),
         (leaves(lambda x: replace(x, step=24)), "mma_float16 takes steps of 16, not 24"),
@@ -396,3 +396,42 @@ def test_float32_asks_for_no_tensor_cores() -> None:
     options = Options(target="h200", stop_after="plan")
     plan = build(load(product(64, 64, 64, kind=TensorProto.FLOAT), {}), machine("h200"), options).plan
     assert plan is not None and all(leaf.instruction is None for k in plan.kernels for leaf in k.leaves)
+
+
+def test_sums_of_products_with_few_tiles_are_cut_into_parts() -> None:
+    """Parts lie one behind the other, and what reads the result combines them."""
+    options = Options(target="h200", stop_after="plan")
+    artifact = build(load(product(384, 3072, 768), {}), machine("h200"), options)
+    assert artifact.plan is not None and artifact.program is not None
+    first, second = artifact.plan.kernels
+    assert [leaf.instruction for k in (first, second) for leaf in k.leaves] == ["mma_float16", None]
+    (partial,) = artifact.program.computes[0].outputs
+    assert partial.shape[1:] == (384, 768) and 2 <= int(partial.shape[0]) <= 8
+    for shape in ((4096, 4096, 4096), (384, 64, 768)):
+        whole = build(load(product(*shape), {}), machine("h200"), options).plan
+        assert whole is not None and len(whole.kernels) == 1
+
+
+def test_products_inside_a_stream(tmp_path: Path) -> None:
+    """Both products of an attention on tensor cores, between them a softmax whose state is carried along the keys."""
+    from tests.gpu_stages import attention
+    from tilewright.backend import backend_for
+    from tilewright.lower.program import lower_program
+    from tilewright.ops import lower
+    from tilewright.schedule.planner import make_plan
+    from tilewright.transform.fold import fold_constants
+    from tilewright.transform.precision import set_precision
+
+    target = machine("cuda-emulated")
+    program = fold_constants(set_precision(lower(load(attention(160, 32, 1), {})), target, "bfloat16"))
+    plan = make_plan(program, target, "connected", streaming="always")
+    check_plan(plan, program, target)
+    (kernel,) = [k for k in plan.kernels if k.stream is not None]
+    assert [leaf.part for leaf in kernel.leaves if leaf.instruction] == ["whole", "step"]
+    rng = np.random.default_rng(0)
+    inputs = {t.name: rng.standard_normal([int(e) for e in t.shape]).astype(np.float32) for t in program.inputs}
+    loops = lower_program(program, plan, backend_for(target).lower_kernel)
+    found = run_loops(loops, dict(inputs), instructions=MEANINGS)
+    for tensor in program.outputs:
+        expected = evaluate(program, inputs)[tensor.name]
+        np.testing.assert_allclose(found[tensor.name].reshape(expected.shape), expected, rtol=0, atol=2e-2)

@@ -197,7 +197,8 @@ class _Walker:
             raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
         walked = around[-1] if around[-1].over != "warps" else around[-3]  # but for the tiles of its operands and warps
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
-        if (leaf.instruction in FORMS) != (around[-1].over == "warps"):
+        runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
+        if runs != (around[-1].over == "warps"):
             raise ValueError(f"leaf '{leaf.tensor}' is shared out to warps where it runs on matrices, and only there")
         if (leaf.part == "step") != carried:
             raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")

@@ -27,13 +27,14 @@ from tilewright.tile_graph.plan import COPIED, Bind, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
 
 Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
+Ways = tuple[int, int]
 
 _LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _MOST_BLOCK = 256  # rows or columns of a block
 _WARPS = (1, 2, 3, 4, 6, 8)
 _STEP_BYTES = (128, 64)  # of a line of shared memory along the sum
-_MOST_STAGES = 6
+_LEAST_STAGES, _MOST_STAGES = 4, 6  # parts arrive unevenly, whatever the mean says
 _REGISTERS = 255  # of a thread
 _REGISTERS_BESIDE = 44  # addresses, conditions and counters
 _REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
@@ -109,7 +110,7 @@ def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
     return rows, columns, others
 
 
-def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> tuple[int, int]:
+def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> Ways:
     """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
     packet, or element by element."""
     sides = sides_of_leaf(nest, leaf)
@@ -161,7 +162,7 @@ def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def fragments_for(
-    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, ways: tuple[int, int],
+    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, ways: Ways,
     far: bool, runs: Both, stored: int = 1, work: int = 0, warps: int = 0, room: int = 0,
 ) -> tuple[Fragments, MatrixCost] | None:  # fmt: skip
     """The best way for a box of a product, `blocks` of which are to be computed; with so many warps where that is
@@ -204,7 +205,8 @@ def _staged(made: Fragments, target: Target, instruction: str, length: int, far:
     slab = _slab(made, target, instruction, (True, True))
     if ring_bytes(replace(made, stages=1), instruction) > room:
         return None
-    wanted = min(_MOST_STAGES, 2 + ceil(latency / max(slab.tensor, slab.shared, slab.beyond)), max(1, parts + 1))
+    covering = 2 + ceil(latency / max(slab.tensor, slab.shared, slab.beyond))
+    wanted = min(max(_LEAST_STAGES, covering), _MOST_STAGES, parts + 1)
     for stages in range(wanted, 0, -1):
         tried = replace(made, stages=stages)
         if ring_bytes(tried, instruction) <= room:
@@ -267,7 +269,7 @@ def _slab(made: Fragments, target: Target, instruction: str, runs: Both) -> _Sla
 
 
 def _cost(
-    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, ways: tuple[int, int],
+    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, ways: Ways,
     far: bool, runs: Both, work: int,
 ) -> MatrixCost:  # fmt: skip
     form = FORMS[instruction]
