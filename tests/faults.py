@@ -1,4 +1,5 @@
-"""Seeded faults in Loops: a barrier removed, an index shifted by one, a loop made one longer or shorter."""
+"""Seeded faults in Loops: a barrier removed, a wait one group short, an index shifted by one, a loop made one longer or
+shorter."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Site:
     """A place in a kernel and what to do to it."""
 
     stmt: Stmt
-    kind: str  # "barrier", "store index", "load index", "operand index", "bound"
+    kind: str  # "barrier", "wait", "store index", "load index", "operand index", "bound"
     target: Load | int | None = None  # the load, or the operand's number
     dimension: int = 0
     shift: int = 0
@@ -43,6 +44,8 @@ def sites(kernel: Kernel) -> list[Site]:
     for stmt in statements(kernel.body):
         if isinstance(stmt, Barrier):
             found.append(Site(stmt, "barrier"))
+        if isinstance(stmt, Instruction) and stmt.name == "wait":
+            found.append(Site(stmt, "wait"))
         for shift in (-1, 1):
             found += _shifts(stmt, shift)
     return found
@@ -92,6 +95,9 @@ def _stmt(stmt: Stmt, site: Site) -> tuple[Stmt, ...]:
 def _faulty(stmt: Stmt, site: Site) -> tuple[Stmt, ...]:
     if site.kind == "barrier":
         return ()
+    if site.kind == "wait":
+        assert isinstance(stmt, Instruction)
+        return (replace(stmt, scalars=tuple(add(pending, 1) for pending in stmt.scalars)),)
     if site.kind == "bound":
         assert isinstance(stmt, For)
         extent = stmt.axis.extent + site.shift

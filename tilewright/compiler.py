@@ -129,7 +129,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("merge", partial(_merge, target=target, options=options), program)
-        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo))
+        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits)
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -160,7 +160,9 @@ def machine_code(
     return loops, backend.load(sources, loops, program, plan, target, options, weights_dir=weights_dir)
 
 
-def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, ...]:
+def _predictors(
+    target: Target, options: Options, memo: Memo
+) -> tuple[Predict | None, Predict | None, Predict | None, Predict | None]:
     """What tells the time of a convolution, a product, stacked recurrences and long reductions; None where the model's
     own way is kept."""
     # without joining: what that gains an algorithm is not known before its neighbours are
@@ -202,7 +204,8 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
 
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
-        chosen = choose_algorithms(part, target, *_predictors(target, options, memo))
+        convolutions, products, recurrences, reductions = _predictors(target, options, memo)
+        chosen = choose_algorithms(part, target, convolutions, products, recurrences, reductions, memo.splits)
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
         final = choose_layouts(staged, target)
         plan = make_plan(final, target, schedule, memo=memo)

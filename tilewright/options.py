@@ -22,8 +22,8 @@ CONVOLUTIONS = ("auto", "direct")
 CONTRACTIONS = ("direct", "strassen")
 DENORMALS = ("flush", "keep")
 FALLBACKS = ("host", "error")
-PRECISIONS = ("float32", "bfloat16")
-PLANNED_PRECISIONS = ("float16",)
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+GPU_PRECISIONS = ("tf32", "float16")
 
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
@@ -38,7 +38,9 @@ class Options:
     threads     worker threads on the CPU; None: as many as this process may use
     precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
                 "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It
-                runs on every CPU and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16)
+                runs everywhere and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16) and on the tensor
+                cores of GPUs; for those there are "float16", the same in that type, and "tf32": operands stay
+                float32 in memory and are rounded to 11 significant bits as they are multiplied
     schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
                 neighbours; "none" is one kernel an operator
     merging     "auto" makes one compute of independent ones that are alike, with their weights put one behind the other
@@ -152,8 +154,8 @@ def check_choice(option: str, value: object, allowed: tuple[str, ...], others: s
 
 
 def check_precision(value: object, target: str = "cpu") -> None:
-    if value == "bfloat16" and target in GPUS:
-        raise OptionError(f"precision 'bfloat16' is for CPUs alone so far, not {target!r}")
+    if value in GPU_PRECISIONS and target == "cpu":
+        raise OptionError(f"precision {value!r} is for GPUs alone, not {target!r}: there is 'bfloat16'")
     if value is None or value in PRECISIONS:
         return
     allowed = f"it is one of {', '.join(PRECISIONS)}, or left out to follow the model"
@@ -162,8 +164,6 @@ def check_precision(value: object, target: str = "cpu") -> None:
             "precision 'int8' needs scales that only a quantised model has: quantise the model, "
             "for example with onnxruntime.quantization, and leave precision out"
         )
-    if value in PLANNED_PRECISIONS:
-        raise OptionError(f"precision {value!r} is not supported yet: {allowed}")
     raise OptionError(f"precision cannot be {value!r}: {allowed}")
 
 

@@ -73,20 +73,16 @@ WRONG_OPTIONS = [
     ({"threads": True}, "threads cannot be True: it is a whole number, 1 or more"),
     (
         {"precision": "float16"},
-        "precision 'float16' is not supported yet: it is one of float32, bfloat16, or left out to follow the model",
+        "precision 'float16' is for GPUs alone, not 'cpu': there is 'bfloat16'",
     ),
     (
         {"precision": "half"},
-        "precision cannot be 'half': it is one of float32, bfloat16, or left out to follow the model",
+        "precision cannot be 'half': it is one of float32, tf32, float16, bfloat16, or left out to follow the model",
     ),
     (
         {"precision": "int8"},
         "precision 'int8' needs scales that only a quantised model has: quantise the model, for example with "
         "onnxruntime.quantization, and leave precision out",
-    ),
-    (
-        {"precision": "bfloat16", "target": "cuda"},
-        "precision 'bfloat16' is for CPUs alone so far, not 'cuda'",
     ),
     ({"shapes": {"x": "2x3"}}, "the shape of 'x' must be a number or a tuple of them, not '2x3'"),
     ({"shapes": {"x": (2, -1)}}, "the shape of 'x' must be a number or a tuple of them, not (2, -1)"),

@@ -15,8 +15,11 @@ from tilewright.errors import OptionError
 from tilewright.frontend.onnx import load
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan
-from tilewright.ir.expr import Load, is_op, loads
+from tilewright.ir.expr import Axis, Load, is_op, loads, var
+from tilewright.ir.expr import load as expr_load
 from tilewright.ir.interpret import evaluate
+from tilewright.ir.products import as_tf32, below_tf32
+from tilewright.ir.tensor import Tensor
 from tilewright.ir.verify import verify_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine, stored_machines
@@ -188,12 +191,44 @@ def test_long_attention_is_streamed_in_bfloat16_too(name: str) -> None:
         assert any(k.stream is not None for k in plan.kernels)
 
 
-def test_where_bfloat16_is_refused() -> None:
-    with pytest.raises(OptionError, match="precision 'bfloat16' is for CPUs alone so far, not 'cuda'"):
-        Options(precision="bfloat16", target="cuda")
+@pytest.mark.parametrize("precision", ("float16", "tf32"))
+def test_where_precisions_of_gpus_are_refused(precision: str) -> None:
+    with pytest.raises(OptionError, match=f"precision '{precision}' is for GPUs alone, not 'cpu'"):
+        Options(precision=precision, target="cpu")
     program = ops.lower(load(model([], {"x": (FLOAT, [2])}, {"x": (FLOAT, [2])}, {}), {}))
-    with pytest.raises(OptionError, match="precision 'bfloat16' is for CPUs alone so far, not 'cuda'"):
-        set_precision(program, machine("cuda"), "bfloat16")  # a file may describe a GPU
+    with pytest.raises(OptionError, match=f"precision '{precision}' is for GPUs alone, not 'neoverse_n1'"):
+        set_precision(program, machine("neoverse_n1"), precision)  # a file may describe a CPU
+
+
+@pytest.mark.parametrize("name", ("float16", "bfloat16"))
+def test_gpus_take_either_type_of_16_bits(network: ModelProto, name: str) -> None:
+    program = lowered(network, name, machine("h200"))
+    found = contractions(program)
+    assert len(found) == 4
+    assert all(is_widened_product(c, (dtypes.by_name(name),), dtypes.float32) for c in found)
+    assert {t.dtype for t in (*program.inputs, *program.outputs)} == {dtypes.float32}
+    assert {t.name: t.dtype for t in program.constants}[f"w0_{name}"] is dtypes.by_name(name)
+
+
+def test_tf32_rounds_operands_where_they_are_multiplied(network: ModelProto) -> None:
+    program = lowered(network, "tf32", machine("h200"))
+    found = [c for c in program.computes if isinstance(c, Reduce) and len(loads(*c.elements)) == 2]
+    assert len(found) == 4 and {t.dtype for t in program.constants} == {dtypes.float32}
+    for compute in found:
+        assert all(isinstance(below_tf32(side), Load) for side in compute.elements[0].args)
+    x = normal(2, 9, 24)
+    for want, got in zip(run(lowered(network, None), x=x), run(program, x=x), strict=True):
+        assert 1e-6 < np.linalg.norm(got - want) / np.linalg.norm(want) < 2e-3
+
+
+def test_rounding_to_tf32() -> None:
+    """To 10 bits behind the point, halves away from zero; signs, zeros and infinities stay."""
+    given = np.array([1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 0.0, -np.inf, 3.0], np.float32)
+    axis = Axis("i", len(given))
+    x, y = Tensor("x", (len(given),), dtypes.float32), Tensor("y", (len(given),), dtypes.float32)
+    program = Program((x,), (y,), (Map(y, (axis,), as_tf32(expr_load(x, [var(axis)]))),), {})
+    expected = [1 + 2**-10, 1 + 2**-10, 1, -1 - 2**-10, 0, -np.inf, 3]
+    np.testing.assert_array_equal(evaluate(program, {"x": given})["y"], np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("name", stored_machines("cpu"))

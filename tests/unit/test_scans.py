@@ -11,6 +11,11 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, nu
 import tilewright
 from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
 from tilewright import Options
+from tilewright.frontend.onnx import load
+from tilewright.ops import lower
+from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
+from tilewright.transform.fold import fold_constants
 
 Shape = tuple[int, ...]
 
@@ -97,3 +102,21 @@ def test_a_kernel_does_not_wait_for_itself_through_a_scan(kernel_cache: Path) ->
     s = np.cumsum(a[::-1], 0)[::-1] - a
     for got, want in zip(model(x), (a, a + s), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
+def test_what_feeds_a_scan_is_no_kernel_with_what_waits_for_it(name: str) -> None:
+    rng = np.random.default_rng(4)
+    constants = {"w": rng.standard_normal((32, 32)), "v": rng.standard_normal((32, 32)), "zeros": np.zeros((1, 32))}
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["fed"]),
+        helper.make_node("Scan", ["zeros", "fed"], ["end", "kept"], body=step(32, scaled=False), num_scan_inputs=1),
+        helper.make_node("Mul", ["fed", "kept"], ["product"]),
+        helper.make_node("Softmax", ["product"], ["y"]),
+    ]
+    arrays = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in constants.items()]
+    graph = helper.make_graph(nodes, "between", [port("x", (5, 1, 32))], [port("y", (5, 1, 32))], arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    plan = make_plan(fold_constants(lower(load(model.SerializeToString()))), machine(name), "connected")
+    is_step = [around is not None for _, around in plan.launches()]
+    assert is_step == [*sorted(is_step[:2]), False]  # the product, the steps, and what reads both

@@ -91,6 +91,12 @@ class Backend(Protocol):
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         """The leaves with what depends on the tile, and the lanes that share them (0: they are not handed out)."""
 
+    def share_out(
+        self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext,
+    ) -> Tile:  # fmt: skip
+        """The kernel with Tiles inside it for units that the leaves are handed out to further, and their operands."""
+
     def plan_steps(
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:

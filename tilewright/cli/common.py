@@ -73,7 +73,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="TYPE",
-        help="float32, or bfloat16: contractions of 16-bit operands, sums in float32 (default: as the model says)",
+        help="float32; bfloat16, and on GPUs float16 and tf32: operands of contractions (default: as the model says)",
     )
     group.add_argument(
         "--tune",

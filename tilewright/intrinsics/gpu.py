@@ -1,12 +1,14 @@
-"""The GPU's instructions: warp shuffles, vector copies, asynchronous copies."""
+"""The GPU's instructions: warp shuffles, vector copies, asynchronous copies; tensor cores from gpu_matrix.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from tilewright.intrinsics.gpu_matrix import ROWS as MATRIX_ROWS
 from tilewright.intrinsics.table import Intrinsic, OperandRule
 from tilewright.ir.expr import Axis, Expr, add, load, var
 from tilewright.ir.instruct import INSTRUCTIONS, WARP, InstructionContext, Meaning
@@ -40,8 +42,22 @@ def _shuffle_from(context: InstructionContext) -> None:
     context.write(0, context.from_threads(context.read(1), partner))
 
 
-def _nothing(context: InstructionContext) -> None:
-    """Orders asynchronous copies, which the interpreter makes at once."""
+def _issue_meaning(span: int, context: InstructionContext) -> None:
+    for k in range(span):
+        context.issue(0, context.read(1, (k,)), (k,))
+
+
+def _issue_or_zero_meaning(span: int, context: InstructionContext) -> None:
+    for k in range(span):
+        context.issue(0, context.read_where(1, (k,), context.scalars[0]), (k,))
+
+
+def _commit_meaning(context: InstructionContext) -> None:
+    context.commit()
+
+
+def _wait_meaning(context: InstructionContext) -> None:
+    context.wait(int(context.scalars[0]))
 
 
 def _shuffle(name: str, meaning: Meaning) -> Intrinsic:
@@ -78,15 +94,25 @@ def _copy_async(span: int) -> Intrinsic:
         ),
         scalars=0,
         text={"cuda": f"tw::copy_async<{span}>({{place0}}, {{place1}});"},
-        meaning=partial(_copy_meaning, span),
+        meaning=partial(_issue_meaning, span),
         expand=partial(_copy_loop, span),
         asynchronous="issue",
         packet_bytes=(4, 8, 16),
     )
 
 
-def _order(name: str, scalars: int, text: str) -> Intrinsic:
-    return Intrinsic(name, "thread", (), scalars, {"cuda": text}, _nothing, asynchronous=name)
+def _copy_async_or_zero(span: int) -> Intrinsic:
+    """The same where the condition holds; zeros, and nothing read, where it does not."""
+    plain = _copy_async(span)
+    return replace(
+        plain, name=f"copy_async_or_zero{span}", scalars=1, meaning=partial(_issue_or_zero_meaning, span), expand=None,
+        text={"cuda": f"tw::copy_async_or_zero<{span}>({{place0}}, {{place1}}, {{scalar0}});"},
+        packet_bytes=(16,),
+    )  # fmt: skip
+
+
+def _order(name: str, scalars: int, text: str, meaning: Meaning) -> Intrinsic:
+    return Intrinsic(name, "thread", (), scalars, {"cuda": text}, meaning, asynchronous=name)
 
 
 _ROWS = (
@@ -95,8 +121,10 @@ _ROWS = (
     _shuffle("shuffle", _shuffle_from),  # every lane reads the lane that the immediate names
     *(_copy(span) for span in (2, 4, 8, 16)),
     *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
-    _order("commit", 0, "tw::commit();"),
-    _order("wait", 1, "tw::wait<{scalar0}>();"),
+    *(_copy_async_or_zero(span) for span in (4, 8)),
+    _order("commit", 0, "tw::commit();", _commit_meaning),
+    _order("wait", 1, "tw::wait<{scalar0}>();", _wait_meaning),
+    *MATRIX_ROWS,
 )
 
 GPU: Mapping[str, Intrinsic] = {row.name: row for row in _ROWS}

@@ -92,6 +92,57 @@ class InstructionContext:
     def threads(self) -> int:
         return prod(lane.count for lane in self._machine.lanes if lane.kind is ForKind.THREAD)
 
+    def read_where(self, number: int, offsets: Sequence[Value], condition: Value) -> np.ndarray:
+        """What lies there where the condition holds, zero elsewhere."""
+        holds = np.asarray(condition, np.bool_)
+        mask = holds if self._mask is None else holds & self._mask
+        found = self._machine.load(self._operands[number].buffer, self._places(number, offsets), mask)
+        return np.where(holds, found, np.zeros_like(found))
+
+    def issue(self, number: int, value: Value, offsets: Sequence[Value]) -> None:
+        """A write that happens at the wait for it."""
+        self._machine.issue(self._operands[number].buffer, self._places(number, offsets), value, self._mask)
+
+    def commit(self) -> None:
+        self._machine.groups.append([])
+
+    def wait(self, pending: int) -> None:
+        self._machine.land(pending)
+
+    def by_warp(self, value: np.ndarray) -> np.ndarray:
+        """A value of every thread as (warps, lanes, other lock-step loops); a warp takes part as a whole."""
+        if self._mask is not None:
+            parts = self._front(np.asarray(self._mask)).reshape(-1, WARP, self._others)
+            if np.any(parts.any(1) != parts.all(1)):
+                raise self._machine.fault(f"{self.name} is executed by a part of a warp")
+        if self.threads % WARP:
+            raise self._machine.fault(f"{self.name} is executed by a part of a warp")
+        return self._front(value).reshape(-1, WARP, self._others)
+
+    def from_warps(self, value: np.ndarray) -> np.ndarray:
+        """The same back."""
+        lanes = self._machine.lanes
+        counts = [lane.count for lane in reversed(lanes)]
+        places = self._thread_places()
+        rest = [n for d, n in enumerate(counts) if d not in places]
+        front = value.reshape([counts[d] for d in places] + rest)
+        return np.moveaxis(front, range(len(places)), places)
+
+    @property
+    def _others(self) -> int:
+        return prod(lane.count for lane in self._machine.lanes if lane.kind is not ForKind.THREAD)
+
+    def _thread_places(self) -> list[int]:
+        # lane p is array dimension len(lanes) - 1 - p; outer thread loops first, so the innermost is fastest
+        lanes = self._machine.lanes
+        return [len(lanes) - 1 - lane.position for lane in lanes if lane.kind is ForKind.THREAD]
+
+    def _front(self, value: np.ndarray) -> np.ndarray:
+        """The dimensions of threads first."""
+        full = np.broadcast_to(value, [lane.count for lane in reversed(self._machine.lanes)])
+        places = self._thread_places()
+        return np.moveaxis(full, places, range(len(places)))
+
     def from_threads(self, value: np.ndarray, partner: np.ndarray) -> np.ndarray:
         """For each thread of a block what thread `partner[thread]` holds; the innermost loop counts fastest."""
         partner_mask = True if self._mask is None else self._permuted(self._mask, partner)
@@ -100,11 +151,8 @@ class InstructionContext:
         return self._permuted(value, partner)
 
     def _permuted(self, value: np.ndarray, partner: np.ndarray) -> np.ndarray:
-        lanes = self._machine.lanes
-        full = np.broadcast_to(value, [lane.count for lane in reversed(lanes)])
-        # lane p is array dimension len(lanes) - 1 - p; outer thread loops first, so the innermost is fastest
-        places = [len(lanes) - 1 - lane.position for lane in lanes if lane.kind is ForKind.THREAD]
-        front = np.moveaxis(full, places, range(len(places)))
+        places = self._thread_places()
+        front = self._front(value)
         flat = front.reshape(len(partner), -1)[partner]
         return np.moveaxis(flat.reshape(front.shape), range(len(places)), places)
 

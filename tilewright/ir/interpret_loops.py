@@ -149,6 +149,7 @@ class LoopMachine:
         self._env: dict[Axis, Value] = {} if kernel.step is None else {kernel.step: step}
         self._rooms: dict[Buffer, Room] = {}
         self._facts = facts
+        self.groups: list[list[tuple[Buffer, Sequence[Value], Value, Mask]]] = [[]]  # copies not landed, oldest first
         for param in kernel.params:
             given = buffers.get(param)
             array = buffers.get(param.name) if given is None else given
@@ -291,6 +292,22 @@ class LoopMachine:
             if not known.all() and (mask is None or np.any(~known & mask)):
                 raise self.fault(f"{buffer.name} is read where nothing was written")
         return room.data[flat]
+
+    def issue(self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask) -> None:
+        """A copy that lands at the wait for its group; until then what was there is gone too."""
+        room, flat = self._place(buffer, indices, mask, "written", ())
+        if room.written is not None:
+            places, active = np.broadcast_arrays(flat, True if mask is None else mask)
+            room.written[places[active]] = False
+        self.groups[-1].append((buffer, indices, value, mask))
+
+    def land(self, pending: int) -> None:
+        """All groups but the one that is open and the last `pending`."""
+        landed = max(0, len(self.groups) - 1 - pending)
+        for group in self.groups[:landed]:
+            for buffer, indices, value, mask in group:
+                self.store(buffer, indices, value, mask)
+        del self.groups[:landed]
 
     def store(
         self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask, proven: Sequence[bool] = ()

@@ -92,6 +92,12 @@ def _and_bounds(a: Interval, b: Interval) -> Interval:
     return 0, min(a[1], b[1])
 
 
+def _or_bounds(a: Interval, b: Interval) -> Interval:
+    if a[0] < 0 or b[0] < 0 or math.inf in (a[1], b[1]):
+        return UNBOUNDED
+    return 0, (1 << max(int(a[1]), int(b[1])).bit_length()) - 1
+
+
 def _shift_left(a: Any, b: Any) -> Any:
     return np.left_shift(a, np.asarray(b) & (np.asarray(a).dtype.itemsize * 8 - 1))
 
@@ -157,8 +163,8 @@ _ROWS = [
     _op("isinf", 1, "bool", np.isinf, None, "f"),
     # bits of integers; a shift takes the low bits of its count alone, and to the right it keeps the sign of signed ones
     _op("bitand", 2, "same", np.bitwise_and, _and_bounds, "iu"),
-    _op("bitor", 2, "same", np.bitwise_or, None, "iu"),
-    _op("bitxor", 2, "same", np.bitwise_xor, None, "iu"),
+    _op("bitor", 2, "same", np.bitwise_or, _or_bounds, "iu"),
+    _op("bitxor", 2, "same", np.bitwise_xor, _or_bounds, "iu"),
     _op("shl", 2, "same", _shift_left, None, "iu"),
     _op("shr", 2, "same", _shift_right, None, "iu"),
     # the same bits as the node's own type, which is as wide

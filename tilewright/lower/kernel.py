@@ -141,7 +141,7 @@ class KernelLowering:
             if isinstance(node, Leaf):
                 nest = self.by_name[node.tensor]
                 items.extend(self._leaf(node, nest, boxes[nest], limits.get(nest, {})))
-            elif node.over == "lanes":
+            elif node.over in ("lanes", "warps") or not node.sizes:
                 items.extend(self._body(node, ranges))
             else:
                 loop = self._in_order(node, dict(ranges), list(node.sizes))

@@ -17,7 +17,7 @@ from tilewright.lower.warming import warming
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.plan import COPIED, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 
@@ -85,7 +85,8 @@ def shape_of(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
     axes = tuple(
         (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
     )
-    holds = frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds)
+    holds = (frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds),
+             tuple((h.stages, h.layout) for h in node.holds if h.fill == COPIED))  # fmt: skip
     body = tuple(shape_of(inner, numbers) for inner in node.body)
     return node.level, node.sizes, node.over, node.count, axes, holds, body
 

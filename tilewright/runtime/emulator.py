@@ -101,14 +101,18 @@ class _CLaunch(ctypes.Structure):
         ("most_faults", ctypes.c_int),
         ("faults", ctypes.POINTER(_CFault)),
         ("fault_count", ctypes.c_int),
+        ("bank_conflicts", ctypes.c_longlong),
     ]
 
 
 class EmulatedModule:
     """Kernels compiled for the emulator. Launches hold the interpreter lock, so they run one at a time.
 
-    `optimise=0` compiles three times faster, for kernels that run once on little data.
+    `optimise=0` compiles three times faster, for kernels that run once on little data. `bank_conflicts` counts the
+    turns that reads of matrices in the last launch waited for each other in shared memory.
     """
+
+    bank_conflicts = 0
 
     def __init__(
         self,
@@ -199,6 +203,7 @@ class EmulatedModule:
         )
         if self._engine.tw_run(ctypes.byref(launch)) != 0:
             raise ToolError(f"kernel {name}: not enough memory to emulate {block} threads")
+        self.bank_conflicts = launch.bank_conflicts
         return tuple(_fault(f) for f in faults[: launch.fault_count])
 
 

@@ -79,8 +79,8 @@ def fuse_registers(
 
 
 def _accumulators(target: Target) -> int:
-    """Vectors of a register tile, for each of which an epilogue is written out."""
-    return max(1, target.vector_registers * 3 // 4)
+    """Vectors of a register tile, for each of which an epilogue is written out; threads take packet after packet."""
+    return target.vector_bytes // 2 if target.warp > 1 else max(1, target.vector_registers * 3 // 4)
 
 
 def _repeated_behind(compute: Map, users: dict[Tensor, list[Compute]], inlined: dict[Tensor, Map]) -> list[Tensor]:

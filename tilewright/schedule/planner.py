@@ -224,10 +224,11 @@ class _Builder:
         about = Estimate(
             round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.costs, self.refused)
         )
-        return kernel_tile(
+        kernel = kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
+        return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)
 
 
 def _reason(group: Group, costs: GroupCost, refused: Mapping[Nest, str]) -> str:

@@ -63,7 +63,7 @@ class Trials:
                 n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
             }
             costs = GroupCost(backend, context, plans, part.kept, readers_of(list(plans)), repeated=scan is not None)
-            connector = Connector(costs, list(plans))
+            connector = Connector(costs, list(plans), part.behind)
             groups = {k.name: connector.group(nests[k.name]) for k in kernels}
             self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
 

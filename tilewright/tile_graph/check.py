@@ -9,13 +9,15 @@ from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
+from tilewright.ir.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
-from tilewright.tile_graph.plan import HANDED_OUT, MODES, PARTS, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan import COPIED, HANDED_OUT, LAYOUTS, MODES, PARTS, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.tile_graph.residence import reuse_distances
 
-_FILLS = (None, "read", "prefetch")
+_FILLS = (None, "read", "prefetch", COPIED)
 
 
 def check_plan(plan: Plan, program: Program, target: Target | None = None, measured: bool = True) -> None:
@@ -134,6 +136,8 @@ class _Walker:
             outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
             if outer is not None and outer < axes[name].extent and outer % size:
                 raise ValueError(f"parts of {size} along {name} do not fill parts of {outer}")
+        if tile.over == "warps":
+            self._warps(tile, around)
         if tile.over == "order" and around and not tile.sizes and not tile.holds:
             raise ValueError("a tile that neither cuts nor holds anything")
         if (tile.over == "lanes") != (tile.count > 1):
@@ -154,6 +158,8 @@ class _Walker:
                 raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
             if hold.axis is not None and hold.axis not in dict(tile.sizes):
                 raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
+            if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
+                self._ring(tile, hold, around)
             if hold.fill is None and hold.tensor not in self.computes:
                 raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
             if hold.fill == "prefetch" and hold.issue is None and not in_steps:
@@ -165,12 +171,50 @@ class _Walker:
             if hold.issue is not None and hold.issue not in self.launched:
                 raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
 
+    def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+        if hold.fill != COPIED:
+            raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
+        if hold.stages < 1 or hold.layout not in LAYOUTS:
+            raise ValueError(f"'{hold.tensor}' in {hold.stages} stages, {hold.layout}; a layout is one of {LAYOUTS}")
+        if len({h.stages for h in tile.holds}) > 1:
+            raise ValueError("the operands of one leaf walk through as many stages each")
+        inner = [n for n in tile.body if isinstance(n, Tile)]
+        if len(inner) != len(tile.body) or len(inner) != 1 or inner[0].over != "warps" or len(tile.holds) != 2:
+            raise ValueError(f"'{hold.tensor}' is brought by {COPIED}: a tile holds both operands of the warps in it")
+        (leaf,) = inner[0].leaves
+        read = {t.name for name in (leaf.core, *leaf.composed) for t in reads(self.computes[name])}
+        if hold.tensor not in read:
+            raise ValueError(f"it brings '{hold.tensor}', which leaf '{leaf.tensor}' does not read")
+
+    def _warps(self, tile: Tile, around: Sequence[Tile]) -> None:
+        """A tile over warps: which part of a product's rows and columns each of them takes."""
+        lanes = [t.count for t in around if t.over == "lanes"]
+        if not lanes or not around[-1].holds or any(h.fill != COPIED for h in around[-1].holds):
+            raise ValueError("warps stand in a tile that brings their operands, among a block's threads")
+        leaves = [n for n in tile.body if isinstance(n, Leaf)]
+        form = FORMS.get(leaves[0].instruction or "") if len(leaves) == len(tile.body) == 1 else None
+        if form is None or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != tuple(n for n, _ in tile.sizes):
+            raise ValueError("a tile over warps cuts the rows and the columns of one leaf on matrices")
+        if leaves[0].step < form.depth or leaves[0].step % form.depth:
+            what = f"leaf '{leaves[0].tensor}': {form.name} takes steps"
+            raise ValueError(f"{what} of {form.depth}, not {leaves[0].step}")
+        for (name, size), axis, unit in zip(tile.sizes, tile.axes, (form.c.rows, 2 * form.c.columns), strict=True):
+            if size % unit or axis.extent % size:
+                raise ValueError(f"parts of {size} of {axis.extent} along {name} are not whole fragments of {unit}")
+        warp = WARP if self.target is None else self.target.warp
+        if tile.tiles * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
+
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:
             raise ValueError(f"leaf '{leaf.tensor}' is part of no kernel")
         if leaf.part not in PARTS:
             raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
-        carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in around[-1].holds)
+        walked = around[-1] if around[-1].over != "warps" else around[-3]  # but for the tiles of its operands and warps
+        carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
+        runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
+        if runs != (around[-1].over == "warps"):
+            raise ValueError(f"leaf '{leaf.tensor}' is shared out to warps where it runs on matrices, and only there")
         if (leaf.part == "step") != carried:
             raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
         if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
@@ -248,6 +292,10 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
 
 
 def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:
+    if leaf.instruction in FORMS:
+        if not isinstance(core, Reduce) or core.monoid.operator != "add":
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.instruction} runs a sum of products")
+        return
     known = {**DOTS, **WINDOW_DOTS}
     dot = known.get(leaf.instruction or "")
     if dot is None:

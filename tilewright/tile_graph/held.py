@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Map
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
@@ -14,6 +15,7 @@ from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, wh
 from tilewright.tile_graph.streams import stream_of
 
 _Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it begins
+_SUM_BYTES = 4  # of a sum on tensor cores
 
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
@@ -36,7 +38,20 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
     boxes = boxes_of(kernel, nests)
-    return int(footprint(nests, boxes, stored, stream_of(kernel, nests)))
+    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + ring_bytes(kernel)
+
+
+def ring_bytes(kernel: Tile) -> int:
+    """The most that the operands of a leaf in their stages, or the sums on their way out, take; one after the other."""
+    most = 0
+    for around in (t for t in kernel.walk() if isinstance(t, Tile)):
+        for tile in (t for t in around.body if isinstance(t, Tile) and t.over == "warps"):
+            (leaf,) = tile.leaves
+            rows, columns = (a.extent for a in tile.axes)
+            width = FORMS[leaf.instruction or ""].operand.bytes
+            sums = rows * columns * _SUM_BYTES if leaf.lanes > 1 else 0
+            most = max(most, around.holds[0].stages * leaf.step * width * (rows + columns), sums)
+    return most
 
 
 def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
@@ -48,7 +63,7 @@ def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
         bound = dict(sizes)
         axes = {**known, **{a.name: a for a in tile.axes}}
         known.update(axes)
-        for name, size in tile.sizes:
+        for name, size in tile.sizes if tile.over != "warps" else ():  # a block's warps share what it holds
             along = origins.setdefault(name, Axis(f"origin_{name}", axes[name].extent))
             bound.update({(b.tensor, b.axis): (size * b.scale, along) for b in axes[name].binds})
         boxes = _at(nests, by_name, bound)

@@ -34,6 +34,7 @@ class Memo:
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
     facts: dict[Hashable, Any] = field(default_factory=dict)
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
+    splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
     last: Batch | None = None
 
     def batch(self, root: Any) -> Batch:

@@ -1,9 +1,10 @@
 """The Plan: a tree of tiles over memory levels, pure data; prints as text, round-trips through JSON.
 
-A Tile cuts axes into parts and hands them out: one after the other, to cores, to the blocks and threads of a GPU, or
-to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one nest runs
-on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are the Tiles
-handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses kernels.
+A Tile cuts axes into parts and hands them out: one after the other, to cores, to the blocks, warps and threads of a
+GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one
+nest runs on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are
+the Tiles handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses
+kernels.
 
 Axes of a nest are named by position: o0, o1... are those of its result, r0, r1... those it reduces over. An axis of
 the tree has a name of its own and says which axes of which nests it runs along.
@@ -21,10 +22,12 @@ from tilewright.ir.tensor import Layout, StorageAxis
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
-HANDED_OUT = ("order", "cores", "blocks", "lanes", "steps")  # one part after the other, or to whom
+HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps")  # one part after the other, or to whom
 LAUNCHED = ("cores", "blocks")  # a Tile handed out so is a kernel
 PARTS = ("whole", "start", "step", "finish")  # of a nest: all of it, or a carried state begun, updated, ended
 MODES = ("store", "carry", "rolling")
+COPIED = "copy"  # how a Hold is filled that is a ring of parts in a GPU's shared memory
+LAYOUTS = (None, "swizzled", "padded")  # of such a ring: packets of a line as they come, exchanged, or one more a line
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Bind:
 
 @dataclass(frozen=True)
 class TileAxis:
-    """An axis that Tiles cut: its extent, and the axes of nests that run along it."""
+    """An axis that Tiles cut: its extent, and the axes of nests that run along it. Of a Tile over warps it numbers a
+    block's part of the axes of one nest that it binds, the last fastest."""
 
     name: str
     extent: int
@@ -77,7 +81,9 @@ class Hold:
 
     `store`: the part of it that the Tile covers. `carry`: the state of a reduction along `axis`, from part to part of
     the Tile that walks it. `rolling`: a window that moves along `axis`; what overlaps is kept.
-    With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier.
+    With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier. Filled by
+    `copy` it is an operand of the leaf below in parts of the leaf's step, the sum's rows before its columns; of several
+    `stages` the copies of later parts are under way while one is used. `layout` says how a line lies in the banks.
     """
 
     tensor: str
@@ -85,6 +91,8 @@ class Hold:
     axis: str | None = None
     fill: str | None = None
     issue: str | None = None
+    stages: int = 1
+    layout: str | None = None
 
 
 @dataclass(frozen=True)

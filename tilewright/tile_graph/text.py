@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from tilewright.ir.tensor import Layout
 from tilewright.tile_graph.plan import Hold, Leaf, Plan, Tile
 
-_OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads"}
+_OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads",
+         "warps": "over warps"}  # fmt: skip
 
 
 def plan_text(plan: Plan) -> str:
@@ -60,6 +61,8 @@ def _hold(hold: Hold) -> str:
     words = {"store": hold.tensor, "carry": f"{hold.tensor} carried along {hold.axis}",
              "rolling": f"{hold.tensor} rolling along {hold.axis}"}  # fmt: skip
     filled = f" by {hold.fill}" if hold.fill else ""
+    filled += f" in {hold.stages} stages" if hold.stages > 1 else ""
+    filled += f" {hold.layout}" if hold.layout else ""
     return words[hold.mode] + filled + (f" in {hold.issue}" if hold.issue else "")
 
 

@@ -73,6 +73,12 @@ class CpuBackend:
         ahead = int(asked_ahead(root, leaves[-1], tile, context))
         return (*leaves[:-1], replace(leaves[-1], ahead=ahead)), 0
 
+    def share_out(
+        self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext,
+    ) -> Tile:  # fmt: skip
+        return kernel
+
     def plan_steps(
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:

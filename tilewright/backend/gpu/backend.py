@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
-from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest
+from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.tile import choose_gpu_tile
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
@@ -63,7 +63,13 @@ class GpuBackend:
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
         context: NestContext, is_step: bool,
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
-        return finished_leaves(nests, leaves, dict(choice.tile), stream, choice.block)
+        return finished_leaves(nests, leaves, choice, stream, context)
+
+    def share_out(
+        self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
+        context: NestContext,
+    ) -> Tile:  # fmt: skip
+        return shared_out(kernel, nests, leaves, choice, stream, context)
 
     def plan_steps(
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.backend.gpu.nest import GpuNest
+from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Memory, Scope, Stmt
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, KernelLowering, Loop, ScanView, works
 from tilewright.lower.nesting import alloc
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Tile
+from tilewright.tile_graph.plan import Hold, Tile
 from tilewright.tile_graph.streams import Work
 
 
@@ -58,11 +59,23 @@ class GpuKernel(KernelLowering):
             if self.hazards.meets(reads, writes):
                 body.append(Barrier(Scope.BLOCK))
                 self.hazards.clear()
+            warps, operands = self._fragments(item)
             lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
-                              self.thread, self.shared)  # fmt: skip
+                              self.thread, self.shared, warps, operands)  # fmt: skip
             body.extend(lowered.statements())
             self.hazards.add(reads, writes)
         return body
+
+    def _fragments(self, work: Work) -> tuple[Tile | None, tuple[Hold, ...]]:
+        """The Tile over warps around a leaf, and how its operands come."""
+        if work.leaf.instruction is None:
+            return None, ()
+        name = (work.owner or work.nest).tensor.name
+        for tile in (t for t in self.plan.walk() if isinstance(t, Tile)):
+            for inner in tile.body:
+                if isinstance(inner, Tile) and inner.over == "warps" and inner.leaves[0].tensor == name:
+                    return inner, tile.holds
+        raise InternalError(f"kernel '{self.plan.name}': no warps take '{name}'")
 
     def _loop(self, loop: Loop) -> list[Stmt]:
         body: list[Stmt] = []

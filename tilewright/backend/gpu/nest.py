@@ -1,8 +1,8 @@
 """Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
 
-Three ways: a position a thread; a reduction shared by neighbouring threads and combined by shuffles; a contraction
-whose operands go through shared memory in steps, with a register tile a thread. Barriers and shuffles stand outside
-every condition that depends on the thread.
+Four ways: a position a thread; a reduction shared by neighbouring threads and combined by shuffles; a contraction
+whose operands go through shared memory in steps, with a register tile a thread, or with fragments of matrices a warp.
+Barriers and shuffles stand outside every condition that depends on the thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tilewright.lower.access import Access
 from tilewright.lower.nesting import alloc, serial, unrolled, walked
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
+from tilewright.tile_graph.plan import Hold, Leaf, Tile
 from tilewright.tile_graph.propagate import Box, Range, extent_of, whole
 
 WARP = 32
@@ -66,7 +66,7 @@ class GpuNest:
 
     def __init__(
         self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
-        thread: Axis, shared: list[Buffer],
+        thread: Axis, shared: list[Buffer], warps: Tile | None = None, operands: Sequence[Hold] = (),
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
@@ -76,6 +76,8 @@ class GpuNest:
         self.names = names
         self.thread = thread
         self.shared = shared
+        self.warps = warps
+        self.operands = operands
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
         self.order = [a for a in order if a in nest.axes]
@@ -87,6 +89,10 @@ class GpuNest:
         self.rounds = -(-self.count // self.takers)
 
     def statements(self) -> tuple[Stmt, ...]:
+        if self.warps is not None:
+            from tilewright.backend.gpu.matrix import MatrixContract
+
+            return MatrixContract(self, self.warps, self.operands).statements()
         if self.plan.step:
             from tilewright.backend.gpu.contract import GpuContract
 
@@ -260,9 +266,9 @@ class GpuNest:
                 *(Store(s, index, load(b, ())) for s, b in zip(states, fresh, strict=True))]  # fmt: skip
         return alloc(fresh, body)
 
-    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Store, ...]:
         logical = tuple(spot.env[a] for a in self.nest.axes)
-        body: list[Stmt] = []
+        body: list[Store] = []
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, results), spot.env))
             body.extend(self.access.stores(tensor, logical, simplify(final)))

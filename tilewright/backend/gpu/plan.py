@@ -7,16 +7,19 @@ the axis that neighbouring threads walk fastest, and thread t takes positions t,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
+from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
+from tilewright.backend.gpu.nest import WARP
+from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
+from tilewright.tile_graph.plan import Leaf, Tile
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propagate
 from tilewright.tile_graph.streams import Stream
 
@@ -45,6 +48,11 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
     context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
     names = nest.axis_names()
+    instruction = instruction_of(nest, context.target)
+    if instruction is not None:
+        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
+        return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
+                    vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
     register = _register_tile(nest, context.target.units)
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
@@ -191,26 +199,58 @@ def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
     return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
 
 
-def finished_leaves(
-    nests: Sequence[Nest], leaves: Sequence[Leaf], tile: Mapping[str, int], stream: Stream | None, block: int
-) -> tuple[tuple[Leaf, ...], int]:
-    """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
+@dataclass(frozen=True)
+class Block:
+    """What one block computes: the box of every nest, and the parts of reductions that it walks at a time."""
+
+    boxes: Mapping[Nest, Box]
+    limits: Mapping[Nest, Mapping[Axis, Range]]
+    blocks: int  # of the kernel
+
+
+def block_of(nests: Sequence[Nest], tile: Mapping[str, int], stream: Stream | None, block: int) -> Block:
     root = nests[-1]
     ranges = []
+    count = 1
     for i, axis in enumerate(root.axes):
         extent = extent_of(axis.extent)
         size = min(tile.get(f"o{i}", extent), extent)
+        count *= -(-max(1, extent) // max(1, size))
         ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
     limits = {}
     if stream is not None and block < stream.extent:
         limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
-    boxes = propagate(nests, tuple(ranges), limits)
+    return Block(propagate(nests, tuple(ranges), limits), limits, count)
+
+
+def finished_leaves(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None, context: NestContext
+) -> tuple[tuple[Leaf, ...], int]:
+    """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
+    part = block_of(nests, dict(choice.tile), stream, choice.block)
+    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
     finished, most = [], 1
     for nest, leaf in zip(nests, leaves, strict=True):
-        made = _finished(leaf, nest, boxes[nest], limits.get(nest, {}))
-        most = max(most, prod(positions(made, nest, boxes[nest]).values()) * made.split)
-        finished.append(made)
-    return tuple(finished), min(MOST_THREADS, -(-most // 32) * 32)
+        if leaf.tensor in fragments:
+            made = fragments[leaf.tensor]
+            finished.append(replace(leaf, step=made.step, lanes=made.stored))
+            continue
+        plain = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
+        most = max(most, prod(positions(plain, nest, part.boxes[nest]).values()) * plain.split)
+        finished.append(plain)
+    if fragments:
+        return tuple(finished), WARP * next(iter(fragments.values())).warps
+    return tuple(finished), min(MOST_THREADS, -(-most // WARP) * WARP)
+
+
+def shared_out(
+    kernel: Tile, nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None,
+    context: NestContext,
+) -> Tile:  # fmt: skip
+    """The kernel with its products handed out to warps."""
+    part = block_of(nests, dict(choice.tile), stream, choice.block)
+    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
+    return with_warps(kernel, nests, fragments, context.target.levels[0].name)
 
 
 def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:

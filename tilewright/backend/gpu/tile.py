@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
@@ -67,8 +68,10 @@ def choose_gpu_tile(
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
+    products = matrix_costs(nests, plans, boxes, limits, tiles, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
-    work = [_work(n, p, boxes[n], tiles_of[n]) for n, p in zip(nests, plans, strict=True)]
+    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n])
+            for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     threads = np.clip(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
     )
@@ -76,7 +79,14 @@ def choose_gpu_tile(
     near = (target.outer or target.main).bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
+    ring: Size = 0
     for nest, plan, positions in zip(nests, plans, work, strict=True):
+        if nest in products:
+            again = trips.get(nest, 1)
+            issue = issue + products[nest].busy * again
+            latency = latency + products[nest].alone * again
+            ring = np.maximum(ring, products[nest].ring)
+            continue
         rounds = -(-positions // threads)
         slots, wait = _step_cost(nest, plan, tiles_of[nest], target)
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
@@ -89,7 +99,10 @@ def choose_gpu_tile(
     traffic = _traffic(nests, boxes, context, stored, limits, trips)
     held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
-    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + (8 << 10), 1)))
+    beside = np.maximum(ring, 8 << 10)
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))
+    for cost in products.values():
+        at_once = np.minimum(at_once, cost.resident)
     # a few warps cannot keep the multiprocessor busy
     issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / near
@@ -103,7 +116,10 @@ def choose_gpu_tile(
     far = compulsory(nests, stored, context) / rate
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + target.kernel_cost + _RAMP_SECONDS
+    if len(nests) == 1 and nests[0] in products:
+        seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
+    seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
     # among equals no multiprocessor idle, then fewer starts
     best = int(np.lexsort((tiles, tiles < target.units, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
@@ -138,6 +154,9 @@ def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[
         extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
+            continue
+        if plan.instruction is not None:
+            choices.append(matrix_sizes(root, plan, axis))
             continue
         unit = min(register.get(names[axis], 1), extent)
         found = {extent}

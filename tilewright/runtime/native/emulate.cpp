@@ -35,6 +35,7 @@ extern "C" struct tw_launch {
   int most_faults;
   tw_fault* faults;
   int fault_count;
+  long long bank_conflicts;
 };
 
 namespace {
@@ -69,7 +70,7 @@ void* zeroed(size_t bytes) {
 }
 
 struct Copy {
-  Buffer *to, *from;
+  Buffer *to, *from;  // from nowhere: zeros
   long long to_offset, from_offset;
   int count;
   int group;
@@ -79,7 +80,7 @@ struct Thread {
   void* stack;
   State state;
   int line;
-  int operation;  // -1: a warp barrier
+  int operation;  // -1: a warp barrier, -2: something that the warp does as one
   int argument;
   unsigned long long value, received;
   Row<Copy> copies;  // issued and not landed, oldest first
@@ -325,12 +326,13 @@ void stop_here() {
 
 void land(const Copy& copy) {
   for (int k = 0; k < copy.count; ++k) {
-    if (copy.from->cells) note_read(copy.from, copy.from_offset + k);
+    if (copy.from && copy.from->cells) note_read(copy.from, copy.from_offset + k);
     cell_of(copy.to, copy.to_offset + k).in_flight = false;
     note_write(copy.to, copy.to_offset + k);
   }
   const long long size = copy.to->element;
-  memcpy(copy.to->base + copy.to_offset * size, copy.from->base + copy.from_offset * size, copy.count * size);
+  if (!copy.from) memset(copy.to->base + copy.to_offset * size, 0, copy.count * size);
+  else memcpy(copy.to->base + copy.to_offset * size, copy.from->base + copy.from_offset * size, copy.count * size);
 }
 
 void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count) {
@@ -341,6 +343,8 @@ void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_of
   }
   *thread.copies.add() = {to, from, to_offset, from_offset, count, thread.group};
 }
+
+void zero_async(Buffer* to, long long to_offset, int count) { copy_async(to, to_offset, nullptr, 0, count); }
 
 void commit() { ++now->threads[shared_engine.thread].group; }
 
@@ -382,6 +386,8 @@ unsigned long long exchange(int operation, unsigned long long value, int argumen
 
 void warp_barrier(int line) { exchange(-1, 0, 0, line); }
 
+void together(Together* mine, int line) { exchange(-2, reinterpret_cast<unsigned long long>(mine), 0, line); }
+
 void trouble(int kind, int who, int other) {
   shared_engine.thread = who;
   report(kind, "", 0, nullptr, other, other < 0 ? -1 : block_number());
@@ -393,7 +399,7 @@ void exchange_warp(int first, int end) {
   for (int t = first; t < end; ++t) {
     Thread& thread = threads[t];
     if (thread.operation != threads[first].operation || thread.line != threads[first].line) trouble(SHUFFLE, t, first);
-    if (thread.operation < 0) continue;
+    if (thread.operation < 0) continue;  // done below, or nothing to do
     const int lane = t - first;
     int partner = thread.operation == SHUFFLE_XOR    ? lane ^ thread.argument
                   : thread.operation == SHUFFLE_DOWN ? lane + thread.argument
@@ -405,7 +411,18 @@ void exchange_warp(int first, int end) {
     }
     thread.received = threads[first + partner].value;
   }
-  if (threads[first].operation < 0) ++now->warp_epoch[first / warp_size];
+  if (threads[first].operation == -2) {
+    Together* lanes[warp_size];
+    bool whole = end - first == warp_size;
+    for (int t = first; t < end; ++t) {
+      whole = whole && threads[t].operation == -2;
+      lanes[t - first] = reinterpret_cast<Together*>(threads[t].value);
+      whole = whole && lanes[t - first]->run == lanes[0]->run;
+    }
+    if (whole) lanes[0]->run(lanes);
+    else trouble(SHUFFLE, first, end - 1);
+  }
+  if (threads[first].operation == -1) ++now->warp_epoch[first / warp_size];
   for (int t = first; t < end; ++t) threads[t].state = READY;
 }
 
@@ -521,6 +538,8 @@ extern "C" TW_EXPORT Engine* tw_engine() {
   shared_engine.copy_async = copy_async;
   shared_engine.commit = commit;
   shared_engine.wait = wait;
+  shared_engine.zero_async = zero_async;
+  shared_engine.together = together;
   return &shared_engine;
 }
 
@@ -538,6 +557,7 @@ extern "C" TW_EXPORT int tw_run(tw_launch* given) {
   now = &launch;
   given->fault_count = 0;
   shared_engine.uses_all = given->uses_all;
+  shared_engine.bank_conflicts = 0;
   for (int z = 0; z < given->grid[2]; ++z)
     for (int y = 0; y < given->grid[1]; ++y)
       for (int x = 0; x < given->grid[0] && !launch.stop; ++x) {
@@ -547,6 +567,7 @@ extern "C" TW_EXPORT int tw_run(tw_launch* given) {
         launch.block = (z * given->grid[1] + y) * given->grid[0] + x;
         run_block();
       }
+  given->bank_conflicts = shared_engine.bank_conflicts;
   if (!launch.stop) check_promises();
   for (Buffer* buffer : launch.globals) {
     free(buffer->cells);

@@ -46,6 +46,11 @@ struct Buffer : Grid {
 
 struct Bank;
 
+// What the lanes of a warp do as one, when all have arrived; every lane brings a record that begins with this.
+struct Together {
+  void (*run)(Together** lanes);
+};
+
 struct Engine {
   int thread;
   int block[3];
@@ -62,6 +67,9 @@ struct Engine {
   void (*copy_async)(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count);
   void (*commit)();
   void (*wait)(int pending);
+  void (*zero_async)(Buffer* to, long long to_offset, int count);
+  void (*together)(Together* mine, int line);
+  long long bank_conflicts;  // turns that reads of matrices waited for each other, beyond the first
 };
 
 static Engine* engine;
@@ -326,8 +334,128 @@ template <int N, class To, class From> TW_FN void copy_async(const To& to, const
   const long long source = from.first(N), target = to.first(N);
   if (source >= 0 && target >= 0) emulate::engine->copy_async(to.buffer, target, from.buffer, source, N);
 }
+template <int N, class To, class From> TW_FN void copy_async_or_zero(const To& to, const From& from, bool wanted) {
+  if (wanted) return copy_async<N>(to, from);
+  const long long target = to.first(N);
+  if (target >= 0) emulate::engine->zero_async(to.buffer, target, N);
+}
 TW_FN void commit() { emulate::engine->commit(); }
 template <int Pending> TW_FN void wait() { emulate::engine->wait(Pending); }
+
+// ---- tensor cores
+
+namespace emulate {
+
+struct Rows : Together {
+  unsigned long long address;
+  unsigned char row[16];
+  unsigned char received[16];
+};
+
+// Eight rows of 16 bytes at a time; rows in the same quarter of the banks wait for each other.
+static TW_CALL void gather_rows(Rows** lanes) {
+  for (int phase = 0; phase < 4; ++phase) {
+    int most = 0;
+    for (int group = 0; group < 8; ++group) {
+      int met = 0;
+      for (int l = 8 * phase; l < 8 * phase + 8; ++l) {
+        bool again = static_cast<int>(lanes[l]->address / 16 % 8) != group;
+        for (int before = 8 * phase; before < l; ++before) again = again || lanes[before]->address == lanes[l]->address;
+        met += !again;
+      }
+      most = met > most ? met : most;
+    }
+    engine->bank_conflicts += most - 1;
+  }
+}
+template <int Bytes, bool Transposed> void share_rows(Together** given) {
+  Rows** lanes = reinterpret_cast<Rows**>(given);
+  gather_rows(lanes);
+  const int each = 4 / Bytes;
+  for (int l = 0; l < warp_size; ++l)
+    for (int m = 0; m < 4; ++m)
+      for (int k = 0; k < each; ++k) {
+        const int near = l % 4 * each + k, far = l / 4;
+        const int row = Transposed ? near : far, column = Transposed ? far : near;
+        __builtin_memcpy(lanes[l]->received + 4 * m + Bytes * k, lanes[8 * m + row]->row + Bytes * column, Bytes);
+      }
+}
+
+struct Product : Together {
+  float a[8], b[4], c[4];
+};
+
+// Shapes and lanes as in intrinsics/gpu_matrix.py. Products are exact; their sum is rounded once here, and by the
+// hardware in an order of its own.
+template <int Depth> void multiply(Together** given) {
+  Product** lanes = reinterpret_cast<Product**>(given);
+  static float a[16][16], b[16][8];
+  for (int l = 0; l < warp_size; ++l) {
+    for (int e = 0; e < Depth / 2; ++e) {
+      if (Depth == 16) a[l / 4 + e / 2 % 2 * 8][l % 4 * 2 + e % 2 + e / 4 * 8] = lanes[l]->a[e];
+      else a[l / 4 + e % 2 * 8][l % 4 + e / 2 * 4] = lanes[l]->a[e];
+    }
+    for (int e = 0; e < Depth / 4; ++e) {
+      if (Depth == 16) b[l % 4 * 2 + e % 2 + e / 2 * 8][l / 4] = lanes[l]->b[e];
+      else b[l % 4 + e * 4][l / 4] = lanes[l]->b[e];
+    }
+  }
+  for (int l = 0; l < warp_size; ++l)
+    for (int e = 0; e < 4; ++e) {
+      const int row = l / 4 + e / 2 * 8, column = l % 4 * 2 + e % 2;
+      double sum = lanes[l]->c[e];
+      for (int k = 0; k < Depth; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+      lanes[l]->c[e] = static_cast<float>(sum);
+    }
+}
+
+inline float as_tf32(float value) { return bits_as<float>((bits_as<unsigned>(value) + 0x1000u) & 0xffffe000u); }
+
+template <int Depth, class C, class A> void mma(const C& c, const A& a, const A& b, int line) {
+  Product mine;
+  mine.run = multiply<Depth>;
+  const long long first[] = {c.first(4), a.first(Depth / 2), b.first(Depth / 4)};
+  for (int e = 0; e < Depth / 2; ++e) mine.a[e] = first[1] < 0 ? 0.0f : static_cast<float>(a.element(first[1], e).read());
+  for (int e = 0; e < Depth / 4; ++e) mine.b[e] = first[2] < 0 ? 0.0f : static_cast<float>(b.element(first[2], e).read());
+  for (int e = 0; e < 4; ++e) mine.c[e] = first[0] < 0 ? 0.0f : c.element(first[0], e).read();
+  if (Depth == 8) {
+    for (float& value : mine.a) value = as_tf32(value);
+    for (float& value : mine.b) value = as_tf32(value);
+  }
+  engine->together(&mine, line);
+  if (first[0] >= 0) for (int e = 0; e < 4; ++e) c.element(first[0], e).write(mine.c[e]);
+}
+
+}  // namespace emulate
+
+template <int N, bool Transposed, class T>
+TW_FN void ldmatrix(const emulate::RegisterPlace<T>& to, const emulate::Place<T>& from, int line = __builtin_LINE()) {
+  emulate::Rows mine;
+  mine.run = emulate::share_rows<sizeof(T), Transposed>;
+  const long long source = from.first(N), target = to.first(N);
+  mine.address = source < 0 ? 0 : reinterpret_cast<unsigned long long>(from.buffer->base + source * sizeof(T));
+  for (int k = 0; k < N; ++k) {
+    const T value = source < 0 ? T{} : from.element(source, k).read();
+    __builtin_memcpy(mine.row + k * sizeof(T), &value, sizeof(T));
+  }
+  emulate::engine->together(&mine, line);
+  if (target < 0) return;
+  for (int k = 0; k < N; ++k) {
+    T value;
+    __builtin_memcpy(&value, mine.received + k * sizeof(T), sizeof(T));
+    to.element(target, k).write(value);
+  }
+}
+
+template <class C, class A> TW_FN void mma_float16(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
+  emulate::mma<16>(c, a, b, line);
+}
+template <class C, class A> TW_FN void mma_bfloat16(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
+  emulate::mma<16>(c, a, b, line);
+}
+template <class C, class A> TW_FN void mma_tf32(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
+  emulate::mma<8>(c, a, b, line);
+}
 
 }  // namespace tw
 

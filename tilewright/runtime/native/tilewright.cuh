@@ -181,8 +181,67 @@ template <int N, class T> TW_FN void copy_async(T* to, const T* from) {
   }
 }
 
+// The same, or zeros where it is not wanted: nothing is then read.
+template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bool wanted) {
+  static_assert(N * sizeof(T) == 16, "whole packets");
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+}
+
 TW_FN void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> TW_FN void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+
+// ---- tensor cores: a warp multiplies matrices whose elements its lanes keep, two 16-bit floats a register
+
+// Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32 bits): every lane hands over where one row begins.
+template <int N, bool Transposed, class T> TW_FN void ldmatrix(T* to, const T* from) {
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(from));
+  unsigned r[4];
+  if constexpr (Transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared) : "memory");
+  TW_MEMCPY(to, r, 16);
+}
+
+template <int N, class T> struct Words { unsigned word[N]; };
+template <int N, class T> TW_FN Words<N, T> words(const T* from) {
+  Words<N, T> result;
+  TW_MEMCPY(result.word, from, 4 * N);
+  return result;
+}
+
+TW_FN void mma_float16(float* c, const half* a, const half* b) {
+  const auto x = words<4>(a);
+  const auto y = words<2>(b);
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
+}
+
+TW_FN void mma_bfloat16(float* c, const bfloat16* a, const bfloat16* b) {
+  const auto x = words<4>(a);
+  const auto y = words<2>(b);
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
+}
+
+TW_FN unsigned tf32_bits(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+TW_FN void mma_tf32(float* c, const float* a, const float* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(tf32_bits(a[0])), "r"(tf32_bits(a[1])), "r"(tf32_bits(a[2])), "r"(tf32_bits(a[3])),
+        "r"(tf32_bits(b[0])), "r"(tf32_bits(b[1])));
+}
 
 }  // namespace tw
 

@@ -1,0 +1,113 @@
+"""What becomes of the sums that a block's warps keep in fragments: the epilogue on them, and their way to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tilewright.backend.gpu.nest import Spot, guarded
+from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
+from tilewright.backend.gpu.pipeline import sync
+from tilewright.ir.expr import Axis, Expr, const, load, lt, substitute, var
+from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.ir.simplify import linear, simplify
+from tilewright.lower.nesting import alloc, unrolled
+
+if TYPE_CHECKING:
+    from tilewright.backend.gpu.matrix import MatrixContract
+
+SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
+
+
+class MatrixEpilogue:
+    """Either way, for the block of a MatrixContract."""
+
+    def __init__(self, block: MatrixContract) -> None:
+        self.block = block
+
+    def on_fragments(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
+        """The epilogue on the sums that a lane keeps; neighbours along the columns are stored as one."""
+        base = self.block.base
+        monoid = base.nest.monoid
+        assert monoid is not None
+        if not self._in_pairs():
+            return base.finish(monoid, [total], spot)
+        i, j, e = spot.unrolled
+        half, pair, lane = Axis("half", 2), Axis("pair", 2), Axis("lane", 2)
+
+        def at(second: Axis) -> dict[Axis, Expr]:
+            return {e: simplify(var(half) * 2 + var(second))}
+
+        body: list[Stmt] = []
+        for store in base.stores(spot, base.results(monoid, [total], spot.index)):
+            kept = Buffer(base.names.fresh("pair"), (2,), store.value.dtype, Memory.REGISTER)
+            value = simplify(substitute(store.value, at(pair)))
+            place = tuple(simplify(substitute(x, at(lane))) for x in store.indices)
+            moved = For(lane, ForKind.VECTOR, (Store(store.buffer, place, load(kept, (var(lane),))),))
+            body.extend(alloc([kept], (For(pair, ForKind.UNROLL, (Store(kept, (var(pair),), value),)), moved)))
+        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in spot.inside]
+        return unrolled([i, j, half], guarded(inside, tuple(body)))
+
+    def _in_pairs(self) -> bool:
+        """Whether two neighbouring columns are both inside the box or both outside, and one behind the other."""
+        part = self.block.base.ranges[self.block.sides.columns.axes[-1]]
+        even = [int(part.size)]
+        if int(part.size) < part.extent:
+            low = linear(part.low)
+            even.extend((part.extent, low.constant, *low.terms.values()))
+        return all(n % 2 == 0 for n in even)
+
+    def in_rows(
+        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool
+    ) -> tuple[Stmt, ...]:
+        """The epilogue in packets of neighbouring columns: the sums go through shared memory, so that lines of memory
+        are read and written whole, which lanes of a fragment would touch in pieces."""
+        block, base = self.block, self.block.base
+        size = base.plan.lanes
+        monoid = base.nest.monoid
+        assert monoid is not None
+        tile = Buffer(
+            base.names.fresh("sums"), (block.block_rows, block.block_columns + SUMS_PAD), total.dtype, Memory.SHARED
+        )
+        base.shared.append(tile)
+        packets = block.block_columns // size
+        count = block.block_rows * packets
+        trips = -(-count // base.threads)
+        loop = Axis("trip", trips)
+        flat = simplify(var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0)))
+        row, packet = simplify(flat // packets), simplify(flat % packets)
+        lane = Axis("lane", size)
+        own, inside = block.coordinates(block.sides.rows, simplify(starts[0] + row))
+        across, limits = block.coordinates(block.sides.columns, simplify(starts[1] // size + packet), var(lane), size)
+        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
+        whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
+        index = (row, simplify(packet * size + var(lane)))
+        spot = Spot(env, (), (), (lane,), {})
+        body: list[Stmt] = []
+        for store in base.stores(spot, base.results(monoid, [tile], index)):
+            value, fetched, kept = in_registers(base, simplify(store.value), lane)
+            out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
+            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
+            moved = in_packets(store.buffer, store.indices, out, lane, is_load=False)
+            body.extend(alloc([*kept, out], (*inner, *moved)))
+        guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
+        stored = guarded(guards, tuple(body))
+        end = (sync(),) if reused else ()
+        return (
+            *self._put_down(total, tile),
+            sync(),
+            *((For(loop, ForKind.SERIAL, stored),) if trips > 1 else stored),
+            *end,
+        )
+
+    def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
+        """The sums of all lanes into a tile of shared memory, two by two."""
+        block = self.block
+        c, origins = block.form.c, block.warp_place()
+        i, j = Axis("i", block.fragments[0]), Axis("j", block.fragments[1])
+        half, lane = Axis("half", 2), Axis("lane", 2)
+        element = simplify(var(half) * 2 + var(lane))
+        row = simplify(origins[0] + var(i) * c.rows + block.lane // 4 + var(half) * 8)
+        column = simplify(origins[1] + var(j) * c.columns + block.lane % 4 * 2 + var(lane))
+        put = Store(tile, (row, column), load(total, (var(i), var(j), element)))
+        return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))

@@ -1,0 +1,160 @@
+"""The GPU's tensor cores: which lane of a warp keeps which element of a matrix, and the instructions on such fragments.
+
+Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats) and m16n8k8 (tf32) and of `ldmatrix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tilewright.intrinsics.table import Intrinsic, OperandRule
+from tilewright.ir import dtypes
+from tilewright.ir.dtypes import DType
+from tilewright.ir.instruct import WARP, InstructionContext
+from tilewright.ir.loops import Memory
+
+_REGISTER = frozenset({Memory.REGISTER})
+_SHARED = frozenset({Memory.SHARED})
+ROW_BYTES = 16  # of a row of the 8 x 8 matrices that ldmatrix brings: what one lane's address stands for
+MATRICES = 4  # that one ldmatrix brings
+
+Terms = tuple[tuple[int, int, int], ...]  # of (divisor, modulus, scale): scale * (x // divisor % modulus)
+
+
+@dataclass(frozen=True)
+class LaneMap:
+    """Where the elements that the lanes of a warp keep lie in a matrix: a row and a column for (lane, element), each a
+    sum of digits of the two numbers."""
+
+    rows: int
+    columns: int
+    elements: int  # that a lane keeps
+    row_of_lane: Terms
+    row_of_element: Terms
+    column_of_lane: Terms
+    column_of_element: Terms
+
+    def row(self, lane: Any, element: Any) -> Any:
+        return _digits(lane, self.row_of_lane) + _digits(element, self.row_of_element)
+
+    def column(self, lane: Any, element: Any) -> Any:
+        return _digits(lane, self.column_of_lane) + _digits(element, self.column_of_element)
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns, each by lane and element."""
+        lane, element = np.arange(WARP)[:, None], np.arange(self.elements)[None, :]
+        return np.broadcast_arrays(self.row(lane, element), self.column(lane, element))  # type: ignore[return-value]
+
+
+def _digits(number: Any, terms: Terms) -> Any:
+    """The sum of the digits; of plain numbers, arrays and expressions alike."""
+    total: Any = 0
+    for divisor, modulus, scale in terms:
+        digit = number if divisor == 1 else number // divisor
+        total = total + digit % modulus * scale
+    return total
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """A multiplication of fragments: c[rows, columns] += a[rows, depth] b[depth, columns]."""
+
+    name: str
+    operand: DType  # of what lies in memory
+    a: LaneMap
+    b: LaneMap
+    c: LaneMap
+
+    @property
+    def depth(self) -> int:
+        return self.a.columns
+
+    @property
+    def packet(self) -> int:
+        """Elements of a row of ldmatrix, which are those of the widest copy too."""
+        return ROW_BYTES // self.operand.bytes
+
+
+_FOURS, _PAIRS, _HALVES = (4, 8, 1), (1, 4, 2), (1, 2, 1)
+_C = LaneMap(16, 8, 4, (_FOURS,), ((2, 2, 8),), (_PAIRS,), (_HALVES,))
+_A16 = LaneMap(16, 16, 8, (_FOURS,), ((2, 2, 8),), (_PAIRS,), (_HALVES, (4, 2, 8)))
+_B16 = LaneMap(16, 8, 4, (_PAIRS,), (_HALVES, (2, 2, 8)), (_FOURS,), ())
+_A32 = LaneMap(16, 8, 4, (_FOURS,), ((1, 2, 8),), ((1, 4, 1),), ((2, 2, 4),))
+_B32 = LaneMap(8, 8, 2, ((1, 4, 1),), ((1, 2, 4),), (_FOURS,), ())
+
+FORMS: Mapping[str, MatrixForm] = {
+    form.name: form
+    for form in (
+        MatrixForm("mma_float16", dtypes.float16, _A16, _B16, _C),
+        MatrixForm("mma_bfloat16", dtypes.bfloat16, _A16, _B16, _C),
+        MatrixForm("mma_tf32", dtypes.float32, _A32, _B32, _C),
+    )
+}
+
+
+def tf32(values: np.ndarray) -> np.ndarray:
+    """float32 rounded as the tensor cores' operands are: halves away from zero."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def _matrix(context: InstructionContext, number: int, lanes: LaneMap) -> np.ndarray:
+    """An operand's matrix of every warp: (warps, others, rows, columns)."""
+    kept = np.stack([context.by_warp(context.read(number, (e,))) for e in range(lanes.elements)])
+    rows, columns = lanes.places()
+    found = np.zeros((kept.shape[1], kept.shape[3], lanes.rows, lanes.columns), kept.dtype)
+    found[:, :, rows, columns] = np.moveaxis(kept, (1, 3, 2, 0), (0, 1, 2, 3))
+    return found
+
+
+def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
+    a, b, c = (_matrix(context, n, m) for n, m in ((1, form.a), (2, form.b), (0, form.c)))
+    if form.operand is dtypes.float32:
+        a, b = tf32(a), tf32(b)
+    total = c + np.matmul(a.astype(np.float32), b.astype(np.float32))
+    rows, columns = form.c.places()
+    for element in range(form.c.elements):
+        own = total[:, :, rows[:, element], columns[:, element]]  # (warps, others, lanes)
+        context.write(0, context.from_warps(np.moveaxis(own, 2, 1)), (element,))
+
+
+def _ldmatrix_meaning(span: int, transposed: bool, context: InstructionContext) -> None:
+    """Lane l hands over the address of row l % 8 of matrix l // 8; it gets neighbours of row l // 4 of every matrix, or
+    of the matrix turned over."""
+    row = np.stack([context.by_warp(context.read(1, (e,))) for e in range(span)])  # (span, warps, lanes, others)
+    matrices = row.reshape(span, row.shape[1], MATRICES, 8, row.shape[3])
+    each = span // 4  # elements of a lane in a matrix: a register is as wide as two 16-bit floats, or one of 32
+    lane = np.arange(WARP)
+    for matrix in range(MATRICES):
+        for k in range(each):
+            near, far = lane % 4 * each + k, lane // 4
+            rows, columns = (near, far) if transposed else (far, near)
+            own = matrices[columns, :, matrix, rows]  # (lanes, warps, others)
+            context.write(0, context.from_warps(np.moveaxis(own, 0, 1)), (matrix * each + k,))
+
+
+def _mma(form: MatrixForm) -> Intrinsic:
+    operands = (OperandRule(_REGISTER, form.c.elements, written=True), OperandRule(_REGISTER, form.a.elements),
+                OperandRule(_REGISTER, form.b.elements))  # fmt: skip
+    return Intrinsic(form.name, "warp", operands, 0, {"cuda": f"tw::{form.name}({{place0}}, {{place1}}, {{place2}});"},
+                     partial(_mma_meaning, form))  # fmt: skip
+
+
+def _ldmatrix(name: str, span: int, transposed: bool) -> Intrinsic:
+    text = f"tw::ldmatrix<{span}, {'true' if transposed else 'false'}>({{place0}}, {{place1}});"
+    return Intrinsic(name, "warp", (OperandRule(_REGISTER, span, written=True), OperandRule(_SHARED, span)), 0,
+                     {"cuda": text}, partial(_ldmatrix_meaning, span, transposed),
+                     packet_bytes=(ROW_BYTES,))  # fmt: skip
+
+
+ROWS: tuple[Intrinsic, ...] = (
+    *(_mma(form) for form in FORMS.values()),
+    _ldmatrix("ldmatrix8", 8, False),
+    _ldmatrix("ldmatrix8_trans", 8, True),
+    _ldmatrix("ldmatrix4", 4, False),
+)
