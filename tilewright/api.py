@@ -13,13 +13,22 @@ import numpy as np
 from numpy import empty
 
 from tilewright import stored
-from tilewright.arguments import Port, bind, check_apart, check_output, convert, count_inputs
+from tilewright.arguments import (
+    Port,
+    Shapes,
+    bind,
+    check_apart,
+    check_output,
+    checked_path,
+    checked_shapes,
+    convert,
+    count_inputs,
+)
 from tilewright.errors import (
     BorderError,
     CutError,
     InputError,
     InternalError,
-    ModelError,
     OpenShapeError,
     OptionError,
     UndecidedError,
@@ -44,7 +53,6 @@ if TYPE_CHECKING:
     from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
-Shapes = Mapping[str, int | Sequence[int]]
 
 
 @overload
@@ -470,39 +478,6 @@ class Model:
         if self._runner is None:
             raise OptionError("compilation was stopped before there was code to run; leave out stop_after to run it")
         return self._runner
-
-
-def checked_path(path: str | os.PathLike[str]) -> Path:
-    found = Path(path)
-    if found.is_dir():
-        raise ModelError(f"'{found}' is a folder; give the path of an ONNX file")
-    if not found.exists():
-        raise ModelError(f"model file '{found}' does not exist")
-    return found
-
-
-def checked_shapes(shapes: Shapes | None) -> dict[str, int | tuple[int, ...]]:
-    if shapes is None:
-        return {}
-    if not isinstance(shapes, Mapping):
-        raise OptionError(f"shapes must be a dict from a name to a shape, not a {type(shapes).__name__}")
-    checked: dict[str, int | tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        extents = _extents(shape)
-        if extents is None or not isinstance(name, str):
-            raise OptionError(f"the shape of {name!r} must be a number or a tuple of them, not {shape!r}")
-        checked[name] = extents
-    return checked
-
-
-def _extents(shape: object) -> int | tuple[int, ...] | None:
-    """A number or several, of Python or NumPy, none of them negative."""
-    if isinstance(shape, int | np.integer):
-        return int(shape) if not isinstance(shape, bool) and shape >= 0 else None
-    if isinstance(shape, str) or not isinstance(shape, Sequence | np.ndarray):
-        return None
-    found = [_extents(extent) for extent in shape]
-    return tuple(n for n in found if isinstance(n, int)) if all(isinstance(n, int) for n in found) else None
 
 
 def _is_torch_module(model: object) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.errors import InputError
+from tilewright.errors import InputError, ModelError, OptionError
 
 Array = NDArray[Any]
+Shapes = Mapping[str, int | Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,36 @@ def check_apart(
             if np.may_share_memory(array, other):
                 raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
         taken.append((array, f"output {name!r}"))
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    found = Path(path)
+    if found.is_dir():
+        raise ModelError(f"'{found}' is a folder; give the path of an ONNX file")
+    if not found.exists():
+        raise ModelError(f"model file '{found}' does not exist")
+    return found
+
+
+def checked_shapes(shapes: Shapes | None) -> dict[str, int | tuple[int, ...]]:
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        raise OptionError(f"shapes must be a dict from a name to a shape, not a {type(shapes).__name__}")
+    checked: dict[str, int | tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        extents = _extents(shape)
+        if extents is None or not isinstance(name, str):
+            raise OptionError(f"the shape of {name!r} must be a number or a tuple of them, not {shape!r}")
+        checked[name] = extents
+    return checked
+
+
+def _extents(shape: object) -> int | tuple[int, ...] | None:
+    """A number or several, of Python or NumPy, none of them negative."""
+    if isinstance(shape, int | np.integer):
+        return int(shape) if not isinstance(shape, bool) and shape >= 0 else None
+    if isinstance(shape, str) or not isinstance(shape, Sequence | np.ndarray):
+        return None
+    found = [_extents(extent) for extent in shape]
+    return tuple(n for n in found if isinstance(n, int)) if all(isinstance(n, int) for n in found) else None

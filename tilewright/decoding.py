@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.api import Model, checked_path, compile_graph
+from tilewright.api import Model, compile_graph
+from tilewright.arguments import checked_path
 from tilewright.errors import ModelError, OptionError
 from tilewright.ir import dtypes
 from tilewright.ir.graph import Graph, Node, Value

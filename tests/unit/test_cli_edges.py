@@ -15,7 +15,7 @@ from onnx import ModelProto, helper
 
 import tilewright
 from tilewright import OptionError, Options
-from tilewright.api import checked_shapes
+from tilewright.arguments import checked_shapes
 from tilewright.cli import common
 from tilewright.cli.main import main
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tile_graph": {"ir", "target", "intrinsics"},
     "lower": {"ir", "target", "tile_graph"},
     "backend": {"ir", "target", "tile_graph", "lower", "intrinsics", "render", "runtime", "options"},
-    "schedule": {"ir", "target", "tile_graph", "backend"},
+    "schedule": {"ir", "target", "tile_graph", "lower", "backend"},
     "intrinsics": {"ir"},
     "render": {"ir", "target", "intrinsics"},
     "runtime": set(),
@@ -50,13 +50,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pytorch", "arguments", "profiles", "open_model", "parts", "staged_model", "stored", "shipping", "report",
         "tune", *COMPILER_AND_BELOW,
     },
+    "decoding": {"api", "arguments", "frontend", "ir", "options"},
     "onnx_backend": {"api", "arguments", "open_model", "runtime", "staged_model"},
     "onnx_suite": {"onnx_backend", "options"},
     "cli": {
         "api", "arguments", "onnx_suite", "open_model", "staged_model", "shipping", "report", "tune", "",
         *COMPILER_AND_BELOW,
     },
-    "examples": {"api", "open_model", "staged_model", "cli", "report", *COMPILER_AND_BELOW},
+    "examples": {"api", "decoding", "open_model", "staged_model", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "open_model", "staged_model", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
 }

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from rich.markup import escape
 from rich.table import Table
 
-from tilewright.api import Array, checked_path
-from tilewright.arguments import count_inputs, suggest
+from tilewright.api import Array
+from tilewright.arguments import checked_path, count_inputs, suggest
 from tilewright.cli import common
 from tilewright.cli.progress import counting
 from tilewright.errors import InputError, ModelError, OptionError
