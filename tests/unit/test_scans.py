@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from tests.cpu_stages import error, evaluated, lowered, programs, random_inputs
+import tilewright
+from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright import Options
 from tilewright.frontend.onnx import load
 from tilewright.ops import lower
 from tilewright.schedule.planner import make_plan
@@ -99,3 +101,22 @@ def test_what_feeds_a_scan_is_no_kernel_with_what_waits_for_it(name: str) -> Non
     plan = make_plan(fold_constants(lower(load(model.SerializeToString()))), machine(name), "connected")
     is_step = [around is not None for _, around in plan.launches()]
     assert is_step == [*sorted(is_step[:2]), False]  # the product, the steps, and what reads both
+
+
+def test_a_kernel_does_not_wait_for_itself_through_a_scan(kernel_cache: Path) -> None:
+    """`b` reads a sum along an axis and what a second Scan makes of it: sum and `b` cannot be one kernel."""
+    steps = [
+        ("CumSum", ["x", "last"], "a", {"exclusive": 1}),
+        ("CumSum", ["a", "first"], "s", {"exclusive": 1, "reverse": 1}),
+        ("Add", ["a", "s"], "b", {}),
+    ]
+    constants = {"last": np.array(1), "first": np.array(0)}
+    model = tilewright.compile(
+        model_of(steps, {"x": (2, 4)}, {"a": (2, 4), "b": (2, 4)}, constants),
+        options=Options(cache_dir=kernel_cache, threads=1),
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    a = np.cumsum(x, 1) - x
+    s = np.cumsum(a[::-1], 0)[::-1] - a
+    for got, want in zip(model(x), (a, a + s), strict=True):
+        np.testing.assert_array_equal(got, want)
