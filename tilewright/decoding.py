@@ -133,7 +133,7 @@ def from_onnx(
 
     found = checked_path(path)
     inputs, outputs = ports(found, {})
-    past = [name for name, _, extents in inputs if extents is not None and len(extents) == 4]
+    past = [v.name for v in inputs if v.shape is not None and len(v.shape) == 4]
     if not past or len(outputs) != len(past) + 1:
         raise ModelError(
             f"'{found.name}' has {len(past)} inputs of four dimensions and {len(outputs)} outputs; keys and values go "
@@ -141,7 +141,8 @@ def from_onnx(
         )
     kinds: dict[str, Role] = {"input_ids": "tokens", "position_ids": "places", "attention_mask": "mask"}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, _, extents in inputs:
+    for value in inputs:
+        name, extents = value.name, value.shape
         if name in past and extents is not None:
             heads, width = extents[1], extents[3]
             if not isinstance(heads, int) or not isinstance(width, int):
@@ -152,7 +153,7 @@ def from_onnx(
 
     def make(size: int) -> StepGraph:
         given = {"input_ids": (1, size), "position_ids": (1, size), "attention_mask": (1, length + size)}
-        names = {name for name, _, _ in inputs}
+        names = {v.name for v in inputs}
         graph = load(found, {**{n: s for n, s in given.items() if n in names}, **shapes})
         roles = tuple(past.index(v.name) if v.name in past else kinds[v.name] for v in graph.inputs)
         return StepGraph(_stepping(graph, length, size), (*roles, "last"))
