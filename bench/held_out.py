@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bench.measurements import Measured, predict
+from bench.measurements import Kernels, Measured
 from bench.predicted import Share, free_factor, within_bounds
 from bench.support import table
 from tilewright.target import Target
@@ -36,13 +36,17 @@ class Fits:
     measured: Mapping[str, Measured]
     target: Target
     ratios: dict[tuple[str, Constants], np.ndarray] = field(default_factory=dict)
+    kernels: dict[str, Kernels] = field(default_factory=dict)
 
     def of(self, model: str, constants: Constants) -> np.ndarray:
         key = (model, constants)
         if key not in self.ratios:
             described = replace(self.target, **dict(zip(GRID, constants, strict=True)))
-            calls = predict(self.measured[model], described, today=False)
-            self.ratios[key] = np.array([call.ratio for call in calls])
+            if model not in self.kernels:
+                self.kernels[model] = Kernels(self.measured[model])
+            kernels = self.kernels[model]
+            predicted = kernels.microseconds(described)
+            self.ratios[key] = np.array([call.microseconds / predicted[call.kernel] for call in kernels.calls])
         return self.ratios[key]
 
     def score(self, models: Sequence[str], constants: Constants) -> int:

@@ -8,8 +8,8 @@ register tiles alone) needs the model itself, which is then planned anew.
 import json
 import lzma
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import find_stream
 
 _CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
@@ -138,32 +139,53 @@ def read_program(text: str) -> Program:
     return parse_program(text, constants)
 
 
+class Kernels:
+    """What was measured of a model, read once however often it is predicted."""
+
+    def __init__(self, measured: Measured) -> None:
+        if measured.program is None or measured.plan is None:
+            raise ValueError(f"{measured.model}: neither Program nor Plan are known")
+        self.measured, self.plan = measured, measured.plan
+        self.program = read_program(measured.program)
+        computes = all_computes(self.program)
+        self.tiles = {k.name: k for k, steps in measured.plan.launches() if steps is None}
+        self.calls = [c for c in measured.calls if c.kernel in self.tiles]
+        names = dict.fromkeys(c.kernel for c in self.calls)
+        self.nests = {name: tuple(plan_nests(self.tiles[name], computes)) for name in names}
+
+    def microseconds(self, target: Target) -> dict[str, float]:
+        """What each kernel is predicted to take; those that are the same but for names are asked for once."""
+        context = _context(self.program, self.plan, target)
+        known: dict[Hashable, float] = {}
+        result = {}
+        for name, nests in self.nests.items():
+            kernel = self.tiles[name]
+            stored = _stored(kernel, nests)
+
+            def about(t: Tensor, stored: frozenset[Tensor] = stored) -> Hashable:
+                return t in stored, t in context.constants, t in context.staged, context.layout(t)
+
+            shapes = tuple(replace(leaf, tensor="", core=(), epilogue=()) for leaf in kernel.leaves)
+            streamed = kernel.stream.sizes if kernel.stream is not None else None
+            key = (signature(nests, about), shapes, kernel.cut, streamed)
+            if key not in known:
+                known[key] = _seconds(kernel, nests, context)
+            result[name] = 1e6 * known[key]
+        return result
+
+
 def predict(measured: Measured, target: Target, today: bool = True) -> list[Predicted]:
     """Every call that was not part of a Scan, as the cost model predicts the plan it was measured with; with `today`
     also whether the planner would choose that plan again, which takes longest."""
-    if measured.program is None or measured.plan is None:
-        raise ValueError(f"{measured.model}: neither Program nor Plan are known")
-    program = read_program(measured.program)
-    context = _context(program, measured.plan, target)
-    plan = make_plan(program, target, measured.plan.schedule) if today else None
+    kernels = Kernels(measured)
+    microseconds = kernels.microseconds(target)
+    plan = make_plan(kernels.program, target, kernels.plan.schedule) if today else None
     chosen = {_key(shown(k)) for k in plan.kernels} if plan is not None else set()
-    computes = all_computes(program)
-    kernels = {k.name: k for k, steps in measured.plan.launches() if steps is None}
-    found: dict[str, Predicted] = {}
-    result = []
-    for call in measured.calls:
-        if call.kernel not in kernels:
-            continue
-        if call.kernel not in found:
-            kernel = kernels[call.kernel]
-            nests = plan_nests(kernel, computes)
-            seconds = _seconds(kernel, nests, context)
-            found[call.kernel] = Predicted(
-                measured.model, call, kernel, tuple(nests), seconds * 1e6, _key(shown(kernel)) in chosen
-            )
-        known = found[call.kernel]
-        result.append(Predicted(known.model, call, known.kernel, known.nests, known.microseconds, known.unchanged))
-    return result
+    return [
+        Predicted(measured.model, call, kernel, kernels.nests[call.kernel], microseconds[call.kernel],
+                  _key(shown(kernel)) in chosen)
+        for call in kernels.calls for kernel in (kernels.tiles[call.kernel],)
+    ]  # fmt: skip
 
 
 def _context(program: Program, plan: Plan, target: Target) -> NestContext:
@@ -175,14 +197,17 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
                        frozenset(program.staged), Memo())  # fmt: skip
 
 
-def _seconds(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
+def _stored(kernel: Tile, nests: Sequence[Nest]) -> frozenset[Tensor]:
     held = kernel.held
-    stored = frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
+    return frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
+
+
+def _seconds(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
     tile = dict(kernel.cut)
     sizes = {
         axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent)))]) for i, axis in enumerate(nests[-1].axes)
     }
     stream = find_stream(nests) if kernel.stream is not None else None
     block = kernel.stream.sizes[0][1] if kernel.stream is not None else 0
-    times = costs.predict(nests, kernel.leaves, context, stored, sizes, stream, block)
+    times = costs.predict(nests, kernel.leaves, context, _stored(kernel, nests), sizes, stream, block)
     return float(np.max(times.seconds))

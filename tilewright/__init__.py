@@ -12,6 +12,7 @@ from tilewright.errors import (
 )
 from tilewright.open_model import OpenModel
 from tilewright.options import Options
+from tilewright.staged_model import StagedModel
 from tilewright.version import VERSION as __version__
 
 
@@ -34,6 +35,7 @@ __all__ = [
     "Options",
     "Port",
     "Profile",
+    "StagedModel",
     "TilewrightError",
     "ToolError",
     "UnsupportedError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, overload
@@ -13,8 +13,10 @@ import numpy as np
 from numpy import empty
 
 from tilewright import stored
-from tilewright.arguments import as_array, bind, count_inputs
+from tilewright.arguments import Port, bind, check_apart, check_output, convert, count_inputs
 from tilewright.errors import (
+    BorderError,
+    CutError,
     InputError,
     InternalError,
     ModelError,
@@ -24,9 +26,11 @@ from tilewright.errors import (
 )
 from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import Options, check_whole_number
+from tilewright.parts import border_model, in_parts, is_settled_by_few, name_of
 from tilewright.profiles import KernelTime, Profile
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
+from tilewright.staged_model import StagedModel
 from tilewright.target import Target, machine
 
 if TYPE_CHECKING:
@@ -43,25 +47,13 @@ Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Port:
-    """An input or an output of a model."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
-
-
 @overload
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
-) -> Model | OpenModel: ...  # fmt: skip
+) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
 
 @overload
@@ -89,7 +81,7 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model | OpenModel | CompiledModule:
+) -> Model | OpenModel | StagedModel | CompiledModule:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
@@ -141,13 +133,23 @@ def compile(
 
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
     try:
         return _model(source, fixed_shapes, chosen)
-    except (OpenShapeError, UndecidedError) as error:
-        looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
-        if looks_inside or (isinstance(error, UndecidedError) and not error.inputs):
+    except OpenShapeError as error:
+        if looks_inside:
             raise
         return _open_model(source, fixed_shapes, chosen, error)
+    except BorderError as error:
+        if looks_inside:
+            raise
+        return border_model(source, fixed_shapes, chosen, error, partial(compile_graph, options=chosen))
+    except CutError as error:
+        if looks_inside:
+            raise
+        if isinstance(error, UndecidedError) and is_settled_by_few(error, source, fixed_shapes):
+            return _open_model(source, fixed_shapes, chosen, error)
+        return in_parts(source, fixed_shapes, {}, chosen, error, partial(compile_graph, options=chosen))
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:
@@ -163,17 +165,20 @@ def _open_model(
 
     check = stored.unchanged(source, chosen)
 
-    def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model:
+    def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model | StagedModel:
         check()
-        return _model(source, found, chosen, values, slim=True)
+        try:
+            return _model(source, found, chosen, values, slim=True)
+        except CutError as error:
+            if isinstance(error, UndecidedError) and is_settled_by_few(error, source, found):
+                raise
+            return in_parts(source, found, values, chosen, error, partial(compile_graph, options=chosen))
 
     def port(value: OpenValue) -> OpenPort:
-        name, dtype, extents = value
-        return OpenPort(name, None if dtype is None else dtype.numpy, extents)
+        return OpenPort(value.name, None if value.dtype is None else value.dtype.numpy, value.shape)
 
     inputs, outputs = (tuple(map(port, side)) for side in ports(source, shapes))
-    name = source.name if isinstance(source, Path) else "the model"
-    return OpenModel(name, inputs, outputs, build, chosen.variants, reason)
+    return OpenModel(name_of(source), inputs, outputs, build, chosen.variants, reason)
 
 
 def _model(
@@ -465,43 +470,6 @@ class Model:
         if self._runner is None:
             raise OptionError("compilation was stopped before there was code to run; leave out stop_after to run it")
         return self._runner
-
-
-def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """`value` as a contiguous array, or an error that says what the input expects. Values are never converted."""
-    array = as_array(value, name)
-    if array.dtype.newbyteorder("=") != dtype:
-        raise InputError(
-            f"input {name!r} must be {dtype.name}, not {array.dtype.name}; convert it with .astype({dtype.name!r})"
-        )
-    if array.shape != shape:
-        raise InputError(f"input {name!r} must have shape {shape}, not {array.shape}")
-    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
-        return array
-    return np.array(array, dtype=dtype, order="C", copy=True)
-
-
-def check_output(value: object, port: Port) -> None:
-    """An array of the caller's that can be filled in place, or an error that says what it must be."""
-    must = f"output {port.name!r} must be a writable C-contiguous {port.dtype.name} array of shape {port.shape}"
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"{must}, not a {type(value).__name__}")
-    if value.dtype != port.dtype or value.shape != port.shape:
-        raise InputError(f"{must}, not {value.dtype.name} of shape {value.shape}")
-    if not value.flags.c_contiguous or not value.flags.aligned or not value.flags.writeable:
-        raise InputError(must)
-
-
-def check_apart(
-    inputs: Sequence[Array], input_names: Sequence[str], outputs: Sequence[Array], output_names: Sequence[str]
-) -> None:
-    """Outputs are written while inputs, and the other outputs, are still in use."""
-    taken = [(array, f"input {name!r}") for array, name in zip(inputs, input_names, strict=True)]
-    for array, name in zip(outputs, output_names, strict=True):
-        for other, what in taken:
-            if np.may_share_memory(array, other):
-                raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
-        taken.append((array, f"output {name!r}"))
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TilewrightError(Exception):
     """Base of every error that tells the user what to do; its text is one line."""
@@ -26,14 +28,42 @@ class OpenShapeError(ModelError):
     """The model leaves a dimension of an input open."""
 
 
-class UndecidedError(UnsupportedError):
+class CutError(UnsupportedError):
+    """A model that can run in parts, up to `node` and from it on. In `scope` are the values before it: an array of what
+    is known while compiling, the number of tensors of a sequence, None of an optional that holds nothing; what is not
+    there is known when the part before has run."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.node: object = None
+        self.scope: dict[str, Any] = {}
+
+
+class UndecidedError(CutError):
     """A shape depends on values that are known only when the model is called: those of `tensor`, which the model's
     `inputs` of these names decide."""
 
-    def __init__(self, text: str = "", tensor: object = None, inputs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, text: str = "", tensor: object = None, inputs: tuple[str, ...] = (), number: int = 0, counts: bool = False
+    ) -> None:
         super().__init__(text)
         self.tensor = tensor
         self.inputs = inputs
+        self.number = number  # of the question among those of the node
+        self.counts = counts  # it counts what the data holds: nearly every call gives another value
+        self.itself = ""  # the name of the value that is asked for, where it is no tensor inside the node
+
+
+class RegionError(CutError):
+    """The data decides how often the node, a Loop, repeats its body."""
+
+
+class OutsideError(CutError):
+    """The node has no native code and is on the closed list of those that run outside of it."""
+
+
+class BorderError(UnsupportedError):
+    """An input or output is no tensor: a sequence, an optional value or strings."""
 
 
 class InputError(TilewrightError):

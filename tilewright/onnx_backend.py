@@ -13,6 +13,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 from tilewright.api import Model, compile
 from tilewright.arguments import Array
 from tilewright.open_model import OpenModel
+from tilewright.staged_model import StagedModel
 
 _NOT_OURS = ("rtol", "atol")  # how ONNX's own runner compares results; it hands them on
 
@@ -20,7 +21,7 @@ _NOT_OURS = ("rtol", "atol")  # how ONNX's own runner compares results; it hands
 class PreparedModel(BackendRep):
     """A compiled model, or one that compiles at its first run for the shapes it is given."""
 
-    def __init__(self, model: Model | OpenModel) -> None:
+    def __init__(self, model: Model | OpenModel | StagedModel) -> None:
         self.model = model
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Array, ...]:

@@ -8,13 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from tilewright.arguments import Array, as_array, bind
-from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError, UnsupportedError
+from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tilewright")
 _QUIET = 4  # so many compilations are to be expected; every later one is worth a warning
-_MOST_ELEMENTS = 256  # of an input whose values become part of the code
+MOST_ELEMENTS = 256  # of an input whose values become part of the code; a part of its own looks at larger ones
 
 Shapes = Mapping[str, tuple[int, ...]]
 Values = Mapping[str, Array]
@@ -249,8 +250,8 @@ class OpenModel:
         shapes = self._checked_shapes(values)
         start = time.perf_counter()
         while True:
-            fixed = {n: self._fixed(p, v) for n, p, v in zip(self._names, self._inputs, values, strict=True)
-                     if n in self._deciding}  # fmt: skip
+            fixed = {p.name: self._fixed(p, v) for p, v in zip(self._inputs, values, strict=True)
+                     if p.name in self._deciding and prod(shapes[p.name]) <= MOST_ELEMENTS}  # fmt: skip
             free = {n: shape for n, shape in shapes.items() if n not in fixed}
             try:
                 model = self._build(free, fixed)
@@ -282,11 +283,6 @@ class OpenModel:
         array = as_array(value, port.name)
         if port.dtype is not None and array.dtype.newbyteorder("=") != port.dtype:
             raise InputError(f"input {port.name!r} must be {port.dtype.name}, not {array.dtype.name}")
-        if array.size > _MOST_ELEMENTS:
-            raise UnsupportedError(
-                f"input {port.name!r} decides shapes, so that its {array.size} values would be part of the code; at "
-                f"most {_MOST_ELEMENTS} can be"
-            )
         return np.array(array, dtype=port.dtype, order="C", copy=True)
 
     def _checked_shapes(self, values: list[Any]) -> dict[str, tuple[int, ...]]:

@@ -21,8 +21,7 @@ MERGING = ("auto", "off")
 CONVOLUTIONS = ("auto", "direct")
 CONTRACTIONS = ("direct", "strassen")
 DENORMALS = ("flush", "keep")
-FALLBACKS = ("error",)
-PLANNED_FALLBACKS = ("host",)
+FALLBACKS = ("host", "error")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 GPU_PRECISIONS = ("tf32", "float16")
 
@@ -54,7 +53,8 @@ class Options:
                 algorithm, where it is predicted to save time: rows then share their rounding errors two by two
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
-    fallback    what happens to an operator that has no native code: "error" refuses the model, naming the node
+    fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
+                evaluator run such nodes, and says so; "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
     tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
     variants    how many sets of shapes a model with open dimensions keeps compiled at once
@@ -76,7 +76,7 @@ class Options:
     convolution: str = "auto"
     contraction: str = "direct"
     denormals: str = "flush"
-    fallback: str = "error"
+    fallback: str = "host"
     tune: int = 0
     tune_seconds: float | None = None
     variants: int = 8
@@ -168,8 +168,6 @@ def check_precision(value: object, target: str = "cpu") -> None:
 
 
 def check_fallback(value: object) -> None:
-    if value in PLANNED_FALLBACKS:
-        raise OptionError(f"fallback {value!r} is not supported yet: it is 'error', which names the node in the way")
     check_choice("fallback", value, FALLBACKS)
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -73,6 +74,14 @@ def test_inference_mode(compiled: Any, parts: list[Any]) -> None:
         for _ in range(2):
             agree(fast(x), net(x))
     assert len(parts) == 1
+
+
+@torch.no_grad()
+def test_parameters_are_views_of_the_modules_memory(compiled: Any, parts: list[Any]) -> None:
+    net = Net().eval()
+    compiled(net)(torch.randn(4, 5))
+    own = [p.detach().numpy() for p in net.parameters()]
+    assert sum(any(np.shares_memory(a, p) for p in own) for a in parts[0].constants.values()) == len(own)
 
 
 class Mixed(nn.Module):

@@ -88,6 +88,16 @@ def test_structures_come_back(options: Options) -> None:
     agree(again, a + b)
 
 
+class Difference(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - 2 * y
+
+
+def test_one_tensor_given_twice_is_two_inputs(options: Options) -> None:
+    x = torch.randn(3)
+    agree(compiled(Difference(), (x, x), options)(x, x + 1), x - 2 * (x + 1))
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()

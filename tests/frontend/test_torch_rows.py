@@ -28,7 +28,7 @@ FIRST_ONLY = ("_native_batch_norm_legit_no_training", "_native_batch_norm_legit"
               "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d",
               "adaptive_max_pool3d", "log_sigmoid_forward", "_fused_rms_norm", "native_dropout",
               "_native_batch_norm_legit_functional", "_scaled_dot_product_flash_attention_for_cpu",
-              "native_layer_norm", "native_group_norm")  # fmt: skip
+              "native_layer_norm", "native_group_norm", "mkldnn_rnn_layer")  # fmt: skip
 
 
 def traced(case: Case) -> tuple[Parts, list[torch.Tensor]]:

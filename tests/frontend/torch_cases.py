@@ -151,6 +151,8 @@ REDUCTIONS = [
     case("sum.dim_IntList", WHOLE, [1]), case("sum.dim_IntList", FLAGS, [0]), case("sum.dim_IntList", Z, None),
     case("sum.default", torch.tensor(3.0)), case("mean.default", Z), case("mean.dim", Z, [1], True),
     case("mean.dim", Z, [0, 2], dtype=D), case("amax.default", Z, [2]), case("amin.default", Z, [0, 1], True),
+    case("histc.default", t(41, low=-3, high=5), 4, 0, 3),
+    case("histc.default", ints(3, 7, low=-1, high=6).float(), 4, 0, 3),
     case("prod.default", X), case("prod.dim_int", X, 1), case("logsumexp.default", Z, [1]), case("any.default", FLAGS),
     case("any.dim", FLAGS, 1), case("any.dims", t(2, 3, 4, dtype=B), [0, 2], True), case("all.default", WHOLE),
     case("all.dim", X, 0, True), case("max.default", Z), case("min.default", WHOLE), case("max.dim", Z, 1),
@@ -176,6 +178,8 @@ MASK = t(2, 1, 7, 9, dtype=B, seed=5)
 CLOSED = MASK.clone()
 CLOSED[0, 0, 3] = False
 LAYERS = [
+    case("_grouped_mm.default", t(9, 8), t(3, 8, 4), torch.tensor([2, 2, 9], dtype=I32)),
+    case("_grouped_mm.default", t(2, 8), t(3, 8, 4), torch.tensor([0, 1, 2], dtype=I32)),
     case("mm.default", t(3, 7), t(7, 5)), case("bmm.default", t(2, 3, 7), t(2, 7, 5)),
     case("matmul.default", t(2, 1, 3, 7), t(4, 7, 5)), case("matmul.default", t(7), t(7, 5)),
     case("addmm.default", t(5), t(3, 7), t(7, 5)), case("addmm.default", t(3, 5), t(3, 7), t(7, 5), beta=0.5, alpha=2),
@@ -263,6 +267,8 @@ RECURRENT = [
          False, False, False),
     case("lstm.input", t(2, 5, 3), [t(4, 2, 4), t(4, 2, 4, seed=1)], _cells(4, 2, True, True), True, 2, 0.0,
          False, True, True),
+    case("mkldnn_rnn_layer.default", t(6, 2, 3), t(16, 3), t(16, 4), t(16), t(16, seed=1), t(1, 2, 4),
+         t(1, 2, 4, seed=1), True, [], 2, 4, 1, True, False, False, False),
     case("gru.input", t(6, 2, 3), t(2, 2, 4), _cells(3, 2, False, True), True, 2, 0.0, False, False, False),
     case("gru.input", t(2, 5, 3), t(2, 2, 4), _cells(3, 1, True, False), False, 1, 0.0, False, True, True),
     case("rnn_tanh.input", t(6, 2, 3), t(1, 2, 4), _cells(1, 1, False, True), True, 1, 0.0, False, False, False),

@@ -248,3 +248,10 @@ def test_what_threads_hand_to_each_other_is_not_restrict() -> None:
     head = next(line for line in render_kernel(kernel, {}).splitlines() if line.startswith("k("))
     assert "const float* __restrict__ source_data" in head and "float* __restrict__ result_data" in head
     assert "float* passed_data" in head
+
+
+def test_a_named_half_is_held_as_it_is_computed_with() -> None:
+    """An emulated view gives a float; what is computed is rounded to the type it has."""
+    half = load(tensor("h", 8, dtype=dtypes.float16), (i,))
+    printer = CudaPrinter(CUDA, Names())
+    assert (printer.value_type(half), printer.value_type(half + half)) == ("float", "tw::half")

@@ -48,6 +48,15 @@ def test_nothing_is_computed_of_nothing(name: str, schedule: str, kernel_cache: 
     np.testing.assert_array_equal(found, np.zeros(shape) if name == "sum of nothing" else np.ones(shape))
 
 
+@pytest.mark.parametrize("name", ["product", "concat", "chain"])
+def test_a_gpu_takes_tensors_without_elements(name: str, kernel_cache: Path) -> None:
+    steps, inputs, shape = CASES[name]
+    options = Options(cache_dir=kernel_cache, target="cuda-emulated")
+    model = tilewright.compile(model_of(steps, inputs, {"y": shape}), options=options)
+    (found,) = model(*(np.ones(s, np.float32) for s in inputs.values()))
+    np.testing.assert_array_equal(found, np.ones(shape))
+
+
 def test_empty_results_read_nothing() -> None:
     steps, inputs, shape = CASES["chain"]
     folded = programs(model_of(steps, inputs, {"y": shape, "a": (0, 3)}), CPU)["fold"]

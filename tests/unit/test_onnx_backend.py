@@ -115,8 +115,7 @@ def test_reasons_are_counted_by_kind() -> None:
 def test_the_command_prints_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suite", "--cases", "^test_(abs|sequence_model1|Linear)$", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["cases"] == 3 and found["passed"] == found["native"] == 2
-    assert [r["name"] for r in found["results"] if not r["how"]] == ["test_sequence_model1"]
+    assert found["cases"] == found["passed"] == found["native"] == len(found["results"]) == 3
     assert main(["suite", "--cases", "^test_abs$"]) == 0
     assert "passed      1  100.0%" in capsys.readouterr().out
     assert main(["suite", "--cases", "nothing is called this"]) == 2

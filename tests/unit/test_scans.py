@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from tests.cpu_stages import error, evaluated, lowered, programs, random_inputs
+import tilewright
+from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tilewright import Options
+from tilewright.frontend.onnx import load
+from tilewright.ops import lower
+from tilewright.schedule.planner import make_plan
+from tilewright.target import machine
+from tilewright.transform.fold import fold_constants
 
 Shape = tuple[int, ...]
 
@@ -76,3 +83,40 @@ def test_a_state_may_be_a_single_number(hidden: int, tmp_path: Path) -> None:
 def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, tmp_path: Path) -> None:
     """Of a Scan of one step a kernel may know that it only ever sees the first, and how much it stores."""
     check(model_of_scans(24, lengths), tmp_path, schedule)
+
+
+def test_a_kernel_does_not_wait_for_itself_through_a_scan(kernel_cache: Path) -> None:
+    """`b` reads a sum along an axis and what a second Scan makes of it: sum and `b` cannot be one kernel."""
+    steps = [
+        ("CumSum", ["x", "last"], "a", {"exclusive": 1}),
+        ("CumSum", ["a", "first"], "s", {"exclusive": 1, "reverse": 1}),
+        ("Add", ["a", "s"], "b", {}),
+    ]
+    constants = {"last": np.array(1), "first": np.array(0)}
+    model = tilewright.compile(
+        model_of(steps, {"x": (2, 4)}, {"a": (2, 4), "b": (2, 4)}, constants),
+        options=Options(cache_dir=kernel_cache, threads=1),
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    a = np.cumsum(x, 1) - x
+    s = np.cumsum(a[::-1], 0)[::-1] - a
+    for got, want in zip(model(x), (a, a + s), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
+def test_what_feeds_a_scan_is_no_kernel_with_what_waits_for_it(name: str) -> None:
+    rng = np.random.default_rng(4)
+    constants = {"w": rng.standard_normal((32, 32)), "v": rng.standard_normal((32, 32)), "zeros": np.zeros((1, 32))}
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["fed"]),
+        helper.make_node("Scan", ["zeros", "fed"], ["end", "kept"], body=step(32, scaled=False), num_scan_inputs=1),
+        helper.make_node("Mul", ["fed", "kept"], ["product"]),
+        helper.make_node("Softmax", ["product"], ["y"]),
+    ]
+    arrays = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in constants.items()]
+    graph = helper.make_graph(nodes, "between", [port("x", (5, 1, 32))], [port("y", (5, 1, 32))], arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    plan = make_plan(fold_constants(lower(load(model.SerializeToString()))), machine(name), "connected")
+    is_step = [around is not None for _, around in plan.launches()]
+    assert is_step == [*sorted(is_step[:2]), False]  # the product, the steps, and what reads both

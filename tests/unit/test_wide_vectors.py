@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,23 @@ def test_short_rows_run_along_channels() -> None:
     program = made(window(672, 5, 2, 14, 14), "emerald_rapids").program
     assert program is not None
     assert {"x_staged", "y_turned"} <= {c.outputs[0].name for c in program.computes}
+
+
+@pytest.mark.parametrize("name", ["emerald_rapids", "neoverse_n1"])
+def test_rows_of_a_large_window_share_what_they_read(name: str) -> None:
+    """A vector is read once for all the rows of a register tile whose windows have it, not once for each."""
+    artifact = made(window(32, 7, 1, 56, 56), name)
+    assert artifact.plan is not None
+    leaf = artifact.plan.kernels[-1].leaves[-1]
+    rows = dict(leaf.register)["o2"]
+    text = artifact.sources[artifact.plan.kernels[-1].name]
+    vector = f"v{machine(name).lanes(4)}f32"
+    block = text[text.index("for (int64_t r") :]
+    block = block[: block.index(f"*({vector}u *)")]  # up to the first store
+    sums = len(re.findall(r"(acc\w*) = \(\1 \+", block))
+    assert sums == 7 * rows
+    read = set(re.findall(rf"\(const {vector}u \*\)\(([^)]*)\)", block))  # the compiler reads each once
+    assert len(read) == rows + 6
 
 
 def test_long_rows_stay() -> None:

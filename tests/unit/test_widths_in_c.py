@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto
 
+import tilewright
+from tests.cpu_stages import model_of
 from tests.fuzz.widths import loops_of, refused, sources_of
 from tests.plans import map_leaves
 from tests.unit.test_memory_contents import layers
-from tilewright import ops
+from tilewright import Options, ops
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx import load as load_model
 from tilewright.intrinsics.cpu import CPU as INSTRUCTIONS
@@ -68,3 +72,21 @@ def test_an_instruction_takes_whole_registers() -> None:
     others = [Operand(Buffer("m", (64,), dtypes.int8, Memory.GLOBAL), (const(0),)) for _ in row.operands[1:]]
     with pytest.raises(InternalError, match="takes 16 lanes, acc has 8"):
         check_registers(row, Instruction(name, (Operand(short, (const(0),)), *others)))
+
+
+def test_a_small_integer_that_is_computed_fills_the_lanes(kernel_cache: Path) -> None:
+    """In C the smaller of two 16-bit numbers is an int; a vector takes none of that."""
+    rng = np.random.default_rng(0)
+    c, x, y = (rng.integers(-9, 9, shape).astype(np.int16) for shape in ((3, 7, 1), (7, 1), (7, 2)))
+    steps = [
+        ("Add", ["c", "k"], "s", {}),
+        ("Min", ["x", "s"], "m", {}),
+        ("Tile", ["k", "two"], "t", {}),
+        ("Max", ["t", "m"], "n", {}),
+        ("Add", ["n", "y"], "z", {}),
+    ]
+    constants = {"c": c, "k": np.array([7], np.int16), "two": np.array([2])}
+    types = dict.fromkeys("xyz", TensorProto.INT16)
+    model = model_of(steps, {"x": x.shape, "y": y.shape}, {"z": (3, 7, 2)}, constants, types)
+    (z,) = tilewright.compile(model, options=Options(cache_dir=kernel_cache, threads=1))(x, y)
+    np.testing.assert_array_equal(z, np.maximum(np.int16(7), np.minimum(x, c + np.int16(7))) + y)

@@ -252,9 +252,22 @@ def test_every_map_of_a_rewrite_says_where_it_comes_from(monkeypatch: pytest.Mon
 
 
 def test_streams_on_the_same_sets_of_the_cache_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """36 streams a power of two apart do not stay in four ways; with ways for all of them they do."""
+    """36 streams a power of two apart do not stay in four ways; with ways for all of them they do, and as they are
+    stored, an odd number of tiles apart, they do as well."""
     known = machine("neoverse_n1")
     program = folded(convolution((1, 64, 64, 64), (64, 64, 3, 3), [1, 1, 1, 1]))
     fast = choose_layouts(forced(program, 4, monkeypatch), known)
-    crowded, roomy = (predicted_seconds(fast, replace(known, near_ways=ways), "register") for ways in (4, 64))
+    natural = {t: layout for t, layout in fast.layouts.items() if not t.name.endswith(("_values", "_products"))}
+    machines = (known, replace(known, near_ways=64))
+    crowded, roomy = (predicted_seconds(replace(fast, layouts=natural), there, "register") for there in machines)
     assert crowded > 1.15 * roomy
+    assert predicted_seconds(fast, known, "register") < 1.05 * roomy
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_odd_number_of_tiles_lies_between_points(shape: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = forced(folded(convolution(*SHAPES[shape])), m, monkeypatch)
+    stored = [layout.storage_shape(t.shape) for t, layout in fast.layouts.items()]
+    assert len(stored) == 2  # what is multiplied, and the products
+    assert all(int(sizes[-2]) % 2 == 1 for sizes in stored)  # type: ignore[call-overload]

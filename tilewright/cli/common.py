@@ -18,7 +18,9 @@ from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
 from tilewright.open_model import OpenModel, OpenPort
 from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, MERGING, SCHEDULES, TARGETS, Options
+from tilewright.staged_model import Border, StagedModel
 
+AnyModel = Model | OpenModel | StagedModel
 PIPE_WIDTH = 240
 
 
@@ -66,7 +68,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
-        help="an operator without native code: error refuses the model and names the node",
+        help="strings and images have no native code: ONNX's evaluator runs them (host, the default); error refuses",
     )
     group.add_argument(
         "--precision",
@@ -116,7 +118,7 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
-def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Model | OpenModel:
+def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> AnyModel:
     """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
     directory holds a model that is compiled already."""
     if arguments.model.is_dir():
@@ -176,7 +178,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} cannot be read as an .npz file: {error}") from error
 
 
-def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort]) -> dict[str, Array]:
+def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort | Border]) -> dict[str, Array]:
     """Arrays of types that the .npz format does not know (bfloat16) come back as raw bytes: give them their type."""
     expected = {port.name: port.dtype for port in ports}
     restored = dict(arrays)

@@ -11,6 +11,7 @@ from tilewright.cli import common
 from tilewright.errors import OptionError
 from tilewright.open_model import OpenModel
 from tilewright.shipping.directory import check_free
+from tilewright.staged_model import StagedModel
 
 DESCRIPTION = """\
 Compile a model and write it to a directory: shared object, weights, C header with an example program,
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = common.compile_model(arguments)
     if isinstance(model, OpenModel):
         raise OptionError("the model leaves shapes open, and a directory holds the code for one: give them by --shape")
+    if isinstance(model, StagedModel):
+        raise OptionError("the model runs in parts, and a directory holds the code for one")
     model.save(arguments.output)
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())

@@ -18,6 +18,7 @@ from tilewright.examples import mobilenet
 from tilewright.open_model import OpenModel
 from tilewright.options import Options, usable_cores
 from tilewright.report.sidebyside import Comparison, compare
+from tilewright.staged_model import StagedModel
 
 SIZE = 224
 MODEL = Path(".cache", "mobilenet_v2.onnx")
@@ -102,7 +103,7 @@ def compile_and_check(options: Options) -> bool:
     return True
 
 
-def difference_to_onnxruntime(model: Model | OpenModel, path: Path) -> float | None:
+def difference_to_onnxruntime(model: Model | OpenModel | StagedModel, path: Path) -> float | None:
     """The relative difference of the outputs on one random input; None without ONNX Runtime."""
     inputs = model.random_inputs(seed=1)
     ours = model.run(inputs)

@@ -35,6 +35,34 @@ def linear(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None =
     return product if bias is None else m.new("Add", product, bias)
 
 
+@row("aten._grouped_mm", "transformers.grouped_mm_fallback")
+def grouped_mm(m: Emitter, out: Value, x: Value, weights: Value, ends: Value | None = None, bias: Value | None = None,
+               out_dtype: Any = None, **named: Value) -> Results:  # fmt: skip
+    """Rows that lie expert by expert, each times its own expert's weight; `ends` are where the experts' rows end, and
+    rows behind the last are zeros."""
+    ends = named.get("offs", ends)
+    if x.rank != 2 or weights.rank != 3 or ends is None or bias is not None:
+        raise m.refuse("only rows times one weight an expert are supported")
+    rows, (experts, depth, width) = x.shape[0], weights.shape
+    last = Value(m.typed(ends, dtypes.int64), dtypes.int64, ends.shape)
+    number = np.arange(rows, dtype=np.int64)[:, None]
+    is_behind = m.new("GreaterOrEqual", number, last)  # of each row, the experts that end before it
+    if rows <= experts:  # a matrix a row is less than all of them
+        of_row = m.new("ReduceSum", m.cast(is_behind, dtypes.int64), axes=[1], keepdims=0)
+        chosen = m.new("Gather", weights, m.new("Min", of_row, m.number(experts - 1, dtypes.int64)), axis=0)
+        product = m.reshape(m.new("MatMul", m.reshape(x.name, (rows, 1, depth)), chosen), (rows, width))
+        is_any = m.new("Less", m.reshape(of_row, (rows, 1)), m.number(experts, dtypes.int64))
+        return m.new("Where", is_any, product, m.number(0, x.dtype))
+    starts = m.new("Concat", m.integers([0]), m.sliced(last.name, 0, 0, experts - 1), axis=0)
+    is_own = m.new("And", m.new("GreaterOrEqual", number, starts), m.new("Not", is_behind))
+    spread = m.new(
+        "Where", m.reshape(is_own, (rows, experts, 1)), m.reshape(x.name, (rows, 1, depth)), m.number(0, x.dtype)
+    )
+    return m.new(
+        "MatMul", m.reshape(spread, (rows, experts * depth)), m.reshape(weights.name, (experts * depth, width))
+    )
+
+
 # convolutions
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tilewright.frontend.emitter import Emitter, Number, Results, Value, floating, row
 from tilewright.ir import dtypes
 
@@ -36,6 +38,22 @@ for _name, _op in {"sum": "Sum", "mean": "Mean", "amax": "Max", "amin": "Min", "
 @row("aten.prod")
 def prod_(m: Emitter, out: Value, x: Value, dim: Axes = None, keepdim: bool = False, **_: Any) -> Results:
     return _reduced(m, "ReduceProd", m.typed(x, out.dtype), _axes(x, dim), keepdim)
+
+
+@row("aten.histc")
+def histc(m: Emitter, out: Value, x: Value, bins: int = 100, low: Number = 0, high: Number = 0,
+          **named: Number) -> Results:  # fmt: skip
+    """How many elements fall into each of equal parts of a range; the last part has the range's end too."""
+    low, high = named.get("min", low), named.get("max", high)
+    if low == high:
+        raise m.refuse("a range that the data decide is not supported; give min and max")
+    flat = m.reshape(x.name, (prod(x.shape), 1))
+    place = m.new("Div", m.new("Mul", m.new("Sub", flat, m.number(low, x.dtype)), m.number(bins, x.dtype)),
+                  m.number(high - low, x.dtype))  # fmt: skip
+    at_end = m.new("Equal", flat, m.number(high, x.dtype))
+    part = m.new("Where", at_end, m.number(bins - 1, x.dtype), m.new("Floor", place))
+    is_there = m.new("Equal", part, np.arange(bins).astype(x.dtype.numpy)[None])
+    return m.new("ReduceSum", m.cast(is_there, out.dtype), axes=[0], keepdims=0)
 
 
 def _flags(name: str, op: str) -> None:

@@ -70,3 +70,28 @@ def _biases(m: Emitter, op: str, given: Sequence[Sequence[Value]]) -> str:
 _recurrence("aten.lstm.input", "LSTM")
 _recurrence("aten.gru.input", "GRU", linear_before_reset=1)
 _recurrence("aten.rnn_tanh.input", "RNN")
+
+
+_LSTM_MODE = 2  # PyTorch's number for it
+
+
+@row("aten.mkldnn_rnn_layer")
+def one_layer(m: Emitter, out: tuple[Value, ...], x: Value, of_input: Value, of_state: Value, bias: Value,
+              state_bias: Value, hidden: Value, cell: Value, reverse: bool, batch_sizes: Sequence[int], mode: int,
+              hidden_size: int, count: int, has_biases: bool, bidirectional: bool, batch_first: bool,
+              train: bool) -> Results:  # fmt: skip
+    """One layer in one direction, as torch.compile finds nn.LSTM on CPUs."""
+    if mode != _LSTM_MODE or batch_sizes or count != 1 or bidirectional or train:
+        raise m.refuse("only one layer of an LSTM in one direction, of sequences of one length, is supported")
+    current = m.transposed(x.name, (1, 0, 2)) if batch_first else x.name
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    matrices = [_stacked(m, "LSTM", [w]) for w in (of_input, of_state)]
+    given = _biases(m, "LSTM", [(of_input, of_state, bias, state_bias)]) if has_biases else None
+    begin = [m.reshaped(s, (1, batch, hidden_size)) for s in (hidden, cell)]
+    found = m.several(
+        "LSTM", 3, current, *matrices, given, None, *begin, hidden_size=hidden_size,
+        direction="reverse" if reverse else "forward",
+    )  # fmt: skip
+    every = m.reshape(found[0], (steps, batch, hidden_size))
+    ends = [m.reshape(name, value.shape) for name, value in zip(found[1:], out[1:3], strict=True)]
+    return m.transposed(every, (1, 0, 2)) if batch_first else every, *ends, None

@@ -52,11 +52,12 @@ class Emitter:
         self._small: dict[tuple[Any, ...], str] = {}
         self._label = ""
         self._base = ""
+        self._outer: Emitter | None = None
 
     def inside(self) -> Emitter:
         """For a body inside this Graph, which may read what is made around it: no name is used in both."""
         inner = Emitter()
-        inner._names = self._names
+        inner._names, inner._outer = self._names, self
         return inner
 
     def enter(self, label: str, base: str) -> None:
@@ -99,6 +100,12 @@ class Emitter:
         return value if isinstance(value, str) else value.name
 
     # constants
+
+    def known(self, name: str) -> np.ndarray | None:
+        """The value of a constant, of a Graph around this one too; None of what is no constant."""
+        if name in self.constants:
+            return self.constants[name]
+        return self._outer.known(name) if self._outer is not None else None
 
     def constant(self, array: np.ndarray, name: str | None = None) -> str:
         key = None if name is not None or array.size > 64 else (array.dtype.str, array.shape, array.tobytes())

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.frontend.higher_order import UncountedError
 from tilewright.frontend.tensors import constant_of
 from tilewright.frontend.torch import Parts, decompositions, make_graph
 from tilewright.ir.graph import Graph
@@ -25,10 +28,21 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A module for arguments of certain shapes."""
+class Cut:
+    """A functional module with a loop that data end, which no Graph has: a function of all its placeholders, that gives
+    the results. `tensors` and `arrays` are of those whose values are known, by their place and as they stand there."""
 
-    graph: Graph
+    module: fx.GraphModule
+    tensors: Mapping[int, torch.Tensor]
+    arrays: Mapping[fx.Node, np.ndarray]
+    inputs: tuple[int, ...]  # places of the others
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A module for arguments of certain shapes: a Graph, or what has to be cut into several."""
+
+    graph: Graph | Cut
     inputs: tuple[Place, ...]  # of the Graph
     outputs: tuple[Place, ...]  # leaves of what the module returns
     structure: Any  # of what it returns
@@ -40,7 +54,8 @@ def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any
     """The module as it runs on arguments like these."""
     try:
         with torch.no_grad():
-            program = torch.export.export(module, tuple(args), dict(named), strict=False)
+            given, by_name = _distinct(tuple(args), dict(named))
+            program = torch.export.export(module, given, by_name, strict=False)
             program = program.run_decompositions(decompositions())
             program.graph.eliminate_dead_code()
     except (
@@ -58,6 +73,20 @@ def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any
             f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}"
         ) from error
     return _read(module, program)
+
+
+def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The same arguments, a tensor that is there twice as two: for the exporter they would be one input."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        again = id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.detach().clone() if again else leaf
+
+    return pytree.tree_map(own, (args, named))
 
 
 def _read(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Exported:
@@ -108,7 +137,14 @@ def _read(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Exp
             raise UnsupportedError(f"an output of kind {spec.kind.name.lower()} is not supported; export for inference")
     nodes = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
     arrays = {node: constant_of(tensor, node.name) for node, tensor in constants.items()}
-    graph = make_graph(Parts(nodes, inputs, results, arrays), type(module).__name__)
+    graph: Graph | Cut
+    try:
+        graph = make_graph(Parts(nodes, inputs, results, arrays), type(module).__name__)
+    except UncountedError:
+        next(n for n in program.graph.nodes if n.op == "output").args = (tuple(results),)
+        program.graph_module.recompile()
+        tensors = {placeholders.index(n): tensor.detach() for n, tensor in constants.items()}
+        graph = Cut(program.graph_module, tensors, arrays, tuple(placeholders.index(n) for n in inputs))
     return Exported(graph, tuple(places[n] for n in inputs), tuple(outputs), program.call_spec.out_spec,
                     tuple(changes), tuple(constants.values()))  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import onnx
 import onnx.inliner
 from onnx import numpy_helper
 
-from tilewright.errors import ModelError, OpenShapeError, OptionError, UnsupportedError
+from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionError, UnsupportedError
 from tilewright.frontend.functions import expand
 from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
@@ -23,6 +24,7 @@ Shapes = Mapping[str, int | Sequence[int]]
 Source = str | Path | bytes | onnx.ModelProto
 _STANDARD = ("", "ai.onnx")
 _NO_VERSION = 1 << 31
+_BORDER = ("sequence_type", "optional_type")
 _LEGACY_NO_IMPORTS = 3  # the first IR version whose models name the operator sets they use
 
 
@@ -33,23 +35,40 @@ def load(source: Source, shapes: Shapes | None = None, values: Mapping[str, np.n
     with `values` become constants.
     """
     model = _inlined(_checked(_parsed(source)))
+    constants = _initializers(model.graph) | dict(values or {})
+    _check_outputs(model.graph)
+    inputs = _inputs(model.graph, constants, shapes or {})
+    graph = _graph(model, inputs, constants)
+    _check_names(graph, frozenset())
+    return graph
+
+
+def load_border(
+    source: Source, shapes: Shapes | None = None
+) -> tuple[Graph, tuple[OpenValue, ...], tuple[OpenValue, ...]]:
+    """The Graph of a model without inputs, and what it takes and gives, which need not be tensors of numbers."""
+    model = _inlined(_checked(_parsed(source)))
+    constants = _initializers(model.graph)
+    protos, full, sizes = _bound([p for p in model.graph.input if p.name not in constants], shapes or {})
+    graph = _graph(model, (), constants)
+    names = frozenset(p.name for p in protos)
+    _check_names(graph, names)
+    takes = tuple(_open(p, full, sizes) for p in protos)
+    return graph, takes, tuple(_open(p, {}, sizes) for p in model.graph.output)
+
+
+def _graph(model: onnx.ModelProto, inputs: tuple[Value, ...], constants: dict[str, np.ndarray]) -> Graph:
     versions = {("" if i.domain in _STANDARD else i.domain): i.version for i in model.opset_import}
     if not versions and model.ir_version < _LEGACY_NO_IMPORTS:
         versions = {"": 1}
-    constants = _initializers(model.graph)
-    constants |= values or {}
-    inputs = _inputs(model.graph, constants, shapes or {})
-    declared = {**_declared(model.graph), **{v.name: v for v in inputs}}
-    graph = Graph(
+    return Graph(
         name=model.graph.name,
         inputs=inputs,
         outputs=tuple(o.name for o in model.graph.output),
         nodes=tuple(_node(n, versions) for n in model.graph.node),
         constants=constants,
-        values=declared,
+        values={**_declared(model.graph), **{v.name: v for v in inputs}},
     )
-    _check_names(graph, frozenset())
-    return graph
 
 
 # reading
@@ -160,6 +179,8 @@ def _initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 
 def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
     dtype = dtypes.by_onnx(tensor.data_type)
+    if dtype is None and tensor.data_type == onnx.TensorProto.STRING:
+        return _strings(tensor, label)
     if dtype is None:
         raise UnsupportedError(f"{label} has element type {_type_name(tensor.data_type)}, which is not supported")
     try:
@@ -168,6 +189,15 @@ def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
     except (ValueError, TypeError, OSError) as error:
         raise ModelError(f"{label} cannot be read: {_line(error)}") from error
     return array
+
+
+def _strings(tensor: onnx.TensorProto, label: str) -> np.ndarray:
+    """Text, which no native code reads."""
+    try:
+        found = [text.decode("utf-8") for text in tensor.string_data]
+        return np.array(found, dtype=object).reshape(tuple(tensor.dims))
+    except ValueError as error:
+        raise ModelError(f"{label} cannot be read: {_line(error)}") from error
 
 
 def _type_name(number: int) -> str:
@@ -209,6 +239,8 @@ def _attribute(attribute: onnx.AttributeProto, label: str, versions: Mapping[str
     ):
         value = onnx.helper.get_attribute_value(attribute)
         return list(value) if kind in (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS) else value
+    if kind == onnx.AttributeProto.TYPE_PROTO:
+        return attribute.tp.WhichOneof("value")  # of an optional value; what is in it says the rest
     raise UnsupportedError(f"{label}: attribute '{attribute.name}' is of a kind that is not supported")
 
 
@@ -246,8 +278,16 @@ def _fixed(proto: onnx.ValueInfoProto) -> list[int] | None:
 # inputs and their dimensions
 
 
-OpenValue = tuple[str, DType | None, tuple[int | str | None, ...] | None]
-"""An input or output as the model declares it: an open dimension is its name, or None; a shape may be unknown."""
+@dataclass(frozen=True)
+class OpenValue:
+    """An input or output as the model declares it: an open dimension is its name, or None; a shape may be unknown.
+    Strings have no element type of ours."""
+
+    name: str
+    dtype: DType | None
+    shape: tuple[int | str | None, ...] | None
+    is_sequence: bool = False
+    is_optional: bool = False
 
 
 def ports(source: Source, shapes: Shapes | None = None) -> tuple[tuple[OpenValue, ...], tuple[OpenValue, ...]]:
@@ -259,13 +299,20 @@ def ports(source: Source, shapes: Shapes | None = None) -> tuple[tuple[OpenValue
 
 
 def _open(proto: onnx.ValueInfoProto, full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> OpenValue:
-    tensor = proto.type.tensor_type
+    kind = proto.type
+    is_optional, is_sequence = kind.HasField("optional_type"), False
+    if is_optional:
+        kind = kind.optional_type.elem_type
+    if kind.HasField("sequence_type"):
+        kind, is_sequence = kind.sequence_type.elem_type, True
+    tensor = kind.tensor_type
     dtype = dtypes.by_onnx(tensor.elem_type)
+    shape: tuple[int | str | None, ...] | None = None
     if proto.name in full:
-        return proto.name, dtype, tuple(full[proto.name])
-    if not tensor.HasField("shape"):
-        return proto.name, dtype, None
-    return proto.name, dtype, tuple(_extent(d, sizes) for d in tensor.shape.dim)
+        shape = tuple(full[proto.name])
+    elif tensor.HasField("shape"):
+        shape = tuple(_extent(d, sizes) for d in tensor.shape.dim)
+    return OpenValue(proto.name, dtype, shape, is_sequence, is_optional)
 
 
 def _extent(dimension: onnx.TensorShapeProto.Dimension, sizes: Mapping[str, int]) -> int | str | None:
@@ -370,14 +417,25 @@ def _template(proto: onnx.ValueInfoProto) -> str:
 
 def _element_type(proto: onnx.ValueInfoProto) -> DType:
     if not proto.type.HasField("tensor_type"):
-        raise UnsupportedError(
-            f"input '{proto.name}' is a {proto.type.WhichOneof('value')}; only tensors are supported"
-        )
-    dtype = dtypes.by_onnx(proto.type.tensor_type.elem_type)
+        kind = proto.type.WhichOneof("value")
+        error = BorderError if kind in _BORDER else UnsupportedError
+        raise error(f"input '{proto.name}' is a {kind}; only tensors are supported")
+    number = proto.type.tensor_type.elem_type
+    dtype = dtypes.by_onnx(number)
     if dtype is None:
-        kind = _type_name(proto.type.tensor_type.elem_type)
-        raise UnsupportedError(f"input '{proto.name}' has element type {kind}, which is not supported")
+        error = BorderError if number == onnx.TensorProto.STRING else UnsupportedError
+        raise error(f"input '{proto.name}' has element type {_type_name(number)}, which is not supported")
     return dtype
+
+
+def _check_outputs(graph: onnx.GraphProto) -> None:
+    """Outputs that are declared as something else than tensors of numbers."""
+    for proto in graph.output:
+        kind = proto.type.WhichOneof("value")
+        if kind in _BORDER:
+            raise BorderError(f"output '{proto.name}' is a {kind}; only tensors are supported")
+        if proto.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise BorderError(f"output '{proto.name}' has element type string, which is not supported")
 
 
 def _check_names(graph: Graph, outer: frozenset[str]) -> None:

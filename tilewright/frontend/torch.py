@@ -16,12 +16,12 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
 from tilewright.frontend.aten import dtype_of
 from tilewright.frontend.emitter import Emitter, Row, Value, find_row
+from tilewright.frontend.higher_order import Known, emit_control, is_control, why_no_control
 from tilewright.ir import graph as ir
 
 # Checks on shapes and types that held when the module was exported; they give nothing.
 _CHECKS = ("aten._assert", "aten.sym_constrain_range", "aten._assert_async", "aten._assert_scalar",
            "aten._assert_tensor_metadata", "aten.sym_constrain_range_for_size")  # fmt: skip
-Known = Value | tuple[Value | None, ...]
 
 
 @cache
@@ -63,19 +63,17 @@ def make_graph(parts: Parts, name: str = "module") -> ir.Graph:
     for node, array in parts.constants.items():
         value = _declared(node, m.constant(array, node.name))
         known[node] = value
-    outputs = _emit_all(m, parts.nodes, parts.outputs, known)
+    _emit_all(m, parts.nodes, known)
+    found = [known[node] for node in parts.outputs]
+    outputs = tuple(value.name for value in found if isinstance(value, Value))
     return ir.Graph(name, tuple(inputs), outputs, tuple(m.nodes), m.constants, {v.name: v for v in inputs})
 
 
-def _emit_all(
-    m: Emitter, nodes: Iterable[fx.Node], outputs: Iterable[fx.Node], known: dict[fx.Node, Known]
-) -> tuple[str, ...]:
-    """All nodes in order; gives the names of the outputs."""
+def _emit_all(m: Emitter, nodes: Iterable[fx.Node], known: dict[fx.Node, Known]) -> None:
+    """All nodes in order."""
     for node in nodes:
         if node.op != "get_attr" and not is_check(node):
             known[node] = emit(m, node, known)
-    found = [known[node] for node in outputs]
-    return tuple(value.name for value in found if isinstance(value, Value))
 
 
 def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
@@ -87,8 +85,10 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
         if part is None:
             raise UnsupportedError(f"{label(node)}: result {place} of {source} is not supported")
         return part
-    if is_branch(node):
-        return _emit_branches(m, node, known)
+    if is_control(node):
+        wanted = declared(node)
+        assert isinstance(wanted, tuple)
+        return emit_control(m, node, known, wanted, _emit_all)
     row = find_row(str(node.target))
     assert row is not None
     base = node.name
@@ -102,54 +102,6 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
         return Value(results, wanted.dtype, wanted.shape)
     pairs = zip(results, wanted, strict=False)
     return tuple(None if n is None or w is None else Value(n, w.dtype, w.shape) for n, w in pairs)
-
-
-# torch.cond
-
-
-def is_branch(node: fx.Node) -> bool:
-    return node.target is torch.ops.higher_order.cond
-
-
-def _bodies(node: fx.Node) -> list[fx.GraphModule]:
-    """The two branches of a torch.cond."""
-    owner = node.graph.owning_module
-    assert owner is not None
-    return [owner.get_submodule(str(n.target)) for n in node.args[1:3]]  # type: ignore[union-attr,misc]
-
-
-def _returned(body: fx.GraphModule) -> list[fx.Node]:
-    return list(next(n for n in body.graph.nodes if n.op == "output").args[0])
-
-
-def _inner(body: fx.GraphModule) -> list[fx.Node]:
-    return [n for n in body.graph.nodes if n.op not in ("placeholder", "output")]
-
-
-def _emit_branches(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
-    condition, operands = known[node.args[0]], node.args[3]  # type: ignore[index]
-    graphs = []
-    for number, body in enumerate(_bodies(node)):
-        inner = m.inside()
-        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        values = {p: known[o] for p, o in zip(placeholders, operands, strict=True)}  # type: ignore[arg-type]
-        outputs = _emit_all(inner, _inner(body), _returned(body), values)
-        graphs.append(ir.Graph(f"{node.name}_{number}", (), outputs, tuple(inner.nodes), inner.constants))
-    wanted = declared(node)
-    assert isinstance(condition, Value) and isinstance(wanted, tuple)
-    m.enter(f"torch.cond '{label(node)}'", node.name)
-    names = m.several("If", len(wanted), condition, then_branch=graphs[0], else_branch=graphs[1])
-    return tuple(None if w is None else Value(n, w.dtype, w.shape) for n, w in zip(names, wanted, strict=True))
-
-
-def _why_no_branch(node: fx.Node) -> str | None:
-    for body in _bodies(node):
-        missing = uncovered(_inner(body))
-        if missing:
-            return "; ".join(missing)
-        if not all(isinstance(n, fx.Node) and n.op == "call_function" for n in _returned(body)):
-            return "torch.cond: a branch that returns what it is given"
-    return None
 
 
 def _with_values(arguments: Any, known: Mapping[fx.Node, Known]) -> Any:
@@ -203,14 +155,14 @@ def _value(meta: torch.Tensor, node: fx.Node) -> Value:
 
 def why_uncovered(node: fx.Node) -> str | None:
     """Why a call cannot be compiled; None where it can. Tried alone, since a row may decline some arguments."""
-    if node.op == "get_attr" and all(is_branch(n) for n in node.users):
+    if node.op == "get_attr" and all(is_control(n) for n in node.users):
         return None
     if node.op != "call_function":
         return f"{node.op} '{node.target}'"
     if is_check(node):
         return None
-    if is_branch(node):
-        return _why_no_branch(node)
+    if is_control(node):
+        return why_no_control(node, uncovered)
     if node.target is not operator.getitem and find_row(str(node.target)) is None:
         return str(node.target)
     try:
@@ -223,7 +175,7 @@ def why_uncovered(node: fx.Node) -> str | None:
 def _assumed(node: fx.Node) -> Known:
     """A node's result as another would see it; of a call with several, those that its row gives."""
     if node.op != "call_function" or node.target is operator.getitem or find_row(str(node.target)) is None:
-        return declared(node)  # of a branch too
+        return declared(node)  # of a higher-order operator too
     if isinstance(node.meta.get("val"), tuple | list):
         return emit(Emitter(), node, {n: declared(n) for n in node.all_input_nodes})
     return declared(node)

@@ -40,6 +40,31 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a Graph knows of the run before it, where a model runs in several parts.
+
+    `sequences` are values that hold so many tensors, each an input named by `item_name`; `absent` are optional values
+    that hold nothing; of `outside` values, such as strings, there are no tensors. `decided` answers what the first node
+    has to know while compiling, by the number of its question; where the part `asks`, it ends with what its last node
+    has to know, as one more output.
+    """
+
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+    outside: frozenset[str] = frozenset()
+    decided: Mapping[int, np.ndarray] = field(default_factory=dict)
+    asks: bool = False
+
+
+ASKED = "\0asked"  # the output that answers what the last node of a part asks
+
+
+def item_name(sequence: str, place: int) -> str:
+    """The name of one tensor of a sequence: no name of a model has this character."""
+    return f"{sequence}\0{place}"
+
+
+@dataclass(frozen=True)
 class Graph:
     name: str
     inputs: tuple[Value, ...]
@@ -47,3 +72,4 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, np.ndarray]
     values: Mapping[str, Value] = field(default_factory=dict)  # what is known of every tensor, inputs included
+    part: Part | None = None

@@ -41,6 +41,8 @@ def verify_graph(graph: Graph, outside: Iterable[str] = ()) -> None:
     for name in (*(v.name for v in graph.inputs), *graph.constants):
         _once(made, name, f"graph {graph.name}")
     known |= made
+    if graph.part is not None:
+        known |= graph.part.sequences.keys() | graph.part.absent | graph.part.outside
     for node in graph.nodes:
         where = node.describe() if node.name or node.outputs else f"{node.op} node"
         for name in node.inputs:

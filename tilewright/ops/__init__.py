@@ -22,11 +22,13 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     resize,
     sampling,
     scatter,
+    selecting,
     sequence,
     shape,
     signal,
     softmax,
     sorting,
+    suppression,
     text,
     types,
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ModelError, UndecidedError, UnsupportedError
+from tilewright.errors import InternalError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
@@ -59,6 +59,9 @@ class Builder:
         self._folded_bytes = 0
         self._node: Node | None = None
         self._base = ""
+        self._asked = 0
+        self._answers: Mapping[int, np.ndarray] = {}
+        self._told: dict[Tensor, np.ndarray] = {}
 
     # names and errors
 
@@ -84,10 +87,6 @@ class Builder:
 
     def unsupported(self, what: str) -> UnsupportedError:
         return UnsupportedError(f"{self.origin}: {what}" if self.origin else what)
-
-    def undecided(self, tensor: Tensor, what: str) -> UndecidedError:
-        """As `unsupported`, of what would be known if the values of a tensor were."""
-        return UndecidedError(str(self.unsupported(what)), tensor)
 
     def invalid(self, what: str) -> ModelError:
         return ModelError(f"{self.origin}: {what}" if self.origin else what)
@@ -131,18 +130,37 @@ class Builder:
 
     def value(self, tensor: Tensor | None) -> np.ndarray | None:
         """The elements of a tensor that is known while compiling."""
-        return None if tensor is None else self.constants.get(tensor)
+        if tensor is None:
+            return None
+        found = self.constants.get(tensor)
+        return self._told.get(tensor) if found is None else found
 
     def known(self, tensor: Tensor, what: str) -> np.ndarray:
         """The elements of an input that has to be known; `what` says what it is."""
+        return self.decided(
+            tensor,
+            f"its input '{what}' is computed at run time, but shapes must be known when compiling; "
+            f"make it an initializer or bind it through shapes=",
+        )
+
+    def decided(self, tensor: Tensor, otherwise: str, counts: bool = False) -> np.ndarray:
+        """The elements of a tensor that decides a shape: known, or computed by an earlier part of the model."""
         found = self.value(tensor)
-        if found is None:
-            raise self.undecided(
-                tensor,
-                f"its input '{what}' is computed at run time, but shapes must be known when compiling; "
-                f"make it an initializer or bind it through shapes=",
-            )
-        return found
+        if found is not None:
+            return found
+        number = self._asked
+        self._asked += 1
+        if number not in self._answers:
+            raise UndecidedError(str(self.unsupported(otherwise)), tensor, number=number, counts=counts)
+        answer = self._answers[number]
+        if answer.shape != dims(tensor) or answer.dtype != tensor.dtype.numpy:
+            raise InternalError(f"{self.origin}: an answer of {answer.dtype}{list(answer.shape)} about {tensor!r}")
+        self._told[tensor] = answer
+        return answer
+
+    def answers(self, given: Mapping[int, np.ndarray]) -> None:
+        """What is known of the tensors that the next node will ask for."""
+        self._asked, self._answers = 0, given
 
     def integers(self, tensor: Tensor, what: str) -> list[int]:
         return [int(v) for v in self.known(tensor, what).ravel()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ModelError, UnsupportedError
+from tilewright.errors import ModelError, RegionError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.expr import Axis, Expr, eq, load, op, select, var
@@ -22,10 +22,6 @@ RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own n
 Results = tuple[Tensor | None, ...]
 _DONE_IN_VAIN = 1 << 12  # steps up to which a loop that data may end does all of them
 _WRITTEN_OUT = 64  # steps up to which a loop whose tensors change shape is written out
-
-
-class _EndsEarly(UnsupportedError):
-    """A body whose condition is not always true."""
 
 
 NAMES = ("If", "Loop", "Scan")
@@ -57,19 +53,20 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     except (ModelError, UnsupportedError):
         # a branch that does not fit the shapes is never taken with them: then the condition has to say so
         b.enter(node)
-        b.known(condition, "cond")
-        raise
+        taken = b.known(condition, "cond")
+        return tuple(run(node.attributes["then_branch" if taken.all() else "else_branch"], {}))
     b.enter(node)
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
         if isinstance(one, Sequence) or isinstance(other, Sequence):
-            b.known(condition, "cond")
+            return tuple(then if b.known(condition, "cond").all() else otherwise)
         if dims(one) != dims(other) or one.dtype is not other.dtype:
-            raise b.undecided(
+            taken = b.decided(
                 condition,
                 f"its branches give {one.dtype.name}{list(dims(one))} and {other.dtype.name}{list(dims(other))}, and "
                 f"the condition is known only at run time; make both branches give the same shape",
             )
+            return tuple(then if taken.all() else otherwise)
         results.append(
             b.map(
                 f"out{place}" if place else "",
@@ -217,21 +214,17 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     limit, condition, start = arguments[0], arguments[1], [a for a in arguments[2:] if a is not None]
     fixed = "export the model with a fixed number of steps"
     if limit is None:
-        raise b.unsupported(f"its trip count is known only at run time; {fixed}")
-    if b.value(limit) is None:
-        raise b.undecided(limit, f"its trip count is known only at run time; {fixed}")
-    if condition is not None and b.value(condition) is None:
-        raise b.undecided(condition, f"its condition is known only at run time; {fixed}")
-    if condition is not None and not b.known(condition, "cond").all():
-        raise b.unsupported("its condition is not always true; export the model with a fixed number of steps")
-    count = int(b.known(limit, "M").reshape(-1)[0])
+        raise RegionError(str(b.unsupported(f"its trip count is known only at run time; {fixed}")))
+    count = int(b.decided(limit, f"its trip count is known only at run time; {fixed}").reshape(-1)[0])
+    if condition is not None and not b.decided(condition, f"its condition is known only at run time; {fixed}").all():
+        count = 0
     always = b.constant(np.asarray(True), "true")
     step = Axis("t", count)
 
     def checked(outputs: list[Tensor]) -> list[Tensor]:
         goes_on = b.value(outputs[0])
         if goes_on is None or not goes_on.all():
-            raise _EndsEarly(str(b.unsupported("its condition may end it early; give it a fixed number of steps")))
+            raise RegionError(str(b.unsupported("its condition may end it early; give it a fixed number of steps")))
         return outputs
 
     def one_step(carry: list[Tensor]) -> list[Tensor]:
@@ -241,7 +234,7 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     try:
         steps_alike = count > 0 and not any(isinstance(t, Sequence) for t in start)
         made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
-    except _EndsEarly:
+    except RegionError:
         made = _may_end(b, node, step, count, start, run)
         if made is None:
             raise

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
-import numpy as np
-
 from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, eq, load, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims, wrapped
 from tilewright.ops.registry import operator
-from tilewright.ops.shape import reshaped
 
 
 @operator("Gather")
@@ -78,26 +73,3 @@ def reverse_sequence(b: Builder, node: Node, x: Tensor, lengths: Tensor) -> Tens
         return load(x, (*i[:time], at, *i[time + 1 :]))
 
     return b.map("", dims(x), element)
-
-
-@operator("Compress", since=9, constants=(1,))
-def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
-    kept = [n for n, keep in enumerate(b.known(condition, "condition").ravel()) if keep]
-    places = b.constant(np.asarray(kept, np.int64), "places")
-    if "axis" not in node.attributes:
-        flat = reshaped(b, "flat", x, (prod(dims(x)),))
-        if kept and kept[-1] >= prod(dims(x)):
-            raise b.invalid(f"its condition keeps element {kept[-1]} of {prod(dims(x))}")
-        return b.map("", (len(kept),), lambda i: load(flat, (b.read(places, (i,)),)))
-    axis = b.axis(node.attributes["axis"], x.rank)
-    if kept and kept[-1] >= dims(x)[axis]:
-        raise b.invalid(f"its condition keeps element {kept[-1]} of an axis of {dims(x)[axis]}")
-    shape = (*dims(x)[:axis], len(kept), *dims(x)[axis + 1 :])
-    return b.map("", shape, lambda *i: load(x, (*i[:axis], b.read(places, (i[axis],)), *i[axis + 1 :])))
-
-
-@operator("NonZero", since=9, constants=(0,))
-def non_zero(b: Builder, node: Node, x: Tensor) -> Tensor:
-    """Of constants alone: elsewhere the data would decide the shape."""
-    found = np.nonzero(b.known(x, "X")) if x.rank else np.nonzero(b.known(x, "X").reshape(1))[:0]
-    return b.constant(np.asarray(found, np.int64).reshape(x.rank, -1), "")

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import ModelError, UndecidedError, UnsupportedError
+from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir.compute import Program, reads
 from tilewright.ir.folding import without_dead
-from tilewright.ir.graph import Graph, Node
+from tilewright.ir.graph import ASKED, Graph, Node, Part, item_name
 from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.control import Scope
+from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import find
 from tilewright.ops.sequence import Sequence
 
@@ -22,27 +23,63 @@ from tilewright.ops.sequence import Sequence
 def lower(graph: Graph) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated."""
     b = Builder()
-    scope: Scope = {}
+    part = graph.part or Part()
     inputs = []
     for value in graph.inputs:
         shape = b.checked_shape(value.shape, f"input '{value.name}'")  # type: ignore[arg-type]
-        tensor = Tensor(b.unique(value.name), shape, value.dtype)
-        scope[value.name] = tensor
-        inputs.append(tensor)
+        inputs.append(Tensor(b.unique(value.name), shape, value.dtype))
+    names = {t: v.name for t, v in zip(inputs, graph.inputs, strict=True)}
+    scope = _scope(part, {name: t for t, name in names.items()})
+    b.answers(part.decided)
+    asked: Tensor | None = None
     try:
-        outputs = _outputs(b, graph, _lower_nodes(b, graph, scope, {}), inputs)
+        results = _lower_nodes(b, graph, scope, {})
     except UndecidedError as error:
-        names = {t: v.name for t, v in zip(inputs, graph.inputs, strict=True)}
-        raise UndecidedError(str(error), error.tensor, _deciding(b, error.tensor, names)) from error
+        error.inputs, can_be_made = _deciding(b, error.tensor, names)
+        error.tensor = error.tensor if can_be_made else None
+        error.itself = next((name for name, value in scope.items() if value is error.tensor), "")
+        error.scope = _told(b, scope)
+        if not part.asks:
+            raise
+        asked = error.tensor  # type: ignore[assignment]
+        results = [_named(b, scope, graph.constants, name) for name in graph.outputs]
+    except CutError as error:
+        error.scope = _told(b, scope)
+        raise
+    outputs, output_names = _outputs(b, graph, results, inputs, asked)
     program = Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         computes=tuple(b.computes),
         constants=b.constants,
         input_names=tuple(v.name for v in graph.inputs),
-        output_names=graph.outputs,
+        output_names=tuple(output_names),
     )
     return without_dead(program)
+
+
+def _scope(part: Part, tensors: Mapping[str, Tensor]) -> Scope:
+    """What the nodes of a part may read: tensors, sequences of them, and what is no tensor."""
+    items = {item_name(name, k) for name, count in part.sequences.items() for k in range(count)}
+    scope: Scope = {name: t for name, t in tensors.items() if name not in items}
+    for name, count in part.sequences.items():
+        scope[name] = Sequence(tuple(tensors[item_name(name, k)] for k in range(count)))
+    scope.update(dict.fromkeys(part.absent, ABSENT))
+    scope.update(dict.fromkeys(part.outside, OUTSIDE))
+    return scope
+
+
+def _told(b: Builder, scope: Scope) -> dict[str, Any]:
+    """Of each value what is known while compiling: see `CutError`."""
+    told: dict[str, Any] = {}
+    for name, value in scope.items():
+        if isinstance(value, Sequence):
+            told[name] = len(value.items)
+        elif value is ABSENT:
+            told[name] = None
+        elif value in b.constants:
+            told[name] = b.constants[value]
+    return told
 
 
 def _lower_nodes(b: Builder, graph: Graph, scope: Scope, outer: Mapping[str, np.ndarray]) -> list[Tensor]:
@@ -50,8 +87,14 @@ def _lower_nodes(b: Builder, graph: Graph, scope: Scope, outer: Mapping[str, np.
     constants = {**outer, **graph.constants}
     for name in graph.constants:
         scope.pop(name, None)  # a body's own constant hides an outer tensor of the same name
-    for node in _alive(graph):
-        _lower_node(b, node, scope, constants)
+    for place, node in enumerate(_alive(graph)):
+        if place == 1 and graph.part is not None:
+            b.answers({})  # those given are for the first node
+        try:
+            _lower_node(b, node, scope, constants)
+        except CutError as error:
+            error.node = node  # in the end the node of the whole graph, whatever is inside it
+            raise
     return [_named(b, scope, constants, name) for name in graph.outputs]
 
 
@@ -59,16 +102,17 @@ def _alive(graph: Graph) -> list[Node]:
     """Nodes that an output depends on, in order."""
     wanted = set(graph.outputs)
     kept = []
+    asks = graph.nodes[-1] if graph.part is not None and graph.part.asks else None
     for node in reversed(graph.nodes):
-        if not wanted.isdisjoint(o for o in node.outputs if o):
+        if node is asks or not wanted.isdisjoint(o for o in node.outputs if o):
             kept.append(node)
             wanted.update(node.inputs)
             wanted.update(*(_captured(g) for g in _branches(node)))
     return kept[::-1]
 
 
-def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[str, ...]:
-    """The model's inputs that a tensor is made of, by name."""
+def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[tuple[str, ...], bool]:
+    """The model's inputs that a tensor is made of, by name, and whether it is: not inside a loop's body."""
     makers = {t: compute for compute in b.computes for t in compute.outputs}
     seen: dict[object, None] = {}
     waiting = [tensor]
@@ -77,7 +121,8 @@ def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[
         if found not in seen:
             seen[found] = None
             waiting += reads(makers[found]) if found in makers else ()
-    return tuple(name for t, name in names.items() if t in seen)
+    made = all(t in makers or t in names or t in b.constants for t in seen)
+    return tuple(name for t, name in names.items() if t in seen), made
 
 
 def _branches(node: Node) -> list[Graph]:
@@ -95,9 +140,11 @@ def _captured(graph: Graph) -> set[str]:
 
 def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
-    arguments = [_named(b, scope, constants, name) if name else None for name in node.inputs]
     entry = find(node.op, node.domain, node.version)
     is_control = node.op in control.NAMES and not node.domain
+    if entry is None and (node.domain, node.op) in OUTSIDE_OPERATORS:
+        raise outside(node.describe(), "it is about strings or images")
+    arguments = [_argument(b, scope, constants, name) if name else None for name in node.inputs]
     if entry is None and not is_control:
         raise UnsupportedError(
             f"{node.describe()}: operator {node.op} of operator set {node.domain or 'ai.onnx'} {node.version} is "
@@ -126,6 +173,16 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
+def _argument(b: Builder, scope: Scope, constants: Mapping[str, np.ndarray], name: str) -> Any:
+    """What a node reads: None for an optional value that holds nothing."""
+    if name not in scope and name in constants and constants[name].dtype.kind == "O":
+        scope[name] = OUTSIDE
+    found = _named(b, scope, constants, name)
+    if found is OUTSIDE:
+        raise outside(b.origin, f"'{name}' holds strings")
+    return None if found is ABSENT else found
+
+
 def _named(b: Builder, scope: Scope, constants: Mapping[str, np.ndarray], name: str) -> Any:
     """A tensor or a sequence of them."""
     if name not in scope:
@@ -137,15 +194,14 @@ def _named(b: Builder, scope: Scope, constants: Mapping[str, np.ndarray], name: 
     return scope[name]
 
 
-def _outputs(b: Builder, graph: Graph, results: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+def _outputs(
+    b: Builder, graph: Graph, results: list[Any], inputs: list[Tensor], asked: Tensor | None
+) -> tuple[list[Tensor], list[str]]:
     """Output tensors: each made by a compute of its own, so inputs, constants and repeats are copied."""
     outputs: list[Tensor] = []
-    for name, tensor in zip(graph.outputs, results, strict=True):
-        if isinstance(tensor, Sequence):
-            raise UnsupportedError(f"output '{name}' is a sequence; only tensors are supported")
-        declared = graph.values.get(name)
-        if declared is not None and declared.dtype is not tensor.dtype:
-            raise ModelError(f"output '{name}' is declared as {declared.dtype.name}, but is {tensor.dtype.name}")
+    names: list[str] = []
+
+    def add(name: str, tensor: Tensor) -> None:
         if tensor in inputs or tensor in b.constants or tensor in outputs:
             b.enter(Node("Identity", "", (name,), (name,)))
             # straight to the list: emit would fold the copy of a constant away
@@ -153,4 +209,19 @@ def _outputs(b: Builder, graph: Graph, results: list[Tensor], inputs: list[Tenso
             b.computes.append(copy)
             tensor = copy.output
         outputs.append(tensor)
-    return outputs
+        names.append(name)
+
+    for name, value in zip(graph.outputs, results, strict=True):
+        if graph.part is None and (isinstance(value, Sequence) or value is ABSENT):
+            raise BorderError(f"output '{name}' is no tensor, but a sequence or an optional value")
+        if isinstance(value, Sequence):
+            for place, item in enumerate(value.items):
+                add(item_name(name, place), item)
+        elif value is not ABSENT:
+            declared = graph.values.get(name)
+            if declared is not None and declared.dtype is not value.dtype:
+                raise ModelError(f"output '{name}' is declared as {declared.dtype.name}, but is {value.dtype.name}")
+            add(name, value)
+    if asked is not None:
+        add(ASKED, asked)
+    return outputs, names

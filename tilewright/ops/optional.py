@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder
+from tilewright.ops.outside import ABSENT
 from tilewright.ops.registry import operator
+
+
+@operator("Optional", since=15)
+def optional(b: Builder, node: Node, x: Tensor | None = None) -> Any:
+    return ABSENT if x is None else x
 
 
 @operator("OptionalHasElement", since=15)
@@ -16,5 +24,7 @@ def optional_has_element(b: Builder, node: Node, x: Tensor | None = None) -> Ten
 
 
 @operator("OptionalGetElement", since=15)
-def optional_get_element(b: Builder, node: Node, x: Tensor) -> Tensor:
+def optional_get_element(b: Builder, node: Node, x: Tensor | None) -> Tensor:
+    if x is None:
+        raise b.invalid("the optional value that it reads holds nothing")
     return x

@@ -55,6 +55,8 @@ def hardmax(b: Builder, node: Node, x: Tensor) -> Tensor:
     axes = _axes(b, node, x)
     if len(axes) > 1:
         raise b.unsupported("Hardmax over several axes is not supported; convert the model to operator set 13")
+    if 0 in dims(x):
+        return x
     argument = Node(
         "ArgMax", node.name, node.inputs, node.outputs, {"axis": axes[0], "keepdims": 0}, version=node.version
     )

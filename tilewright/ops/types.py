@@ -8,6 +8,7 @@ from tilewright.ir.expr import Expr, cast, op
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
+from tilewright.ops.outside import outside
 from tilewright.ops.registry import operator
 from tilewright.ops.storage import decoded, encoded, whole_number
 
@@ -38,10 +39,15 @@ def _converted(b: Builder, node: Node, x: Tensor, dtype: DType) -> Tensor:
     return b.map("", dims(x), lambda *i: convert(b, b.read(x, i), dtype, saturate, round_mode))
 
 
+_STRING = 8  # ONNX's number of that element type
+
+
 @operator("Cast")
 def cast_(b: Builder, node: Node, x: Tensor) -> Tensor:
     number = node.attributes.get("to")
     dtype = dtypes.by_onnx(number) if isinstance(number, int) else None
+    if number == _STRING:
+        raise outside(b.origin, "its result holds strings")
     if dtype is None:
         raise b.unsupported(f"casting to ONNX type {number} is not supported; keep to floats, integers and bool")
     return _converted(b, node, x, dtype)

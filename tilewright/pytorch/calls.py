@@ -50,6 +50,7 @@ class TensorCall:
 
     def __init__(self, model: Callee) -> None:
         self.model = model
+        self.models = [model]
         self._native = model.address_caller()
         # of a tensor, shape and type are asked for by those who know them already: dynamo, or the key of a shape
         self._forms = [_form(p.shape, getattr(torch, p.dtype.name)) for p in model.outputs]

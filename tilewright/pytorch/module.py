@@ -12,8 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError, ModelError, OptionError
-from tilewright.frontend.exported import Exported, Place, export
+from tilewright.frontend.exported import Cut, Exported, Place, export
 from tilewright.pytorch.calls import Build, Callee, TensorCall
+from tilewright.pytorch.partition import CutCall
 
 MOST_SHAPES = 16  # models kept at once; the oldest goes first
 
@@ -23,7 +24,7 @@ class Entry:
     """The module compiled for one set of shapes."""
 
     exported: Exported
-    call: TensorCall | None  # None where nothing is computed
+    call: TensorCall | CutCall | None  # None where nothing is computed
     versions: tuple[tuple[torch.Tensor, int], ...]  # of the parameters whose values were compiled in
 
     @property
@@ -67,7 +68,7 @@ class CompiledModule:
     @property
     def models(self) -> list[Callee]:
         """The compiled models, the one used last at the end."""
-        return [e.call.model for e in self._entries.values() if e.call is not None]
+        return [model for e in self._entries.values() if e.call is not None for model in e.call.models]
 
     @property
     def compilations(self) -> int:
@@ -79,7 +80,8 @@ class CompiledModule:
         texts = []
         for number, (key, entry) in enumerate(self._entries.items(), 1):
             shapes = ", ".join(str(list(leaf[0])) for leaf in key[0] if isinstance(leaf, tuple))
-            told = entry.call.model.explain() if entry.call is not None else "nothing is computed"
+            models = entry.call.models if entry.call is not None else []
+            told = "\n\n".join(model.explain() for model in models) or "nothing is computed"
             texts.append(f"shapes {number} of {len(self._entries)} (at most {self._most} are kept): {shapes}\n{told}")
         return "\n\n".join(texts)
 
@@ -89,6 +91,10 @@ class CompiledModule:
         entry = self._find(leaves, structure, args, named)
         if entry.call is None:
             raise InputError("the module computes nothing")
+        if isinstance(entry.call, CutCall):
+            raise InputError(
+                "the module is several models, with a loop that data end; profile its bodies by themselves"
+            )
         return entry.call.model.profile(*[_tensor(p, leaves, ()) for p in entry.exported.inputs], repeat=repeat)
 
     def __repr__(self) -> str:
@@ -156,6 +162,8 @@ def _key(leaves: Sequence[Any], structure: Any) -> Any:
 def _compiled(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], build: Build) -> Entry:
     exported = export(module, args, named)
     versions = tuple((t, t._version) for t in exported.constants if not t.is_inference())
+    if isinstance(exported.graph, Cut):
+        return Entry(exported, CutCall(exported.graph, build), versions)
     call = TensorCall(build(exported.graph)) if exported.graph.outputs else None
     return Entry(exported, call, versions)
 

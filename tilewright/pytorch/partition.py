@@ -13,11 +13,15 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
-from tilewright.frontend.torch import Parts, is_branch, is_check, make_graph, uncovered, why_uncovered
-from tilewright.pytorch.calls import Build, TensorCall
+from tilewright.frontend.exported import Cut
+from tilewright.frontend.higher_order import UncountedError, bodies, is_control, is_loop, operands, returned
+from tilewright.frontend.torch import Parts, is_check, make_graph, missing_text, uncovered, why_uncovered
+from tilewright.ir.graph import Graph
+from tilewright.pytorch.calls import Build, Callee, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Constants = Mapping[fx.Node, np.ndarray]
+Tell = Callable[[Mapping[str, Sequence[fx.Node]]], None]
 
 
 class _Support(OperatorSupportBase):
@@ -28,9 +32,7 @@ class _Support(OperatorSupportBase):
         return node.op == "call_function" and node not in self._refused
 
 
-def compile_parts(
-    module: fx.GraphModule, constants: Constants, build: Build, tell: Callable[[Mapping[str, Sequence[fx.Node]]], None]
-) -> Run:
+def compile_parts(module: fx.GraphModule, constants: Constants, build: Build, tell: Tell) -> Run:
     """A function of what the placeholders of `module` stand for. `constants` are the values of some of them, which are
     compiled in. `tell` hears what is left to PyTorch."""
     nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
@@ -38,13 +40,44 @@ def compile_parts(
     if not missing:
         try:
             return _whole(module, constants, build)
+        except UncountedError:
+            missing = {}  # loops that data end: their bodies are compiled
         except UnsupportedError:
             missing = _alone(nodes, build)
-    tell(missing)
-    refused = {n for found in missing.values() for n in found} | {n for n in nodes if is_branch(n)}
+    if missing:
+        tell(missing)
+    refused = {n for found in missing.values() for n in found}
     # what takes one result of a call that is left out has nothing to stand on
-    refused |= {n for n in nodes if n.target is operator.getitem and n.args[0] in refused}
-    return _mixed(module, constants, refused, build)
+    apart = refused | {n for n in nodes if is_control(n)}
+    apart |= {n for n in nodes if n.target is operator.getitem and n.args[0] in apart}
+    controls = {n.name for n in nodes if is_control(n) and n not in refused}
+    return _mixed(module, constants, apart, controls, build, tell)
+
+
+class CutCall:
+    """A module that one Graph cannot be, as several models called in turn; nothing of it is left to PyTorch."""
+
+    def __init__(self, cut: Cut, build: Build) -> None:
+        self.models: list[Callee] = []
+
+        def kept(graph: Graph) -> Callee:
+            self.models.append(build(graph))
+            return self.models[-1]
+
+        def refuse(missing: Mapping[str, Sequence[fx.Node]]) -> None:
+            raise UnsupportedError(missing_text(missing))
+
+        self._run = compile_parts(cut.module, cut.arrays, kept, refuse)
+        self._cut = cut
+        self._count = sum(n.op == "placeholder" for n in cut.module.graph.nodes)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        args: list[Any] = [None] * self._count
+        for place, tensor in self._cut.tensors.items():
+            args[place] = tensor
+        for place, tensor in zip(self._cut.inputs, tensors, strict=True):
+            args[place] = tensor
+        return self._run(args)
 
 
 def _alone(nodes: Sequence[fx.Node], build: Build) -> dict[str, list[fx.Node]]:
@@ -52,7 +85,7 @@ def _alone(nodes: Sequence[fx.Node], build: Build) -> dict[str, list[fx.Node]]:
     found: dict[str, list[fx.Node]] = {}
     seen: dict[Any, str | None] = {}
     for node in nodes:
-        if node.op == "get_attr" or is_check(node) or is_branch(node) or node.target is operator.getitem:
+        if node.op == "get_attr" or is_check(node) or is_control(node) or node.target is operator.getitem:
             continue
         key = (str(node.target), *(str(n.meta.get("val")) for n in node.all_input_nodes), str(node.kwargs))
         if key not in seen:
@@ -74,29 +107,25 @@ def _why_no_code(node: fx.Node, build: Build) -> str | None:
     return None
 
 
-def _outputs(module: fx.GraphModule) -> list[Any]:
-    return list(next(n for n in module.graph.nodes if n.op == "output").args[0])
-
-
 def _whole(module: fx.GraphModule, constants: Constants, build: Build) -> Run:
     """All of it as one model."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
-    returned = _outputs(module)
-    results = list(dict.fromkeys(n for n in returned if isinstance(n, fx.Node) and n not in placeholders))
+    wanted = returned(module)
+    results = list(dict.fromkeys(n for n in wanted if isinstance(n, fx.Node) and n not in placeholders))
     inputs = [n for n in placeholders if n.users.keys() - {_output(module)} and n not in constants]
     if not results:
-        return lambda args: [args[placeholders.index(n)] if isinstance(n, fx.Node) else n for n in returned]
+        return lambda args: [args[placeholders.index(n)] if isinstance(n, fx.Node) else n for n in wanted]
     used = {n: array for n, array in constants.items() if n.users}
     compiled = TensorCall(build(make_graph(Parts(nodes, inputs, results, used))))
     places = [placeholders.index(n) for n in inputs]
-    if returned == results:
+    if wanted == results:
         return lambda args: compiled([args[p] for p in places])
 
     def call(args: Sequence[Any]) -> list[Any]:
         found = dict(zip(results, compiled([args[p] for p in places]), strict=True))
         given = dict(zip(placeholders, args, strict=True))
-        return [found.get(n, given.get(n)) if isinstance(n, fx.Node) else n for n in returned]
+        return [found.get(n, given.get(n)) if isinstance(n, fx.Node) else n for n in wanted]
 
     return call
 
@@ -117,9 +146,13 @@ class _Part(torch.nn.Module):
         return results[0] if self.single else results
 
 
-def _mixed(module: fx.GraphModule, constants: Constants, refused: set[fx.Node], build: Build) -> Run:
+def _mixed(
+    module: fx.GraphModule, constants: Constants, apart: set[fx.Node], controls: set[str], build: Build, tell: Tell
+) -> Run:
+    """Parts compiled one by one, with PyTorch in between. `apart` belong to no part; of these, `controls` are names of
+    branches and loops, which are compiled by themselves."""
     values = {n.name: array for n, array in constants.items()}
-    partitioner = CapabilityBasedPartitioner(module, _Support(refused), allows_single_node_partition=True)
+    partitioner = CapabilityBasedPartitioner(module, _Support(apart), allows_single_node_partition=True)
     fused = partitioner.fuse_partitions(partitioner.propose_partitions())
     for node in list(fused.graph.nodes):
         if node.op == "call_module":
@@ -128,10 +161,79 @@ def _mixed(module: fx.GraphModule, constants: Constants, refused: set[fx.Node], 
             compiled = _part(node, part, values, build)
             if compiled is not None:
                 fused.set_submodule(str(node.target), compiled)
+        elif node.name in controls:
+            _replace_control(fused, node, values, build, tell)
         elif node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default  # what we return is contiguous, whatever PyTorch expects
+    fused.graph.eliminate_dead_code()  # bodies that nothing names any more
     fused.recompile()
     return lambda args: fused(*args)
+
+
+def _replace_control(
+    fused: fx.GraphModule, node: fx.Node, values: Mapping[str, np.ndarray], build: Build, tell: Tell
+) -> None:
+    """A branch or a loop as a model of its own; a loop that data end as its two bodies, called in turn."""
+    given = operands(node)
+    try:
+        compiled: torch.nn.Module = _control(node, values, build)
+    except UncountedError:
+        compiled = _while(node, [values.get(x.name) for x in given], build, tell)
+    except UnsupportedError:
+        return
+    inputs = given if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
+    name = f"tilewright_{node.name}"
+    fused.add_submodule(name, compiled)
+    with fused.graph.inserting_before(node):
+        call = fused.graph.call_module(name, tuple(inputs))
+    call.meta.update(node.meta)
+    node.replace_all_uses_with(call)
+    fused.graph.erase_node(node)
+
+
+def _control(node: fx.Node, values: Mapping[str, np.ndarray], build: Build) -> torch.nn.Module:
+    results = {u.args[1]: u for u in node.users if u.target is operator.getitem}
+    inputs = operands(node) if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
+    constants = {n: values[n.name] for n in inputs if n.name in values}
+    open_inputs = list(dict.fromkeys(n for n in inputs if n not in constants))
+    made = make_graph(Parts([node, *results.values()], open_inputs, list(results.values()), constants))
+    return _Control(TensorCall(build(made)), [inputs.index(n) for n in open_inputs], list(results))
+
+
+class _Control(torch.nn.Module):
+    """A compiled branch or loop: a tuple whose `results` are there."""
+
+    def __init__(self, call: TensorCall, places: Sequence[int], results: Sequence[Any]) -> None:
+        super().__init__()
+        self.call, self.places, self.results = call, places, results
+
+    def forward(self, *args: Any) -> Any:
+        return dict(zip(self.results, self.call([args[p] for p in self.places]), strict=True))
+
+
+class _While(torch.nn.Module):
+    """A loop that data end: condition and body compiled, called in turn."""
+
+    def __init__(self, condition: Run, body: Run, carried: int) -> None:
+        super().__init__()
+        self.condition, self.body, self.carried = condition, body, carried
+
+    def forward(self, *args: Any) -> Any:
+        # a copy, since what comes out of a loop of no steps may not be what went in
+        state, others = [x.clone() for x in args[: self.carried]], args[self.carried :]
+        while self.condition([*state, *others])[0].item():
+            state = list(self.body([*state, *others]))
+        return state
+
+
+def _while(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _While:
+    carried = len(node.args[2])  # type: ignore[arg-type]
+    runs = []
+    for body in bodies(node):
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        known = zip(placeholders[carried:], values[carried:], strict=True)
+        runs.append(compile_parts(body, {p: v for p, v in known if v is not None}, build, tell))
+    return _While(runs[0], runs[1], carried)
 
 
 def _part(call: fx.Node, part: fx.GraphModule, values: Mapping[str, np.ndarray], build: Build) -> _Part | None:
@@ -140,9 +242,8 @@ def _part(call: fx.Node, part: fx.GraphModule, values: Mapping[str, np.ndarray],
     nodes = [n for n in part.graph.nodes if n.op not in ("placeholder", "output")]
     if all(_moves_only(n) for n in nodes):
         return None
-    returned = next(n for n in part.graph.nodes if n.op == "output").args[0]
-    single = isinstance(returned, fx.Node)
-    results = [returned] if single else list(returned)
+    single = isinstance(_output(part).args[0], fx.Node)
+    results = returned(part)
     constants = {}
     for own, outer in zip(placeholders, call.args, strict=True):
         assert isinstance(outer, fx.Node)

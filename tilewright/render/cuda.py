@@ -160,6 +160,12 @@ class CudaPrinter(ExprPrinter):
         name = self.names.of(operand.buffer, operand.buffer.name)
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
+    def value_type(self, node: Expr) -> str:
+        if isinstance(node, Load) and node.dtype.name in CUDA.computes_as:
+            # as an emulated view gives it; it holds the same number
+            return self.c_type(CUDA.computes_as[node.dtype.name])
+        return super().value_type(node)
+
     def convert(self, dtype: DType, text: str, precedence: int) -> tuple[str, int]:
         if dtype.name in CUDA.computes_as:
             return f"{self.c_type(dtype)}({text})", PRIMARY

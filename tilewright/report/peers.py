@@ -117,7 +117,11 @@ def prepare_torch(job: Job, inputs: Inputs) -> Call:
     if job.variant == "frozen":
         # Weights as constants, which inductor may then pack; it helps convolutions and can hurt tiny layers.
         setattr(importlib.import_module("torch._inductor.config"), "freezing", True)  # noqa: B010
-    if job.variant != "eager":
+    if job.variant == "tilewright":
+        backend = importlib.import_module("tilewright.torch_backend").tilewright
+        setattr(importlib.import_module("torch._dynamo.config"), "allow_rnn", True)  # noqa: B010  (docs/pytorch.md)
+        module = torch.compile(module, backend=backend, options={"threads": job.threads})
+    elif job.variant != "eager":
         module = torch.compile(module)
 
     def call() -> Any:
@@ -145,7 +149,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("tilewright", "tilewright", "tilewright", tuple(v for v in VARIANTS if v), prepare_tilewright),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", (), prepare_onnxruntime),
     Peer("openvino", "openvino", "openvino", (), prepare_openvino),
-    Peer("torch", "torch", "torch", ("eager", "frozen"), prepare_torch, needs_torch_spec=True),
+    Peer("torch", "torch", "torch", ("eager", "frozen", "tilewright"), prepare_torch, needs_torch_spec=True),
 )
 
 

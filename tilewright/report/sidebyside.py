@@ -96,12 +96,12 @@ class WorkerError(Exception):
 class Worker:
     """One runtime in a process of its own, stopped except while it serves a request."""
 
-    def __init__(self, log: IO[bytes]) -> None:
+    def __init__(self, log: IO[bytes], bootstrap: str = BOOTSTRAP) -> None:
         self.log = log
         paths = [path or os.getcwd() for path in sys.path]
         # A group of its own: stopping it stops its helpers too, and the kernel hangs it up if we die.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, *paths],
+            [sys.executable, "-c", bootstrap, *paths],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

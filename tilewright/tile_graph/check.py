@@ -13,8 +13,9 @@ from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
 from tilewright.ir.instruct import WARP
 from tilewright.target import Target
-from tilewright.tile_graph.held import held_bytes, plan_nests
+from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.plan import COPIED, HANDED_OUT, LAYOUTS, MODES, PARTS, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.residence import reuse_distances
 
 _FILLS = (None, "read", "prefetch", COPIED)
 
@@ -81,6 +82,8 @@ class _Walker:
                 self.tile(node, inside, known)
             else:
                 self._leaf(node, inside)
+        if around and not any(t.is_kernel for t in inside) and tile.over == "order":
+            self._residence(tile)
         if tile.is_kernel:
             self._capacity(tile)
             self.launched.add(tile.name)
@@ -93,6 +96,18 @@ class _Walker:
         held = held_bytes(kernel, plan_nests(kernel, self.computes))
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+
+    def _residence(self, tile: Tile) -> None:
+        """What kernels leave to each other in a cache must still be there when it is read."""
+        if self.target is None or not self.measured:
+            return
+        level = self.target.level(tile.level)
+        room = level.capacity * max(1, level.shared_by)
+        distances = reuse_distances([n for n in tile.body if isinstance(n, Tile)], self.computes)
+        for hold in tile.holds:
+            if distances.get(hold.tensor, 0) > room:
+                raise ValueError(f"'{hold.tensor}' cannot stay at {tile.level}: {distances[hold.tensor]} bytes pass "
+                                 f"before it is read for the last time, and there are {room}")  # fmt: skip
 
     def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
         if self.levels is None:
@@ -209,15 +224,20 @@ class _Walker:
                 for o in self.computes[h.tensor].outputs}  # fmt: skip
         if leaf.tensor not in held | self.outputs and not self._escapes(leaf):
             raise ValueError(f"nothing holds '{leaf.tensor}'")
-        inner = {h.tensor for t in around for h in t.holds if t.level != around[0].level}
+        kernel = next(i for i, t in enumerate(around) if t.is_kernel)
+        inner = {h.tensor for t in around[kernel:] for h in t.holds}
         if leaf.tensor not in inner:
             self.stored.add(leaf.tensor)
         own = {leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed}
         read = {"start": (), "finish": leaf.epilogue}.get(leaf.part, (leaf.core, *leaf.epilogue, *leaf.composed))
-        for name in read:
-            for tensor in reads(self.computes[name]):
-                if tensor.name not in held | self.given | self.outputs | own and not self._escapes_name(tensor.name):
-                    raise ValueError(f"leaf '{leaf.tensor}' reads '{tensor.name}', and nothing holds it")
+        there = held | self.given | self.outputs | own
+        missing = [t for name in read for t in reads(self.computes[name])
+                   if t.name not in there and not self._escapes_name(t.name)]  # fmt: skip
+        if missing and leaf.composed:  # of what composed maps join, the leaf may read a part alone
+            really = leaf_nest(leaf, self.computes).reads()
+            missing = [t for t in missing if t in really]
+        if missing:
+            raise ValueError(f"leaf '{leaf.tensor}' reads '{missing[0].name}', and nothing holds it")
 
     def _escapes(self, leaf: Leaf) -> bool:
         return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)

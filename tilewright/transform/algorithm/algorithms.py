@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.compute import Program
 from tilewright.target import Target
+from tilewright.transform.algorithm.joined import split_joined
 from tilewright.transform.algorithm.split import Known, split_reductions
 from tilewright.transform.algorithm.strassen import choose_products
 from tilewright.transform.algorithm.wavefront import choose_orders
@@ -16,8 +17,9 @@ def choose_algorithms(
     recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
 ) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
-    by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay; None,
-    in the place of what predicts the time of any, leaves them as they are. `known`: see there."""
+    by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
+    reductions over joined tensors part by part; None, in the place of what predicts the time of any, leaves them as
+    they are. `known`: see there."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
@@ -26,4 +28,4 @@ def choose_algorithms(
         program = choose_orders(program, recurrences)
     if products is not None:
         program = choose_products(program, products)
-    return program if reductions is None else split_reductions(program, target, reductions, known)
+    return program if reductions is None else split_reductions(split_joined(program, target), target, reductions, known)

@@ -38,7 +38,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import linear, simplify
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.transform.algorithm.toom_cook import MATRICES, SIZES, TAPS, transformed_input, transformed_output
 
 _LONG = 16  # tiles along the last window that are rows enough for a register tile
@@ -178,6 +178,7 @@ class Winograd:
         self.inner = [fixed(a.extent) for a in found.channels]
         rank = len(found.windows)
         self.filters = self._tensor("filters", (*([self.points] * rank), *self.inner, fixed(found.outputs.extent)))
+        self.layouts: dict[Tensor, Layout] = {}
         self.computes = self._computes()
 
     def _computes(self) -> list[Compute]:
@@ -190,6 +191,7 @@ class Winograd:
             current = self._input_map(computes, axis, current, label)
         assert current is not None
         summed = self._products(computes, current)
+        self.layouts = {tensor: self._layout(tensor) for tensor in (current, summed)}
         for axis in range(rank - 1):
             summed = self._output_map(computes, axis, summed)
         self._last_map(computes, summed)
@@ -284,6 +286,19 @@ class Winograd:
         values = [load(before, (*within[:-1], k, *merged, var(found.outputs))) for k in range(self.points)]
         self._add_map(computes, self.output, axes, transformed_output(m, within[-1], values))
 
+    def _layout(self, tensor: Tensor) -> Layout:
+        """All points of a row of tiles side by side, so that what one step makes and the next one reads is near.
+
+        A transform writes, or reads, all points of a tile at once. An odd number of tiles lies between one point and
+        the next: they then fall on as many sets of a cache as the channels allow, where an even number, say a power of
+        two, has them throw each other out."""
+        rank, last = len(self.found.windows), len(self.found.windows) + len(self.merged) - 1
+        extent = fixed(tensor.shape[last])
+        size = extent | 1
+        apart = (StorageAxis(last, size), StorageAxis(last, 1, size)) if size > extent else (StorageAxis(last),)
+        outer, points, inner = range(rank, last), range(rank), range(last + 1, tensor.rank)
+        return Layout((*map(StorageAxis, (*outer, *points)), *apart, *map(StorageAxis, inner)))
+
     def _axes(self, tensor: Tensor) -> tuple[Axis, ...]:
         rank = len(self.found.windows)
         count = len(self.merged)
@@ -327,6 +342,7 @@ def choose_convolutions(program: Program, predict: Predict) -> Program:
     chosen: dict[Hashable, int] = {}
     computes: list[Compute] = []
     constants = dict(program.constants)
+    layouts = dict(program.layouts)
     for compute in program.computes:
         found = find_sliding(compute, program.constants)
         if found is None:
@@ -340,10 +356,11 @@ def choose_convolutions(program: Program, predict: Predict) -> Program:
             continue
         fast = Winograd(found, chosen[key], names)
         computes.extend(fast.computes)
+        layouts.update(fast.layouts)
         constants[fast.filters] = fast.transformed(program.constants[found.weight.source])
     if len(computes) == len(program.computes):
         return program
-    return without_dead(replace(program, computes=tuple(computes), constants=constants))
+    return without_dead(replace(program, computes=tuple(computes), constants=constants, layouts=layouts))
 
 
 def fastest(found: Sliding, program: Program, predict: Predict) -> int:
@@ -355,7 +372,8 @@ def fastest(found: Sliding, program: Program, predict: Predict) -> int:
         if m and best <= direct * _least_work(found, size) * _WORTH:
             continue
         fast = Winograd(found, size, set())
-        seconds = predict(_alone(found, fast.computes, fast.filters, program))
+        alone = _alone(found, fast.computes, fast.filters, program)
+        seconds = predict(replace(alone, layouts={**alone.layouts, **fast.layouts}))
         if seconds * _WORTH < best if m else seconds < best * _WORTH:
             best, m = seconds, size
     return m

@@ -12,7 +12,15 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.micro import Contraction, Form, Operand, core_seconds, dot_seconds, moving_seconds
+from tilewright.backend.cpu.plan.micro import (
+    Contraction,
+    Form,
+    Operand,
+    core_seconds,
+    dot_seconds,
+    moving_seconds,
+    overlap,
+)
 from tilewright.ir.expr import Axis, axes_of
 from tilewright.tile_graph.nest import period
 from tilewright.tile_graph.propagate import Size, extent_of
@@ -88,6 +96,7 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
         most_vectors, height = _WIDE, 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     shared = _shares_taps(facts)
+    kept = _shares_vectors(facts)
     result: list[tuple[int, int, bool, int]] = []
     for vectors in range(1, most_vectors + 1):
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
@@ -97,6 +106,7 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
             # and so they do where there is one row
             waiting = min(vectors, _VECTORS_AT_ONCE) if facts.by_lane or is_wide else vectors
             used = rows * vectors + waiting + (rows if facts.by_lane or shared else 1)
+            used += rows * vectors if kept else 0
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
                 break
             for inside in orders:
@@ -130,6 +140,16 @@ def _shares_taps(facts: Contraction) -> bool:
     taps = extent_of(facts.window.extent)
     broadcast = [o for o in facts.operands if o.by_row and not o.by_vector]
     return any(o.row_step < taps and facts.window in axes_of(*o.node.indices) for o in broadcast)
+
+
+def _shares_vectors(facts: Contraction) -> bool:
+    """Whether a vector that one row reads is another row's at a later tap, and waits in a register, too."""
+    if facts.window is None or any(o.by_vector and not o.by_row for o in facts.operands):
+        return False
+    taps = extent_of(facts.window.extent)
+    return any(
+        o.by_row and o.by_vector and o.row_step < taps and overlap(o, facts.row, facts.window) for o in facts.operands
+    )
 
 
 def _reach(facts: Contraction, axis: Axis | None) -> int:

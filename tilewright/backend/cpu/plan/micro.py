@@ -62,6 +62,7 @@ class Operand:
     gathered: float = 0.0  # reads that a vector costs whose lanes are no neighbours in memory; 0 where they are
     row_bytes: int = 0  # from a row of the register tile to the next; 0 where it is not one number
     order: tuple[int, ...] = ()  # its axes as they lie in memory, the innermost first; empty where it is packed
+    lines: float = 1.0  # that a vector of it lies on: more than one where windows have vectors begin anywhere
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
         count: Size = vectors if operand.by_vector else 1.0
         if operand.by_row:
             count = count * rows
-            if facts.window is not None and facts.window in axes_of(*operand.node.indices):
+            if facts.window is not None and overlap(operand, facts.row, facts.window):
                 length = extent_of(facts.window.extent)
                 distinct = (rows - 1) * operand.row_step + length if operand.row_step < length else rows * length
                 count = count * distinct / (rows * length)
@@ -140,7 +141,7 @@ def step_cycles(facts: Contraction, rows: Size, vectors: Size) -> Size:
             count = count / facts.lanes
         if operand.gathered:
             count = count * operand.gathered
-        reads = reads + count
+        reads = reads + count * operand.lines
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
         arithmetic = arithmetic * np.where(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
@@ -435,6 +436,11 @@ def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
     return total * (-(-run // line) * line) / run if operand.order else total
 
 
+def overlap(operand: Operand, row: Axis | None, window: Axis) -> bool:
+    """Whether steps along a window read what other rows read."""
+    return any(row in axes and window in axes for axes in map(axes_of, operand.node.indices))
+
+
 def factors_of(nest: Nest, vector: Axis | None, row: Axis | None) -> tuple[tuple[int, bool, bool], ...]:
     """Operations on the factors of a product that change with the reduction, by whether they change along the row and
     along the vector: such as a normalisation composed into the sum that reads it."""
@@ -454,12 +460,15 @@ def factors_of(nest: Nest, vector: Axis | None, row: Axis | None) -> tuple[tuple
 def operands_of(
     nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
     gathered: Mapping[Load, float], row_bytes: Mapping[Load, int], order: Mapping[Load, tuple[int, ...]],
+    target: Target,
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
+        anywhere = any(vector in met and any(r in met for r in nest.reduce_axes) for met in map(axes_of, node.indices))
+        lines = 1 + (target.vector_bytes - node.source.dtype.bytes) / target.levels[1].transaction if anywhere else 1.0
         found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
-                             row_bytes.get(node, 0), order.get(node, ())))  # fmt: skip
+                             row_bytes.get(node, 0), order.get(node, ()), lines))  # fmt: skip
     return tuple(found)

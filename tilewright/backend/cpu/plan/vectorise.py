@@ -14,7 +14,7 @@ from tilewright.backend.cpu.plan.micro import Contraction, factors_of, operands_
 from tilewright.backend.cpu.plan.turning import turned_block
 from tilewright.backend.cpu.plan.vector_cost import EVERY_OTHER, fit_lanes, span, turned_from, vector_cost, widest_bytes
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Load, Op, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Load, Op, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
 from tilewright.target import Target
 from tilewright.tile_graph.context import (
@@ -43,6 +43,7 @@ _FAR_STEP = 128  # bytes from one step of a reduction to the next that are not o
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
+_WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
@@ -68,7 +69,8 @@ def candidate_plans(nest: Nest, context: NestContext) -> list[Leaf]:
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context)
         if vector is not None and is_contraction(nest):
-            found.extend(_contraction_plans(nest, vector, base, context))
+            for walked in (base, *_along_windows(nest, vector, base, context)):
+                found.extend(_contraction_plans(nest, vector, walked, context))
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
         order = output_order(nest, vector, row_axes, context)
@@ -93,6 +95,25 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
         vector=None if vector is None else names[vector], lanes=lanes, order=tuple(names[a] for a in reduction),
         unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
     )  # fmt: skip
+
+
+def _along_windows(nest: Nest, vector: Axis, base: Leaf, context: NestContext) -> list[Leaf]:
+    """The same with the axis innermost, and written out, along which the windows of neighbouring rows overlap: they
+    then share vectors that they read, where those of neighbours along the vector are different ones."""
+    row = _row_axis(nest, vector, context)
+    if row is None or base.row_lanes > 1 or vector in nest.reduce_axes:
+        return []
+    names = nest.axis_names()
+    overlapping = [
+        axis for axis in reduction_order(nest, context)
+        if 1 < extent_of(axis.extent) <= _WINDOW and base.unroll != (names[axis],)
+        and any(row in axes_of(i) and axis in axes_of(i) for n in loads(*nest.elements) if moves(n, vector)
+                for i in n.indices)
+    ]  # fmt: skip
+    return [
+        replace(base, order=(*(r for r in base.order if r != names[axis]), names[axis]), unroll=(names[axis],))
+        for axis in overlapping
+    ]
 
 
 def _stored_panel(nest: Nest, context: NestContext) -> tuple[Axis, int] | None:
@@ -217,13 +238,13 @@ def _facts(
 ) -> Contraction:  # fmt: skip
     reduction = reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
-    over_weights = any(n.source in context.constants for n in loads(*nest.elements))
+    over_weights = any(n.source in context.constants for n in nest.element_loads)
     runs: dict[Load, bool] = {}
     scattered: dict[Load, bool] = {}
     gathered: dict[Load, float] = {}
     pitches: dict[Load, int] = {}
     orders: dict[Load, tuple[int, ...]] = {}
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
         by_row = row is not None and moves(node, row)
@@ -240,7 +261,7 @@ def _facts(
     return Contraction(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
-        operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders),
+        operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders, context.target),
         factors_of(nest, vector, row),
         walked_on(nest, vector, row, context), _parts(nest, vector, lanes),
     )  # fmt: skip
@@ -312,7 +333,7 @@ def _row_passes(
     if nest.monoid is None or vector not in nest.axes or vector is None or len(nest.reduce_axes) != 1:
         return ()
     axis = _cut_axis(nest, nest.reduce_axes, ())
-    reads = [n for n in loads(*nest.elements) if axis is not None and moves(n, axis)]
+    reads = [n for n in nest.element_loads if axis is not None and moves(n, axis)]
     if axis is None or len(reads) != 1 or extent_of(vector.extent) <= register[vector]:
         return ()
     pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
@@ -337,7 +358,7 @@ def _chains(nest: Nest, vector: Axis, target: Target) -> int:
 def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> float:
     """How much a row axis saves: vector reads that do not depend on it count most; long axes before short ones."""
     merit = 0.0
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         if not moves(node, axis):
             merit += 6.0 if moves(node, vector) else 1.0
     extent = span(nest, axis, context)

@@ -1,0 +1,251 @@
+"""Models that run in parts: results as long as the data says, branches and loops that the data decides, sequences,
+optional values and strings at the border."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import tilewright
+from tilewright import InputError, ModelError, OptionError, Options, StagedModel, UnsupportedError
+
+F, I64, B, S = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
+Ports = dict[str, Any]
+N = helper.make_node
+
+
+def value_info(name: str, about: Any) -> onnx.ValueInfoProto:
+    if isinstance(about, onnx.TypeProto):
+        return helper.make_value_info(name, about)
+    return helper.make_tensor_value_info(name, *about)
+
+
+def graph_of(nodes: list[onnx.NodeProto], inputs: Ports, outputs: Ports, **constants: Any) -> onnx.GraphProto:
+    given = [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
+    ports = [[value_info(n, about) for n, about in side.items()] for side in (inputs, outputs)]
+    return helper.make_graph(nodes, "g", *ports, given)
+
+
+def model_of(nodes: list[onnx.NodeProto], inputs: Ports, outputs: Ports, **constants: Any) -> onnx.ModelProto:
+    graph = graph_of(nodes, inputs, outputs, **constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.fixture
+def compile_it(kernel_cache: Path) -> Callable[..., Any]:
+    def run(model: onnx.ModelProto, **more: object) -> Any:
+        return tilewright.compile(model, options=Options(cache_dir=kernel_cache, threads=1).override(**more))
+
+    return run
+
+
+def agree(model: Any, source: onnx.ModelProto, *inputs: Any) -> None:
+    wanted = ReferenceEvaluator(source).run(None, dict(zip((p.name for p in source.graph.input), inputs, strict=True)))
+    for got, want in zip(model(*inputs), wanted, strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_what_the_data_counts(compile_it: Callable[..., Any]) -> None:
+    nodes = [
+        N("Relu", ["x"], ["r"]),
+        N("NonZero", ["r"], ["places"]),
+        N("Transpose", ["places"], ["t"]),
+        N("GatherND", ["r", "t"], ["v"]),
+        N("ReduceSum", ["v"], ["s"], keepdims=0),
+    ]
+    source = model_of(nodes, {"x": (F, [3, 5])}, {"t": (I64, None), "v": (F, None), "s": (F, None)})
+    model = compile_it(source, fallback="error")
+    assert isinstance(model, StagedModel)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        agree(model, source, rng.standard_normal((3, 5)).astype(np.float32))
+    agree(model, source, -np.ones((3, 5), np.float32))
+    counted = model.compilations
+    agree(model, source, -np.ones((3, 5), np.float32))
+    assert model.compilations == counted
+    text = model.explain()
+    assert text.startswith(f"the model: runs in parts; {counted} compiled so far, 2 in the last run\n  part 1: ")
+    assert "then NonZero node 'places': how many elements it gives is known only at run time\n" in text
+    assert len(model.profile(np.ones((3, 5), np.float32), repeat=1).calls) == len(model.calls)
+
+
+@pytest.mark.parametrize(("axis", "in_order"), [(None, 1), (0, 0), (1, 1)])
+def test_unique(compile_it: Callable[..., Any], axis: int | None, in_order: int) -> None:
+    about = {} if axis is None else {"axis": axis}
+    node = N("Unique", ["x"], ["y", "i", "inverse", "counts"], sorted=in_order, **about)
+    outputs = {"y": (F, None), "i": (I64, None), "inverse": (I64, None), "counts": (I64, None)}
+    source = model_of([node], {"x": (F, [4, 3])}, outputs)
+    model = compile_it(source, fallback="error")
+    x = np.array([[1, 0, 1], [2, -1, 2], [1, 0, 1], [2, -1, 2]], np.float32)
+    values = np.unique(x, True, True, True, axis=axis)
+    if not in_order:
+        order = np.argsort(values[1])
+        inverse = np.argsort(order)[values[2].reshape(-1)]
+        values = (np.take(values[0], order, axis or 0), values[1][order], inverse, values[3][order])
+    for got, want in zip(model(x), values, strict=True):
+        np.testing.assert_array_equal(got, np.reshape(want, got.shape))
+
+
+@pytest.mark.parametrize("extent", [7, 5000])
+def test_compress_of_run_time_data(compile_it: Callable[..., Any], extent: int) -> None:
+    source = model_of([N("Compress", ["x", "c"], ["y"], axis=1)], {"x": (F, [2, extent]), "c": (B, [extent])},
+                      {"y": (F, None)})  # fmt: skip
+    rng = np.random.default_rng(extent)
+    agree(compile_it(source), source, rng.standard_normal((2, extent)).astype(np.float32), rng.random(extent) > 0.9)
+
+
+def test_boxes_that_overlap_are_dropped(compile_it: Callable[..., Any]) -> None:
+    constants = {"most": np.array([3]), "overlap": np.array([0.4], np.float32), "least": np.array([0.2], np.float32)}
+    source = model_of([N("NonMaxSuppression", ["boxes", "scores", *constants], ["y"])],
+                      {"boxes": (F, [2, 9, 4]), "scores": (F, [2, 3, 9])}, {"y": (I64, None)}, **constants)  # fmt: skip
+    model = compile_it(source, fallback="error")
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        corner = rng.random((2, 9, 2)) * 4
+        boxes = np.concatenate([corner, corner + 1 + rng.random((2, 9, 2))], -1).astype(np.float32)
+        agree(model, source, boxes, rng.random((2, 3, 9)).astype(np.float32))
+
+
+def branching() -> onnx.ModelProto:
+    one = graph_of([N("Concat", ["x", "x"], ["a"], axis=0)], {}, {"a": (F, None)})
+    other = graph_of([N("Neg", ["x"], ["b"])], {}, {"b": (F, None)})
+    nodes = [
+        N("ReduceSum", ["x"], ["s"], keepdims=0),
+        N("Greater", ["s", "zero"], ["c"]),
+        N("If", ["c"], ["y"], then_branch=one, else_branch=other),
+        N("Mul", ["y", "y"], ["z"]),
+    ]
+    return model_of(nodes, {"x": (F, [300])}, {"z": (F, None)}, zero=np.float32(0))
+
+
+def test_branches_of_different_shapes(compile_it: Callable[..., Any]) -> None:
+    model = compile_it(branching())
+    x = np.random.default_rng(2).random(300).astype(np.float32)
+    for sign in (1, -1, 1, -1):
+        agree(model, branching(), sign * x)
+    assert model.compilations == 3  # the condition, and what follows each answer
+
+
+def looping(*, stacks: bool, limited: bool) -> onnx.ModelProto:
+    """Doubles while the sum is below a bound."""
+    nodes = [
+        N("Add", ["v", "v"], ["w"]),
+        N("ReduceSum", ["w"], ["s"], keepdims=0),
+        N("Less", ["s", "bound"], ["more"]),
+    ]
+    outputs = {"more": (B, []), "w": (F, [3])} | ({"s": (F, [])} if stacks else {})
+    body = graph_of(nodes, {"k": (I64, []), "on": (B, []), "v": (F, [3])}, outputs)
+    start = [N("ReduceMax", ["m"], ["count"], keepdims=0)] if limited else []
+    loop = N("Loop", ["count" if limited else "", "", "x"], ["y", "sums"][: 1 + stacks], body=body)
+    inputs = {"x": (F, [3]), "bound": (F, [])} | ({"m": (I64, [300])} if limited else {})
+    return model_of([*start, loop], inputs, {"y": (F, [3])} | ({"sums": (F, None)} if stacks else {}))
+
+
+@pytest.mark.parametrize(("stacks", "limited"), [(False, False), (True, True)])
+def test_loops_that_the_data_ends(compile_it: Callable[..., Any], stacks: bool, limited: bool) -> None:
+    model = compile_it(looping(stacks=stacks, limited=limited), fallback="error")
+    for bound in (40, 4000):
+        more = [np.arange(300) % 5] if limited else []
+        results = model(np.ones(3, np.float32), np.array(bound, np.float32), *more)
+        sums = [6 << k for k in range(20)]
+        steps = next(k for k, total in enumerate(sums, 1) if total >= bound)
+        steps = min(steps, 4) if limited else steps
+        np.testing.assert_array_equal(results[0], np.full(3, 2.0**steps))
+        if stacks:
+            np.testing.assert_array_equal(results[1], sums[:steps])
+    assert "body of the loop" in model.explain()
+
+
+def sequence_of(kind: int) -> onnx.TypeProto:
+    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(kind, None))
+
+
+def test_sequences_go_in_and_come_out(compile_it: Callable[..., Any]) -> None:
+    nodes = [N("SequenceInsert", ["s", "x"], ["t"]), N("SequenceLength", ["t"], ["n"])]
+    model = compile_it(model_of(nodes, {"s": sequence_of(F), "x": (F, [2])}, {"t": sequence_of(F), "n": (I64, [])}))
+    assert repr(model) == (
+        "<tilewright.StagedModel (s: sequence(float32[...]), x: float32[2]) -> (t: sequence(float32[...]), n: int64[])>"
+    )
+    x = np.ones(2, np.float32)
+    for items in ([], [np.zeros(3, np.float32)], [np.zeros(3, np.float32), np.ones((1, 2), np.float32)]):
+        found, length = model(items, x)
+        assert length == len(items) + 1
+        for got, want in zip(found, [*items, x], strict=True):
+            np.testing.assert_array_equal(got, want)
+    with pytest.raises(InputError, match="input 's' must be a list of arrays, not a ndarray"):
+        model(x, x)
+    with pytest.raises(InputError, match="input 's' must be float32, not float64"):
+        model([np.zeros(3)], x)
+    with pytest.raises(OptionError, match="runs in parts"):
+        model.save("nowhere")
+
+
+def test_optional_values(compile_it: Callable[..., Any]) -> None:
+    optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(F, [2]))
+    has = compile_it(model_of([N("OptionalHasElement", ["o"], ["y"])], {"o": optional}, {"y": (B, [])}))
+    assert [bool(has(value)[0]) for value in (None, np.zeros(2, np.float32))] == [False, True]
+    get = compile_it(model_of([N("OptionalGetElement", ["o"], ["y"])], {"o": optional}, {"y": (F, [2])}))
+    np.testing.assert_array_equal(get(np.ones(2, np.float32))[0], [1, 1])
+    with pytest.raises(ModelError, match="the optional value that it reads holds nothing"):
+        get(None)
+
+
+def strings() -> onnx.ModelProto:
+    nodes = [
+        N("StringConcat", ["a", "b"], ["c"]),
+        N("Equal", ["c", "wanted"], ["e"]),
+        N("Cast", ["e"], ["f"], to=F),
+        N("Mul", ["f", "x"], ["y"]),
+    ]
+    return model_of(nodes, {"a": (S, [2]), "b": (S, [2]), "x": (F, [2])}, {"y": (F, [2]), "c": (S, [2])},
+                    wanted=np.array(["ab", "xx"], dtype=object))  # fmt: skip
+
+
+def test_strings_run_outside_and_it_is_said(compile_it: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    model = compile_it(strings())
+    with caplog.at_level(logging.WARNING, "tilewright"):
+        for _ in range(2):
+            y, c = model(np.array(["a", "c"]), np.array(["b", "d"]), np.array([3, 4], np.float32))
+    assert y.tolist() == [3, 0] and c.tolist() == ["ab", "cd"]
+    said = [r.message for r in caplog.records]
+    assert said == [f"the model: {op} runs outside of native code, by ONNX's reference evaluator"
+                    for op in ("StringConcat node 'c'", "Equal node 'e'")]  # fmt: skip
+    assert "then StringConcat node 'c': it is about strings or images, for which there is no native" in model.explain()
+    with pytest.raises(UnsupportedError, match="output 'c' has element type string, which is not supported"):
+        compile_it(strings(), fallback="error")
+
+
+def test_variants_of_a_part_are_bounded(compile_it: Callable[..., Any]) -> None:
+    source = model_of([N("NonZero", ["x"], ["y"])], {"x": (F, [4])}, {"y": (I64, None)})
+    model = compile_it(source, variants=2)
+    for count in (1, 2, 3, 1):
+        agree(model, source, (np.arange(4) < count).astype(np.float32))
+    assert model.compilations == 5  # the count, three lengths, and the first of them again
+
+
+def test_what_is_known_before_a_cut_is_known_after_it(compile_it: Callable[..., Any]) -> None:
+    """Constants that nodes make, and values that a loop's body captures, on both sides of a part's end."""
+    body = graph_of([N("Add", ["v", "shifted"], ["w"]), N("ReduceSum", ["w"], ["s"], keepdims=0),
+                     N("Less", ["s", "bound"], ["more"])], {"k": (I64, []), "on": (B, []), "v": (F, [2])},
+                    {"more": (B, []), "w": (F, [2])})  # fmt: skip
+    nodes = [
+        N("Neg", ["one"], ["minus"]),
+        N("Sub", ["x", "minus"], ["shifted"]),
+        N("NonZero", ["x"], ["places"]),
+        N("Loop", ["", "", "x"], ["y"], body=body),
+        N("Mul", ["y", "minus"], ["z"]),
+    ]
+    source = model_of(nodes, {"x": (F, [2])}, {"z": (F, [2]), "places": (I64, None)}, one=np.ones(2, np.float32),
+                      bound=np.float32(20))  # fmt: skip
+    z, places = compile_it(source)(np.array([3, 0], np.float32))
+    np.testing.assert_array_equal(z, [-19, -4])  # 3, 7, 11, 15 and 0, 1, 2, 3: then 19 + 4 is over the bound
+    np.testing.assert_array_equal(places, [[0]])
