@@ -48,8 +48,8 @@ _CUT_LINES, _SHORT_LINES = 2.0, 1.2  # times the bytes of runs that end inside l
 _LOADED = 2.0  # times the latency of memory that is idle
 _UNEVEN = 0.4  # of the time of one unit that another does not hide
 _COPIED, _COMPUTED, _BY_ELEMENT = range(3)  # how operands come to shared memory
-_WAY_SLOTS = (0, 12, 40)  # issue slots of an element, one thread
-_WAY_CYCLES = (0, 20, 80)  # and cycles until the thread has it there
+_WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
 _STORED = 6  # issue slots of an element of the result, one thread
 _APART = 2.0  # cycles from an instruction of a warp's epilogue to the next
 
