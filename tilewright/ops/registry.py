@@ -11,7 +11,7 @@ from typing import Any
 class Operator:
     """One entry: `lower(builder, node, *tensors)` gives the node's outputs.
 
-    `constants` are positions of inputs whose values decide shapes, so they must be known when compiling.
+    `constants` are positions of inputs whose values decide shapes: known when compiling, or from an earlier part.
     """
 
     name: str

@@ -62,7 +62,7 @@ def _flags(b: Builder, x: Tensor, extent: int) -> Tensor:
         op("ne", b.read(flat, (i,)), 0), const(1, dtypes.int32), const(0, dtypes.int32)))  # fmt: skip
 
 
-@operator("NonZero", since=9)
+@operator("NonZero", since=9, constants=(0,))
 def non_zero(b: Builder, node: Node, x: Tensor) -> Tensor:
     known = b.value(x)
     if known is not None:
@@ -83,7 +83,7 @@ def non_zero(b: Builder, node: Node, x: Tensor) -> Tensor:
     return b.map("", (x.rank, count), element)
 
 
-@operator("Compress", since=9)
+@operator("Compress", since=9, constants=(1,))
 def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
     source, axis = x, node.attributes.get("axis")
     if axis is None:
@@ -103,7 +103,7 @@ def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
         source, (*i[:axis], cast(b.read(places, (i[axis],)), dtypes.index), *i[axis + 1 :])))  # fmt: skip
 
 
-@operator("Unique", since=11)
+@operator("Unique", since=11, constants=(0,))
 def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
     """Every slice is compared with every other: the first of equal ones is kept."""
     axis = node.attributes.get("axis")
@@ -126,8 +126,15 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
     differ = b.reduce("differ", (count, count), (width,), lambda i, r: select(
         op("ne", load(keys, (i[0], r[0])), load(keys, (i[1], r[0]))), cast(r[0], dtypes.int32),
         const(width, dtypes.int32)), "min")  # fmt: skip
-    first = b.reduce("first", (count,), (count,), lambda i, r: select(
-        eq(load(differ, (i[0], r[0])), width), cast(r[0], dtypes.int32), const(count, dtypes.int32)), "min")
+    first = b.reduce(
+        "first",
+        (count,),
+        (count,),
+        lambda i, r: select(
+            eq(load(differ, (i[0], r[0])), width), cast(r[0], dtypes.int32), const(count, dtypes.int32)
+        ),
+        "min",
+    )
 
     def is_first(k: Expr) -> Expr:
         return eq(load(first, (k,)), cast(k, dtypes.int32))
@@ -153,8 +160,15 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
         const(0, dtypes.int64)), "max")  # fmt: skip
     inverse = b.map("inverse", (count,), lambda k: cast(
         load(rank, (clamp(cast(load(first, (k,)), dtypes.index), count),)), dtypes.int64))  # fmt: skip
-    counts = b.reduce("counts", (kept,), (count,), lambda i, r: select(
-        eq(load(inverse, r), cast(i[0], dtypes.int64)), const(1, dtypes.int64), const(0, dtypes.int64)), "add")
+    counts = b.reduce(
+        "counts",
+        (kept,),
+        (count,),
+        lambda i, r: select(
+            eq(load(inverse, r), cast(i[0], dtypes.int64)), const(1, dtypes.int64), const(0, dtypes.int64)
+        ),
+        "add",
+    )
     shape = (*dims(source)[:axis], kept, *dims(source)[axis + 1 :])
     values = b.map("", shape, lambda *i: b.read(
         source, (*i[:axis], clamp(cast(load(places, (i[axis],)), dtypes.index), count), *i[axis + 1 :])))  # fmt: skip

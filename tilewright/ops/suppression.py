@@ -13,7 +13,7 @@ from tilewright.ops.selecting import places_of
 from tilewright.ops.sorting import ordered
 
 
-@operator("NonMaxSuppression", since=10, constants=(2,))
+@operator("NonMaxSuppression", since=10, constants=(0, 1, 2, 3, 4))
 def non_max_suppression(
     b: Builder, node: Node, boxes: Tensor, scores: Tensor, most: Tensor | None = None,
     overlap: Tensor | None = None, least: Tensor | None = None,
