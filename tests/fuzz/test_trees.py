@@ -14,7 +14,7 @@ import pytest
 from tests.cpu_stages import CPU, lowered
 from tests.fuzz.programs import random_arrays
 from tests.fuzz.test_programs import compare, prepared, told
-from tests.unit.test_rolling import chain
+from tests.unit.test_rolling import chain, convolutions
 from tilewright.ir.compute import Program, all_computes
 from tilewright.schedule.planner import make_plan
 from tilewright.tile_graph.check import check_plan
@@ -22,9 +22,9 @@ from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.rolling import find_overlap
-from tilewright.transform.fold import fold_constants
+from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.transform.layout import choose_layouts
+from tilewright.transform.staging import stage_operands
 
 ALL = 2000
 QUICK = (*range(60), 1057)  # the last reads an axis backwards in a product
@@ -57,19 +57,21 @@ def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Til
 
 
 def rolling(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Tile | None:
-    """The kernel with a window that moves over what it would compute again; None where nothing overlaps."""
-    overlap = find_overlap(nests)
-    if overlap is None:
+    """The kernel with windows that move over what it would compute again; None where nothing overlaps."""
+    overlaps = find_overlaps(nests)
+    if not overlaps:
         return None
-    root, extent = nests[-1], extent_of(nests[-1].axes[overlap.axis].extent)
-    steps = [n for n in range(1, extent // 2 + 1) if n * overlap.scale >= overlap.rows]
+    root, number = nests[-1], overlaps[0].axis
+    extent = extent_of(root.axes[number].extent)
+    steps = [n for n in range(1, extent // 2 + 1) if all(n * o.scale >= o.rows for o in overlaps)]
     if not steps:
         return None
     step = int(rng.choice(steps))
     part = step * int(rng.integers(2, max(3, extent // step + 1)))
-    axis = TileAxis("rows", extent, (Bind(root.tensor.name, f"o{overlap.axis}"),))
+    axis = TileAxis("rows", extent, (Bind(root.tensor.name, f"o{number}"),))
+    moving = {o.nest.tensor.name for o in overlaps}
     holds = tuple(
-        Hold(leaf.tensor, "rolling", "rows") if leaf.tensor == overlap.nest.tensor.name else Hold(leaf.tensor)
+        Hold(leaf.tensor, "rolling", "rows") if leaf.tensor in moving else Hold(leaf.tensor)
         for leaf in kernel.leaves[:-1]
     )
     walked = Tile(kernel.level, (("rows", step),), "order", kernel.leaves, holds)
@@ -106,8 +108,14 @@ def test_random_windows(seed: int) -> None:
     rng = np.random.default_rng([seed, 4])
     kernel, stride = int(rng.choice([2, 3, 5])), int(rng.integers(1, 3))
     sizes = [int(n) for n in rng.integers(kernel + 4, 16, 2)]
-    shape = chain(int(rng.integers(1, 6)), *sizes, kernel, stride, int(rng.integers(0, kernel // 2 + 1)))
-    program = choose_layouts(fold_constants(shape), CPU)
+    pad = int(rng.integers(0, kernel // 2 + 1))
+    if seed % 2:
+        program = chain(int(rng.integers(1, 6)), *sizes, kernel, stride, pad)
+    else:  # several windows, of which some move over copies made for padding
+        others = [(3, int(rng.integers(1, 3)), int(rng.integers(0, 2))) for _ in range(int(rng.integers(1, 3)))]
+        program = convolutions(3, int(rng.integers(2, 9)), *(s + 8 for s in sizes), [(kernel, 1, pad), *others])
+        program = stage_operands(program, CPU, always=True) if rng.random() < 0.5 else program
+    program = choose_layouts(program, CPU)
     with told(seed, program):
         plan = make_plan(program, CPU, "register")
         kernels = plan.kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from tilewright.target import machine
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.rolling import find_overlap
+from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.transform.fold import fold_constants
+from tilewright.transform.staging import stage_operands
 
 
 def chain(channels: int, height: int, width: int, kernel: int, stride: int, pad: int) -> Program:
@@ -34,6 +36,23 @@ def chain(channels: int, height: int, width: int, kernel: int, stride: int, pad:
                "w1": rng.standard_normal((2 * channels, 1, kernel, kernel)).astype(np.float32)}  # fmt: skip
     model = model_of(steps, {"x": (1, channels, height, width)}, {"y": (1, 2 * channels, rows, columns)}, weights)
     return fold_constants(ops.lower(load(model, {})))
+
+
+def convolutions(
+    channels: int, inner: int, height: int, width: int, taps: Sequence[tuple[int, int, int]], activation: str = "Relu"
+) -> Program:
+    """Convolutions one after the other: of each the size of its window, its stride and its padding."""
+    rng = np.random.default_rng(0)
+    steps, weights, x = [], {}, "x"
+    size = [height, width]
+    for number, (kernel, stride, pad) in enumerate(taps):
+        size = [(n + 2 * pad - kernel) // stride + 1 for n in size]
+        shape = (inner, channels if x == "x" else inner, kernel, kernel)
+        weights[f"w{number}"] = (rng.standard_normal(shape) / kernel).astype(np.float32)
+        steps.append(("Conv", [x, f"w{number}"], f"c{number}", {"pads": [pad] * 4, "strides": [stride] * 2}))
+        steps.append((activation, [f"c{number}"], x := f"r{number}", {}))
+    return fold_constants(ops.lower(load(
+        model_of(steps, {"x": (1, channels, height, width)}, {x: (1, inner, *size)}, weights), {})))  # fmt: skip
 
 
 def rolled(plan: Plan, program: Program, part: int, step: int) -> Plan:
@@ -73,6 +92,24 @@ def test_the_window_that_overlaps_is_found() -> None:
     program = chain(4, 12, 12, 3, 1, 1)
     plan = make_plan(program, machine("neoverse_n1"), "register")
     nests = [n for kernel in plan.kernels for n in plan_nests(kernel, all_computes(program))]
-    found = find_overlap(nests)
-    assert found is not None and found.nest is nests[-2]
+    (found,) = find_overlaps(nests)
+    assert found.nest is nests[-2]
     assert (found.axis, found.scale, found.rows) == (2, 1, 2)
+
+
+def test_a_window_moves_over_each_of_several_convolutions() -> None:
+    program = convolutions(3, 3, 20, 14, [(3, 1, 1), (5, 1, 2), (3, 2, 1)])
+    plan = make_plan(program, machine("neoverse_n1"), "register")
+    nests = [n for kernel in plan.kernels for n in plan_nests(kernel, all_computes(program))]
+    found = find_overlaps(nests)
+    assert [o.nest for o in found] == [n for n in reversed(nests[:-1]) if n.reduce_axes]
+    assert [(o.scale, o.rows) for o in found] == [(2, 1), (2, 4)]
+
+
+def test_copies_made_for_padding_stay_in_a_tile_with_what_reads_them() -> None:
+    target = machine("emerald_rapids")
+    program = stage_operands(convolutions(8, 8, 256, 256, [(3, 1, 1), (3, 1, 1)]), target, always=True)
+    assert len(program.staged) == 2
+    (kernel,) = make_plan(program, target).kernels
+    rolling = {h.tensor for t in kernel.walk() if isinstance(t, Tile) for h in t.holds if h.mode == "rolling"}
+    assert rolling == {t.name for t in program.staged}

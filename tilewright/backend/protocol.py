@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -57,6 +58,10 @@ class Backend(Protocol):
     """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing."""
 
     launch: str  # to whom the tiles of a kernel are handed out
+    source_suffix: str  # of files with the source text of a kernel
+    flushes_denormals: bool  # its kernels count numbers below the smallest normal one as zeros, where asked to
+    other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay
+    can_tune: bool  # plans can be measured inside the model
     stream_worth: float  # times as long as everything resident that a stream may be predicted to take, to be preferred
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
@@ -70,15 +75,15 @@ class Backend(Protocol):
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+        """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
-        """The best parts and steps of a window that moves over one of the nests; None where none pays or fits."""
+        """The best parts and steps of windows that move over some of the nests; None where none pays or fits."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
@@ -96,6 +101,17 @@ class Backend(Protocol):
     ) -> Binding:
         """A kernel of the Plan as Loops."""
 
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        """A kernel of the Plan as its traffic is predicted: loops over tiles around what its leaves touch."""
+
+    def caches(self, target: Target) -> range:
+        """The places of the levels that keep what passes through them; nearer ones hold what they are told to."""
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        """The memories of the Loops that are at a level next to registers; None: all of them."""
+
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         """What can be compiled before all is planned."""
 
@@ -107,3 +123,6 @@ class Backend(Protocol):
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         """Machine code, loaded and ready to run."""
+
+    def why_not_here(self, target: Target) -> str | None:
+        """What keeps this computer from running the code; None where nothing does."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, loads
+from tilewright.ir.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, const, loads, var
 from tilewright.ir.loops import (
     Alloc,
     Buffer,
@@ -25,6 +25,7 @@ from tilewright.ir.loops import (
     statements,
     stmt_exprs,
 )
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.values import evaluate_exprs
 
 EXACT = 1 << 20  # iterations looked at one by one; beyond, a loop is sampled at SAMPLES points
@@ -55,7 +56,8 @@ class Traffic:
 
 
 def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None = None) -> Traffic:
-    """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it.
+    """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it, and
+    once for all copies of a statement that is written out which are at the same place: they are in a register.
 
     Conditions that depend on loaded data count as taken; loads under a select count always. Operands of
     instructions are not counted: they move registers.
@@ -91,6 +93,7 @@ class _Counter:
         self._symbols = symbols
         self._env: dict[Axis, Any] = {} if kernel.step is None else {kernel.step: np.asarray(0)}
         self._vectors: list[tuple[Axis, float]] = []
+        self._copies: list[tuple[Axis, int]] = []  # loops that are written out
         self._depth = 0
         self._run(kernel.body, np.asarray(1.0))
 
@@ -100,21 +103,29 @@ class _Counter:
                 self._for(stmt, weight)
                 continue
             for node in loads(*stmt_exprs(stmt)):
-                self._count(self.result.loaded, self.result.loaded_by, node.source, node.args, weight)
+                places = weight * self._places(node)
+                self._count(self.result.loaded, self.result.loaded_by, node.source, node.args, places)
             if isinstance(stmt, Alloc):
                 self._run(stmt.body, weight)
             elif isinstance(stmt, If):
                 taken = self._value(stmt.condition)
+                outside, self._copies = self._copies, []  # what a branch has loaded is not known beside it
                 self._run(stmt.then, weight if taken is None else weight * taken)
                 self._run(stmt.otherwise, weight if taken is None else weight * np.logical_not(taken))
+                self._copies = outside
             elif isinstance(stmt, Store):
                 self._count(self.result.stored, self.result.stored_by, stmt.buffer, stmt.indices, weight)
 
     def _for(self, loop: For, weight: np.ndarray) -> None:
         extent = self._extent(loop.axis.extent)
         vector = loop.kind is ForKind.VECTOR
+        outside = self._copies
         if vector:
             self._vectors.append((loop.axis, float(np.mean(extent))))
+        elif loop.kind is ForKind.UNROLL and extent.ndim == 0:
+            self._copies = [*outside, (loop.axis, int(extent))]
+        else:
+            self._copies = []
         if _shapes_inside(loop):
             self._depth += 1
             size = int(np.max(extent, initial=0))
@@ -131,6 +142,7 @@ class _Counter:
             self._run(loop.body, weight * extent)
         if vector:
             self._vectors.pop()
+        self._copies = outside
 
     def _count(
         self,
@@ -147,6 +159,23 @@ class _Counter:
                 amount /= lanes
         by_name[buffer.name] = by_name.get(buffer.name, 0) + amount
         by_memory[buffer.memory] = by_memory.get(buffer.memory, 0) + amount
+
+    def _places(self, node: Load) -> float:
+        """The part of a load's copies that are at places of their own."""
+        if not self._copies:
+            return 1.0
+        counted = prod(n for _, n in self._copies)
+        offset: Expr = const(0)
+        for index, extent in zip(node.args, node.source.shape, strict=True):
+            offset = offset * extent + index
+        moving = join_divisions(linear(simplify(offset))).terms
+        places = np.zeros(1, dtype=np.int64)
+        for axis, size in self._copies:
+            if any(axis in t.axes and not isinstance(t, Var) for t in moving):
+                return 1.0
+            if var(axis) in moving:
+                places = np.add.outer(places, np.arange(size) * moving[var(axis)]).ravel()
+        return len(np.unique(places)) / max(1, counted)
 
     def _extent(self, extent: Extent) -> Any:
         if isinstance(extent, int):

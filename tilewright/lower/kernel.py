@@ -20,7 +20,7 @@ from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.rolling import Window, reads_of, window_of
+from tilewright.tile_graph.rolling import Window, moving_boxes, reads_of
 from tilewright.tile_graph.streams import Carrier, Work, stream_of
 
 
@@ -78,9 +78,9 @@ class KernelLowering:
         self.arguments: list[str] = []
         self.kept: list[Buffer] = []  # buffers of what the kernel holds
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
-        self.begun: dict[Tensor, Box] = {}  # the same before the first step of a window
+        self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, Window]] = {}  # copies inside a window's buffer
-        self.early: list[Work] = []
+        self.prologue: list[Work] = []
         self.by_name = {n.tensor.name: n for n in nests}
         self.leaves = dict(zip(nests, tile.leaves, strict=True))
         self.roots = roots_of(nests)
@@ -93,15 +93,20 @@ class KernelLowering:
         return self.scan.step if self.scan else None
 
     def binding(self) -> Binding:
+        index, items = self.items()
+        body = self.grid(index, items)
+        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+
+    def items(self) -> tuple[Axis, tuple[Work | Loop, ...]]:
+        """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""
         index, ranges = self._handed_out()
         items = self._body(self.plan, ranges)
         for work in works(items):
             self._bind_reads(work, {t for w in works(items) for t in w.nest.stores})
         for work in works(items):
             self._bind_writes(work)
-        self.begun_access = self._at_first()
-        body = self.grid(index, items)
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+        self.begun_access = [self._at_first(begun) for begun in self.begun]
+        return index, items
 
     def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
         """The loop over a kernel's tiles, and all that one of them does."""
@@ -140,8 +145,8 @@ class KernelLowering:
                 items.extend(self._body(node, ranges))
             else:
                 loop = self._in_order(node, dict(ranges), list(node.sizes))
-                items.extend((*self.early, loop))
-                self.early = []
+                items.extend((*self.prologue, loop))
+                self.prologue = []
         return tuple(items)
 
     def _in_order(self, tile: Tile, ranges: dict[str, Range], left: list[tuple[str, int]]) -> Loop:
@@ -166,35 +171,44 @@ class KernelLowering:
         rolling = [self.by_name[h.tensor] for h in tile.holds if h.mode == "rolling"]
         if not rolling:
             return Loop(loop, self._body(tile, ranges))
-        (nest,) = rolling
-        return Loop(loop, self._moving(tile, ranges, nest, loop))
+        return Loop(loop, self._moving(tile, ranges, rolling, loop))
 
-    def _moving(self, tile: Tile, ranges: Mapping[str, Range], nest: Nest, loop: Axis) -> tuple[Work | Loop, ...]:
-        """A step with a window over what one nest stores: only what is new is computed, what is shared is copied to
-        the window's front for the next step; what the first step shares is computed before the loop."""
-        boxes, limits = self._boxes(ranges)
-        window = window_of(boxes[nest], loop)
-        if window is None or limits:
-            raise InternalError(f"kernel '{self.plan.name}': no window moves over '{nest.tensor.name}'")
-        (tensor,) = nest.stores
-        seen = window.of(boxes[nest], window.whole())
-        added = window.of(boxes[nest], window.new())
-        inside = propagate(self.nests, {**{r: boxes[r] for r in self.roots}, nest: added})
-        leading = reads_of(nest, self.nests)
-        first = {loop: const(0)}
-        begun = propagate(leading, _at(window.of(boxes[nest], window.first(loop)), first))
+    def _moving(
+        self, tile: Tile, ranges: Mapping[str, Range], rolling: Sequence[Nest], loop: Axis
+    ) -> tuple[Work | Loop, ...]:
+        """A step with windows over what some nests store: only what is new of each is computed, what is shared is
+        copied to the window's front for the next step; what the first step shares is computed before the loop."""
+        whole_step, limits = self._boxes(ranges)
+        boxes, windows = moving_boxes(self.nests, {r: whole_step[r] for r in self.roots}, rolling, loop)
+        for nest in rolling:
+            if nest not in windows or limits:
+                raise InternalError(f"kernel '{self.plan.name}': no window moves over '{nest.tensor.name}'")
         for hold in tile.holds:
             held = self.by_name[hold.tensor]
-            self.held.update(dict.fromkeys(held.stores, inside[held]))
-            if held in begun:
-                self.begun.update({t: _at(begun[held], first) for t in held.stores})
-        self.held[tensor] = seen
-        self.begun[tensor] = _at(seen, first)
+            self.held.update(dict.fromkeys(held.stores, boxes[held]))
         leaves = [n for n in tile.body if isinstance(n, Leaf)]
-        self.early = [Work(self.by_name[x.tensor], x, _at(begun[self.by_name[x.tensor]], first), early=True)
-                      for x in leaves if self.by_name[x.tensor] in begun]  # fmt: skip
-        steps = [Work(self.by_name[x.tensor], x, inside[self.by_name[x.tensor]]) for x in leaves]
-        return (*steps, self._copied(nest, window, seen))
+        copies = []
+        for nest, window in windows.items():
+            seen = window.of(boxes[nest], window.whole())
+            self.held.update(dict.fromkeys(nest.stores, seen))
+            self.prologue += self._begun(tile, leaves, nest, window, seen, loop)
+            copies.append(self._copied(nest, window, seen))
+        steps = [Work(self.by_name[x.tensor], x, boxes[self.by_name[x.tensor]]) for x in leaves]
+        return (*steps, *copies)
+
+    def _begun(
+        self, tile: Tile, leaves: Sequence[Leaf], nest: Nest, window: Window, seen: Box, loop: Axis
+    ) -> list[Work]:
+        """What the first step of a window shares with the one before it, which there is not, and all that leads to it:
+        windows that begin later may use the same places for it, since they begin after it."""
+        first = {loop: const(0)}
+        begun = propagate(reads_of(nest, self.nests), _at(window.of(seen, window.first(loop)), first))
+        held = [self.by_name[h.tensor] for h in tile.holds]
+        places = {t: _at(begun[n], first) for n in held if n in begun for t in n.stores}
+        places.update(dict.fromkeys(nest.stores, _at(seen, first)))
+        self.begun.append(places)
+        return [Work(n, x, _at(begun[n], first), prologue=len(self.begun))
+                for x in leaves for n in (self.by_name[x.tensor],) if n in begun]  # fmt: skip
 
     def _copied(self, nest: Nest, window: Window, seen: Box) -> Work:
         """The end of a window to its front: the same buffer, whose first element is later by what the window moves."""
@@ -252,12 +266,12 @@ class KernelLowering:
     # --- places
 
     def access_of(self, work: Work) -> Access:
-        return self.begun_access if work.early else self.access
+        return self.begun_access[work.prologue - 1] if work.prologue else self.access
 
-    def _at_first(self) -> Access:
+    def _at_first(self, begun: Mapping[Tensor, Box]) -> Access:
         """Places as they are before the first step of a window."""
         read, write = dict(self.access.read), dict(self.access.write)
-        for tensor, box in self.begun.items():
+        for tensor, box in begun.items():
             place = replace(self.access.read[tensor], lows=tuple(part.low for part in box))
             read[tensor], write[tensor] = place, [place]
         return Access(read, write)
@@ -288,8 +302,9 @@ class KernelLowering:
                 box = self.held.get(tensor, work.box)
                 order = self.layout(tensor)
                 sizes = [min(int(r.size), r.extent) for r in box]
-                if tensor in self.begun:
-                    sizes = [max(n, int(r.size)) for n, r in zip(sizes, self.begun[tensor], strict=True)]
+                for begun in self.begun:
+                    if tensor in begun:
+                        sizes = [max(n, int(r.size)) for n, r in zip(sizes, begun[tensor], strict=True)]
                 shape = order.storage_shape(tuple(sizes))
                 buffer = Buffer(f"s{len(self.kept)}", shape, tensor.dtype, self.memory)
                 self.kept.append(buffer)

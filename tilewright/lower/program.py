@@ -41,7 +41,7 @@ class _State:
 def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> LoopProgram:
     """The kernels and calls of a plan; `lower_kernel` is the backend's."""
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
-    tensors = {t.name: t for t in _all_tensors(program)}
+    tensors = {t.name: t for t in all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
     state = _State(program, plan, layouts, computes, {}, [])
     temporaries: dict[str, Tensor] = {}
@@ -61,7 +61,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     key = (
         signature(nests, lambda t: (state.layout(t), t.name in held, scan is not None and t in scan.stacked,
                                     t.name in prefetched)),
-        _shape(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
+        shape_of(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
         tuple(b.shape for b in _warmed(state, issued)), None if scan is None else scan.step.extent,
     )  # fmt: skip
     # tensors in the order the nests meet them: equal keys, equal places
@@ -78,7 +78,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     return Binding(state.kernels[key], binding.arguments)
 
 
-def _shape(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
+def shape_of(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
     """A Tile without names and estimates: its nests by number."""
     if isinstance(node, Leaf):
         return numbers[node.tensor], replace(node, tensor="", core="", epilogue=(), composed=())
@@ -86,7 +86,7 @@ def _shape(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
         (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
     )
     holds = frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds)
-    body = tuple(_shape(inner, numbers) for inner in node.body)
+    body = tuple(shape_of(inner, numbers) for inner in node.body)
     return node.level, node.sizes, node.over, node.count, axes, holds, body
 
 
@@ -125,7 +125,7 @@ def _lower_scan(state: _State, walked: Tile, plans: list[Tile], lower: LowerKern
     for plan in plans:
         found = plan_nests(plan, state.computes)
         _check_idle(plan, found, scan, state.program)
-        nests = [_at_step(n, scan.axis, step) for n in found]
+        nests = [at_step(n, scan.axis, step) for n in found]
         bindings.append(_bind(state, plan, nests, view, lower))
     temporaries: dict[str, Tensor] = {}
     buffers: list[tuple[str, str]] = []
@@ -155,7 +155,7 @@ def _check_idle(plan: Tile, nests: list[Nest], scan: Scan, program: Program) -> 
                                 f"{part.idle}; plan the model anew")  # fmt: skip
 
 
-def _at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
+def at_step(nest: Nest, axis: Axis, step: Axis) -> Nest:
     now = {axis: var(step)}
     return replace(
         nest,
@@ -171,7 +171,7 @@ def _all_computes(program: Program) -> Iterable[Compute]:
             yield from compute.body
 
 
-def _all_tensors(program: Program) -> Iterable[Tensor]:
+def all_tensors(program: Program) -> Iterable[Tensor]:
     yield from program.inputs
     yield from program.constants
     for compute in _all_computes(program):
@@ -183,7 +183,7 @@ def _all_tensors(program: Program) -> Iterable[Tensor]:
 def _storage(state: _State, temporaries: dict[str, Tensor]) -> list[Storage]:
     program = state.program
     used = {a for call in state.calls for a in call.arguments}
-    by_name = {t.name: t for t in _all_tensors(program)} | temporaries
+    by_name = {t.name: t for t in all_tensors(program)} | temporaries
     inputs = {t.name: i for i, t in enumerate(program.inputs)}
     outputs = {t.name: i for i, t in enumerate(program.outputs)}
     constants = {t.name for t in program.constants}

@@ -11,8 +11,9 @@ from tilewright.backend.protocol import Backend, Choice, StepKernel, StepPlan
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.schedule.connect import Connector, Group, microseconds
+from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
+from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.tree import in_tree, kernel_tile
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -28,7 +29,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass
-class _Part:
+class Part:
     """Computes planned together: the model's own, or the body of one Scan."""
 
     computes: list[Compute]
@@ -56,8 +57,8 @@ def make_plan(
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
-    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
-    for part in _parts(program):
+    planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+    for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
@@ -68,9 +69,11 @@ def make_plan(
         planned.append((part, fused, nests, plans))
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
-        connector = Connector(backend, context, plans, part.kept, streaming=streaming, repeated=part.scan is not None)
-        groups = connector.connect(nests, joining=schedule == "connected")
-        units.extend(_Builder(part, fused, plans, connector, backend, context).units(groups))
+        costs = GroupCost(backend, context, plans, part.kept, readers_of(nests), streaming, part.scan is not None)
+        connector = Connector(costs, nests)
+        groups = connector.connect() if schedule == "connected" else connector.separate()
+        refused = connector.refusals(groups) if schedule == "connected" else {}
+        units.extend(_Builder(part, fused, costs, refused, backend, context).units(groups))
     body = in_tree(_in_order(units), program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
@@ -79,7 +82,8 @@ def make_plan(
 def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     """The plan of a nest; nests that differ in names alone share the work."""
     known = context.memo.plans
-    key = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    computed = signature([nest], lambda t: (t in context.constants, t in context.staged, context.layout(t)))
+    key = (computed, context.weights_fit)
     if key not in known:
         known[key] = backend.plan_leaf(nest, context)
     return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
@@ -99,7 +103,7 @@ def plan_seconds(plan: Plan, program: Program) -> float:
     )
 
 
-def _parts(program: Program) -> list[_Part]:
+def parts_of(program: Program) -> list[Part]:
     outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
     scans = [c for c in program.computes if isinstance(c, Scan)]
     for compute in program.computes:
@@ -108,20 +112,20 @@ def _parts(program: Program) -> list[_Part]:
             raise UnsupportedError(f"{compute.origin or compute.outputs[0].name}: {kind} is not compiled yet; "
                                    "cut the model before it, or express it by other operators")  # fmt: skip
     # copies stay in memory: made anew for every tile, or streamed, they would cost more than they save
-    kept = {*program.outputs, *program.staged}
+    kept = {*program.outputs}
     for scan in scans:
         kept.update(reads(scan))
-    parts = [_Part(list(outer), frozenset(kept))]
+    parts = [Part(list(outer), frozenset(kept))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
                 raise UnsupportedError(f"{scan.origin}: a {type(inner).__name__} inside a Scan is not compiled yet")
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
-        parts.append(_Part(list(scan.body), stays, scan))
+        parts.append(Part(list(scan.body), stays, scan))
     return parts
 
 
-def _nests(part: _Part, fused: Fused) -> list[Nest]:
+def _nests(part: Part, fused: Fused) -> list[Nest]:
     riding = {m.output for chain in fused.epilogues.values() for m in chain}
     nests = []
     for compute in part.computes:
@@ -159,10 +163,10 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
 class _Builder:
     """Writes the Tiles of one part's kernels."""
 
-    part: _Part
+    part: Part
     fused: Fused
-    plans: Mapping[Nest, Leaf]
-    connector: Connector
+    costs: GroupCost
+    refused: Mapping[Nest, str]  # by root: why its readers are other kernels
     backend: Backend
     context: NestContext
 
@@ -170,7 +174,7 @@ class _Builder:
         scan = self.part.scan
         if scan is None:
             return [self._unit(group) for group in groups]
-        steps = [StepKernel(g.nests, self._leaves(g), self.connector.stored(g.nests), choice_of(g)) for g in groups]
+        steps = [StepKernel(g.nests, self._leaves(g), self.costs.stored(g.nests), choice_of(g)) for g in groups]
         planned, keeps = self.backend.plan_steps(steps, scan, self.context)
         kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
         held = tuple(Hold(name, fill="read") for name in keeps)
@@ -181,11 +185,11 @@ class _Builder:
     def _unit(self, group: Group) -> _Unit:
         inside = {t for n in group.nests for t in n.stores}
         needs = {t.name for n in group.nests for t in n.reads() if t not in inside}
-        return _Unit(self._kernel(group, None), {t.name for t in self.connector.stored(group.nests)}, needs)
+        return _Unit(self._kernel(group, None), {t.name for t in self.costs.stored(group.nests)}, needs)
 
     def _leaves(self, group: Group) -> tuple[Leaf, ...]:
         return tuple(
-            replace(self.plans[n], composed=tuple(_inlined_by([n], self.part, self.fused))) for n in group.nests
+            replace(self.costs.plans[n], composed=tuple(_inlined_by([n], self.part, self.fused))) for n in group.nests
         )
 
     def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
@@ -196,23 +200,23 @@ class _Builder:
         seconds = choice.seconds if step is None else step.seconds
         main = self.context.target.main.name
         about = Estimate(
-            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.connector)
+            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.costs, self.refused)
         )
         return kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
-            self.connector.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
+            self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
 
 
-def _reason(group: Group, connector: Connector) -> str:
+def _reason(group: Group, costs: GroupCost, refused: Mapping[Nest, str]) -> str:
     """Why these nests share a kernel, and why the kernel that reads them is another, in the cost model's words."""
     parts = []
     if len(group.nests) > 1:
-        alone = [connector.cost([n]) for n in group.nests]
+        alone = [costs.cost([n]) for n in group.nests]
         apart = microseconds(sum(c.seconds for c in alone if c is not None))
         joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
         parts.append(f"joined: the prediction is {joined}")
-    refusal = connector.refused.get(group.nests[-1])
+    refusal = refused.get(group.nests[-1])
     if refusal is not None:
         parts.append(f"goes no further: {refusal}")
     return "; ".join(parts)
@@ -224,7 +228,7 @@ def choice_of(group: Group) -> Choice:
     return group.choice
 
 
-def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
+def _inlined_by(nests: Sequence[Nest], part: Part, fused: Fused) -> list[str]:
     """Maps composed into these nests, found by walking back from what their computes read."""
     by_output = {t: c for c in part.computes for t in c.outputs}
     by_name = {t.name: t for t in by_output}

@@ -13,7 +13,8 @@ from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.propagate import Range, extent_of, propagate
-from tilewright.tile_graph.rolling import find_overlap
+from tilewright.tile_graph.residence import reuse_distances
+from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.tile_graph.streams import Stream
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
@@ -41,13 +42,13 @@ def kernel_tile(
     axes, sizes = cut_axes(root.tensor.name, extents, dict(choice.tile))
     axes = _tied(axes, nests)
     if choice.step:
-        overlap = find_overlap(nests)
-        assert overlap is not None
-        name = f"t{overlap.axis}"
+        overlaps = find_overlaps(nests)
+        name = f"t{overlaps[0].axis}"
         if name not in dict(sizes):
-            (whole,), _ = cut_axes(root.tensor.name, extents, {f"o{overlap.axis}": 1})
+            (whole,), _ = cut_axes(root.tensor.name, extents, {f"o{overlaps[0].axis}": 1})
             axes = (*axes, whole)
-        held = [Hold(h.tensor, "rolling", name) if h.tensor == overlap.nest.tensor.name else h for h in held]
+        moving = {o.nest.tensor.name for o in overlaps}
+        held = [Hold(h.tensor, "rolling", name) if h.tensor in moving else h for h in held]
         body = (Tile(level, ((name, choice.step),), "order", body, tuple(held)),)
         held = []
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
@@ -100,7 +101,8 @@ def _streamed(
 
 
 def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
-    """Main memory around all kernels, named in their order, with every intermediate that one leaves to another."""
+    """Main memory around all kernels, named in their order, with every intermediate that one leaves to another; those
+    that stay in the outer cache until they are read for the last time are held there."""
     number = 0
     named: list[Tile] = []
     for unit in units:
@@ -116,8 +118,14 @@ def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
     kernels = [k for unit in named for k in unit.walk() if isinstance(k, Tile) and k.is_kernel]
     left = [n for k in kernels for leaf in k.leaves if leaf.tensor not in k.held
             for n in (t.name for t in computes[leaf.tensor].outputs) if n not in given]  # fmt: skip
-    holds = tuple(Hold(name) for name in dict.fromkeys(left))
-    return Tile(target.main.name, body=tuple(_issued(named, target)), holds=holds)
+    distances = reuse_distances(named, computes)
+    near = {n for n in left if n in distances and distances[n] <= target.outer_room}
+    body: tuple[Tile | Leaf, ...] = tuple(_issued(named, target))
+    if target.outer is not None and near:
+        main, outer = target.main.name, target.outer.name
+        body = tuple(replace(n, level=outer) if isinstance(n, Tile) and n.level == main else n for n in body)
+        body = (Tile(outer, body=body, holds=tuple(Hold(n) for n in dict.fromkeys(left) if n in near)),)
+    return Tile(target.main.name, body=body, holds=tuple(Hold(n) for n in dict.fromkeys(left) if n not in near))
 
 
 def _issued(units: Sequence[Tile], target: Target) -> list[Tile]:

@@ -13,6 +13,7 @@ from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_compu
 from tilewright.target import Target
 from tilewright.tile_graph.held import held_bytes, plan_nests
 from tilewright.tile_graph.plan import HANDED_OUT, MODES, PARTS, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.residence import reuse_distances
 
 _FILLS = (None, "read", "prefetch")
 
@@ -79,6 +80,8 @@ class _Walker:
                 self.tile(node, inside, known)
             else:
                 self._leaf(node, inside)
+        if around and not any(t.is_kernel for t in inside) and tile.over == "order":
+            self._residence(tile)
         if tile.is_kernel:
             self._capacity(tile)
             self.launched.add(tile.name)
@@ -91,6 +94,18 @@ class _Walker:
         held = held_bytes(kernel, plan_nests(kernel, self.computes))
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+
+    def _residence(self, tile: Tile) -> None:
+        """What kernels leave to each other in a cache must still be there when it is read."""
+        if self.target is None or not self.measured:
+            return
+        level = self.target.level(tile.level)
+        room = level.capacity * max(1, level.shared_by)
+        distances = reuse_distances([n for n in tile.body if isinstance(n, Tile)], self.computes)
+        for hold in tile.holds:
+            if distances.get(hold.tensor, 0) > room:
+                raise ValueError(f"'{hold.tensor}' cannot stay at {tile.level}: {distances[hold.tensor]} bytes pass "
+                                 f"before it is read for the last time, and there are {room}")  # fmt: skip
 
     def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
         if self.levels is None:
@@ -165,7 +180,8 @@ class _Walker:
                 for o in self.computes[h.tensor].outputs}  # fmt: skip
         if leaf.tensor not in held | self.outputs and not self._escapes(leaf):
             raise ValueError(f"nothing holds '{leaf.tensor}'")
-        inner = {h.tensor for t in around for h in t.holds if t.level != around[0].level}
+        kernel = next(i for i, t in enumerate(around) if t.is_kernel)
+        inner = {h.tensor for t in around[kernel:] for h in t.holds}
         if leaf.tensor not in inner:
             self.stored.add(leaf.tensor)
         own = {leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed}

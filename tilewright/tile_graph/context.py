@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, loads, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -34,6 +34,12 @@ class NestContext:
     def weights(self) -> int:
         """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
         return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
+
+    @cached_property
+    def weights_fit(self) -> tuple[bool, ...]:
+        """All of a model's constants that a decision may depend on: what levels hold them, or with as much to spare."""
+        sizes = (n for x in self.target.levels for n in (x.capacity // 2, x.capacity, x.capacity * x.shared_by // 2))
+        return tuple(self.weights <= size for size in sizes)
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
@@ -95,7 +101,7 @@ def packed_axis(node: Load, axis: Axis) -> int | None:
 
 def is_contraction(nest: Nest) -> bool:
     """A sum of products of at least two reads."""
-    return nest.monoid is not None and nest.monoid.operator == "add" and len(loads(nest.elements[0])) >= 2
+    return nest.is_contraction
 
 
 def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:

@@ -13,6 +13,17 @@ from tilewright.tile_graph.plan import Leaf
 
 
 @dataclass
+class Batch:
+    """Candidate tiles of one root and what was found out about them: groups that end in the same nest share it."""
+
+    root: Any
+    axes: dict[Hashable, Axis] = field(default_factory=dict)  # that tiles begin at
+    sizes: dict[Hashable, Any] = field(default_factory=dict)
+    reads: dict[Hashable, Any] = field(default_factory=dict)
+    seconds: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Memo:
     """Decisions for one target, by signature: nests that differ in names alone have the same."""
 
@@ -23,3 +34,10 @@ class Memo:
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
     facts: dict[Hashable, Any] = field(default_factory=dict)
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
+    last: Batch | None = None
+
+    def batch(self, root: Any) -> Batch:
+        """Of one root at a time: its groups are looked at one after the other, and arrays are large."""
+        if self.last is None or self.last.root is not root:
+            self.last = Batch(root)
+        return self.last

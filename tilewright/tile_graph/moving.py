@@ -95,9 +95,14 @@ def shared_seconds(tensor: Tensor, box: Box, context: NestContext) -> Size:
 
 
 def footprint(
-    nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None
-) -> Size:
-    """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along."""
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None,
+    steps: bool = False,
+) -> Size:  # fmt: skip
+    """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along; all of
+    them too in the steps of windows, which stay from one to the next."""
+    if steps:
+        inside = [(n, t) for n in nests for t in n.stores if t not in stored]
+        return sum((box_elements(boxes[n]) * t.dtype.bytes for n, t in inside), np.int64(0))
     if stream is not None:
         followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
         copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -94,7 +94,46 @@ class Nest:
         return list({n.source: n for n in found}.values()) if self.written_out else found
 
     def reads(self) -> list[Tensor]:
-        return list(dict.fromkeys(n.source for n in self.loads()))
+        return self._reads
+
+    @cached_property
+    def _reads(self) -> list[Tensor]:
+        return list(dict.fromkeys(n.source for n in self._loads))
+
+    @cached_property
+    def is_contraction(self) -> bool:
+        return self.monoid is not None and self.monoid.operator == "add" and len(loads(self.elements[0])) >= 2
+
+    @cached_property
+    def element_loads(self) -> list[Load]:
+        """Reads of what is summed up, in every step."""
+        return loads(*self.elements)
+
+    @cached_property
+    def value_loads(self) -> list[Load]:
+        """Reads of what is stored, those of the sum among them."""
+        return loads(*self.values)
+
+    @cached_property
+    def value_cost(self) -> int:
+        """Operations on data for every value stored."""
+        return data_cost(*self.values)
+
+    @cached_property
+    def element_cost(self) -> int:
+        """Operations on data for every element that is summed up."""
+        return data_cost(*self.elements)
+
+    @cached_property
+    def reach(self) -> dict[Tensor, tuple[list[Expr], ...]]:
+        """By dimension of every tensor read the outermost of its indices: neighbours' reads share most of them, and
+        what the others cover lies between these."""
+        indices: dict[Tensor, tuple[dict[Expr, None], ...]] = {}
+        for node in self._loads:
+            seen = indices.setdefault(node.source, tuple({} for _ in node.indices))
+            for known, index in zip(seen, node.indices, strict=True):
+                known[simplify(index)] = None
+        return {tensor: tuple(_outermost(known) for known in dims) for tensor, dims in indices.items()}
 
     @cached_property
     def tables(self) -> Mapping[Tensor, Sequence[Load]]:
@@ -262,6 +301,15 @@ _HEAVY = {
     "rsqrt": 27,
     "fmod": 40,
 }
+
+
+def _outermost(indices: Iterable[Expr]) -> list[Expr]:
+    """Of indices that differ by a constant the lowest and the highest."""
+    groups: dict[Hashable, dict[int, Expr]] = {}
+    for index in indices:
+        value = linear(index)
+        groups.setdefault(frozenset(value.terms.items()), {})[value.constant] = index
+    return [group[place] for group in groups.values() for place in dict.fromkeys((min(group), max(group)))]
 
 
 def data_cost(*roots: Expr, along: Axis | None = None) -> int:

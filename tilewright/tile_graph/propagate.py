@@ -5,7 +5,7 @@ Sizes may be NumPy arrays: a whole batch of candidate tiles is propagated at onc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,15 @@ def extent_of(value: int | Expr) -> int:
     return value if isinstance(value, int) else int(bounds.upper(value))
 
 
-def index_range(index: Expr, box: Mapping[Axis, Range], extent: int) -> Range:
+def index_range(index: Expr, box: Mapping[Axis, Range], extent: int, clip: bool = True) -> Range:
     """The range an index expression covers while each axis runs over its own range, clipped to [0, extent)."""
-    low, size = _range(index, box)
-    if low is None:
+    if isinstance(index, Var) and index.axis in box:
+        low, size = box[index.axis].low, box[index.axis].size
+        return _clipped(low, size, extent) if clip else Range(low, size, extent)
+    lowest, size = _range(index, box)
+    if lowest is None:
         return whole(extent)
-    return _clipped(low, size, extent)
+    return _clipped(lowest, size, extent) if clip else Range(lowest, size, extent)
 
 
 def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
@@ -178,26 +181,43 @@ def unclipped(part: Range) -> Expr:
     return low
 
 
-def reads_box(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor]) -> dict[Tensor, Box]:
+Known = dict[Hashable, Any]  # results of this module by nest and box; it holds on to the boxes
+
+
+def key_of(nest: Nest, own: Box) -> Hashable:
+    """A nest on a box: arrays are told apart as objects, which whoever keeps the key must hold on to."""
+    return nest, tuple([(p.low, id(p.size) if isinstance(p.size, np.ndarray) else p.size) for p in own])
+
+
+def reads_box(
+    nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor], known: Known | None = None,
+    clip: bool = True,
+) -> dict[Tensor, Box]:  # fmt: skip
     """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
+    if known is None or reduce_box:
+        return _reads_box(nest, own, reduce_box, wanted, clip)
+    key = key_of(nest, own)
+    if key not in known:
+        known[key] = own, _reads_box(nest, own, reduce_box, set(nest.reach), clip)
+    return {t: box for t, box in known[key][1].items() if t in wanted}
+
+
+def _reads_box(
+    nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], wanted: set[Tensor], clip: bool
+) -> dict[Tensor, Box]:
     env = dict(zip(nest.axes, own, strict=True))
     env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
-    # neighbours' reads share most of their indices: each distinct one is looked at once
-    indices: dict[Tensor, tuple[dict[Expr, None], ...]] = {}
-    for node in nest.loads():
-        if node.source in wanted:
-            seen = indices.setdefault(node.source, tuple({} for _ in node.indices))
-            for known, index in zip(seen, node.indices, strict=True):
-                known[index] = None
     found: dict[Tensor, Box] = {}
-    for tensor, dims in indices.items():
+    for tensor, dims in nest.reach.items():
+        if tensor not in wanted:
+            continue
         box = []
-        for known, extent in zip(dims, tensor.shape, strict=True):
+        for indices, extent in zip(dims, tensor.shape, strict=True):
             size = extent_of(extent)
-            parts = [(index_range(i, env, size),) for i in _outermost(known)]
-            for other in parts[1:]:
-                parts[0] = (merge(parts[0], other)[0],)
-            box.append(parts[0][0])
+            part = index_range(indices[0], env, size, clip)
+            for other in indices[1:]:
+                (part,) = merge((part,), (index_range(other, env, size, clip),))
+            box.append(part)
         found[tensor] = tuple(box)
     return found
 
@@ -211,22 +231,15 @@ def boxes_of_reads(nest: Nest, own: Box, reduce_box: Mapping[Axis, Range], tenso
     return [tuple(index_range(simplify(i), env, s) for i, s in zip(d, sizes, strict=True)) for d in distinct]
 
 
-def _outermost(indices: Iterable[Expr]) -> list[Expr]:
-    """Of indices that differ by a constant the lowest and the highest: what the others cover lies between."""
-    groups: dict[Hashable, dict[int, Expr]] = {}
-    for index in map(simplify, indices):
-        value = linear(index)
-        groups.setdefault(frozenset(value.terms.items()), {})[value.constant] = index
-    return [group[place] for group in groups.values() for place in dict.fromkeys((min(group), max(group)))]
-
-
 def propagate(
     nests: Sequence[Nest], roots: Box | Mapping[Nest, Box],
-    reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None,
+    reduce_boxes: Mapping[Nest, Mapping[Axis, Range]] | None = None, known: Known | None = None, clip: bool = True,
 ) -> dict[Nest, Box]:  # fmt: skip
-    """The box of every nest of a connected group, from those of its roots; a single box is the last nest's."""
+    """The box of every nest of a connected group, from those of its roots; a single box is the last nest's. Unclipped,
+    boxes may lie beyond the ends of an axis: how they move with a root's is then plain to see."""
     boxes: dict[Nest, Box] = dict(roots) if isinstance(roots, Mapping) else {nests[-1]: roots}
     inside = {t for n in nests for t in n.stores}
+    limits = reduce_boxes or {}
     needed: dict[Tensor, Box] = {}
     for nest in reversed(nests):
         if nest not in boxes:
@@ -235,7 +248,7 @@ def propagate(
             for other in demands[1:]:
                 box = merge(box, other)
             boxes[nest] = box
-        for tensor, box in reads_box(nest, boxes[nest], (reduce_boxes or {}).get(nest, {}), inside).items():
+        for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), inside, known, clip).items():
             needed[tensor] = merge(needed[tensor], box) if tensor in needed else box
     return boxes
 

@@ -7,14 +7,14 @@ overlap of the first part is computed before the walk begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import bounds
-from tilewright.ir.expr import Axis, Const, Expr, Load, Var, const, maximum, minimum, substitute, var
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, const, maximum, minimum, substitute, var
 from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, unclipped
+from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,52 @@ class Window:
 
 
 def window_of(box: Box, loop: Axis) -> Window | None:
-    """How a box moves with a loop; None where it does not, or not by whole steps along one axis alone."""
+    """How an unclipped box moves with a loop; None where it does not, or not by whole steps along one axis alone."""
     found: Window | None = None
     for dim, part in enumerate(box):
-        low = unclipped(part)
-        advance = linear(low).terms.get(var(loop))
+        advance = linear(part.low).terms.get(var(loop))
         if advance is None:
             continue
         if found is not None or advance < 1 or int(part.size) >= part.extent:
             return None
-        found = Window(dim, low, int(part.size), advance, part.extent)
+        found = Window(dim, part.low, int(part.size), advance, part.extent)
     if found is None or found.overlap < 0 or found.advance < found.overlap:
         return None
     # what lies before the axis is never new
     return found if bounds.lower(found.new().low) >= 0 and bounds.lower(found.kept().low) >= 0 else None
+
+
+def moving_boxes(
+    nests: Sequence[Nest], roots: Mapping[Nest, Box], rolling: Sequence[Nest], loop: Axis
+) -> tuple[dict[Nest, Box], dict[Nest, Window]]:
+    """What every nest computes in one step of a loop, and the windows of those that compute only what is new; a nest
+    that is to have one and cannot has none."""
+    clipped, free = dict(roots), dict(roots)
+    windows: dict[Nest, Window] = {}
+    boxes, plain = propagate(nests, clipped), propagate(nests, free, clip=False)
+    for nest in sorted(rolling, key=nests.index, reverse=True):
+        window = window_of(_chosen(plain[nest], boxes[nest], loop), loop)
+        if window is None:
+            continue
+        windows[nest] = window
+        clipped[nest] = window.of(boxes[nest], window.new())
+        free[nest] = window.of(boxes[nest], Range(simplify(window.low + window.overlap), window.advance, window.extent))
+        boxes, plain = propagate(nests, clipped), propagate(nests, free, clip=False)
+    return {n: clipped.get(n) or _inside(_chosen(plain[n], boxes[n], loop), loop) for n in nests}, windows
+
+
+def _chosen(plain: Box, clipped: Box, loop: Axis) -> Box:
+    """A box unclipped where it moves with the loop: clipped it would be moved back at the last step, and then reach
+    before what windows still have."""
+    return tuple(p if loop in axes_of(p.low) else c for p, c in zip(plain, clipped, strict=True))
+
+
+def _inside(box: Box, loop: Axis) -> Box:
+    """The box with what begins beyond the end of its axis as nothing at the end."""
+    return tuple(
+        Range(simplify(minimum(p.low, p.extent)), p.size, p.extent)
+        if loop in axes_of(p.low) and bounds.upper(p.low) > p.extent else p for p in box
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,46 +116,58 @@ class Overlap:
     scale: int  # rows of the nest a row of the root
     rows: int  # that neighbouring parts share
 
+    def of(self, box: Box, part: Range) -> Box:
+        """The nest's box with another part of its moving axis."""
+        return tuple(part if d == self.dim else other for d, other in enumerate(box))
 
-def find_overlap(nests: Sequence[Nest]) -> Overlap | None:
-    """The one nest of a group that a window can move over, along the outermost axis of the root that makes it move."""
+
+_MOST_WINDOWS = 4
+
+
+def find_overlaps(nests: Sequence[Nest]) -> tuple[Overlap, ...]:
+    """Nests of a group that windows can move over, the last first, along the outermost axis of the root that makes
+    them move; none where not all that overlaps can be computed once."""
     root = nests[-1]
     inside = {t for n in nests for t in n.stores}
     moved = (i for n in nests for x in n.loads() if x.source in inside for i in x.indices)
     if all(isinstance(i, Var | Const) for i in moved) or len(roots_of(nests)) > 1:
-        return None
+        return ()
     for number, axis in enumerate(root.axes):
-        extent = extent_of(axis.extent)
-        if extent < 2:
+        if extent_of(axis.extent) < 2:
             continue
-        found = _overlaps(nests, number, None)
-        if not found:
-            continue
-        # computed once a row, the last of them must not leave another that overlaps
-        last = found[0]
-        if not _overlaps(nests, number, last):
-            return last
-    return None
+        taken: list[Overlap] = []
+        while len(taken) <= _MOST_WINDOWS:
+            found = _overlaps(nests, number, taken)
+            if not found:
+                break
+            # computed once a row, the last of them may still leave others that overlap
+            taken.append(found[0])
+        if taken and not found:
+            return tuple(taken)
+    return ()
 
 
-def _overlaps(nests: Sequence[Nest], number: int, once: Overlap | None) -> list[Overlap]:
-    """Nests that neighbouring rows of the root share parts of, the last first; with one that is computed once a row."""
+def _overlaps(nests: Sequence[Nest], number: int, once: Sequence[Overlap]) -> list[Overlap]:
+    """Nests that neighbouring rows of the root share parts of, the last first; with some that are computed once."""
     root = nests[-1]
     origin = Axis("origin", extent_of(root.axes[number].extent))
     box = tuple(
         Range(var(origin), 1, extent_of(a.extent)) if i == number else Range(var(Axis("at", 1)), 1, extent_of(a.extent))
         for i, a in enumerate(root.axes)
     )
-    boxes = propagate(nests, box)
-    if once is not None:
-        part = boxes[once.nest][once.dim]
-        one = Range(unclipped(part), once.scale, part.extent)
-        new = tuple(one if d == once.dim else p for d, p in enumerate(boxes[once.nest]))
-        boxes = propagate(nests, {root: box, once.nest: new})
+    fixed = {root: box}
+    boxes = propagate(nests, fixed, clip=False)
+    for known in once:
+        part = boxes[known.nest][known.dim]
+        new = Range(simplify(part.low + known.rows), known.scale, part.extent)
+        fixed[known.nest] = known.of(boxes[known.nest], new)
+        boxes = propagate(nests, fixed, clip=False)
     found = []
     for nest in reversed(nests[:-1]):
+        if nest in fixed:
+            continue
         for dim, part in enumerate(boxes[nest]):
-            scale = linear(unclipped(part)).terms.get(var(origin))
+            scale = linear(part.low).terms.get(var(origin))
             if scale is not None and scale > 0 and scale < int(part.size) < part.extent:
                 found.append(Overlap(nest, dim, number, scale, int(part.size) - scale))
                 break

@@ -202,7 +202,7 @@ class Work:
     box: Box
     limits: Mapping[Axis, Range] = field(default_factory=dict)
     owner: Nest | None = None
-    early: bool = False  # before the first step of a window: places are those of the first step
+    prologue: int = 0  # before the first step of a window, the first, second.. one: places are those of that step
 
 
 class Carrier:

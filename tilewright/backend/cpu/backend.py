@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu import machine_code
-from tilewright.backend.cpu.lower.kernel import lower_cpu_kernel
+from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.plan.ahead import asked_ahead
 from tilewright.backend.cpu.plan.apart import views_apart
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window
+from tilewright.backend.cpu.walk import cpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
-from tilewright.target import Target
+from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
@@ -33,6 +35,10 @@ from tilewright.tile_graph.streams import Stream
 
 class CpuBackend:
     launch = "cores"
+    source_suffix = "c"
+    flushes_denormals = True
+    other_algorithms = True
+    can_tune = True
     stream_worth = 1.0
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
@@ -46,15 +52,15 @@ class CpuBackend:
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        return choose_tile(nests, leaves, context, stored, fixed, stream, block)
+        return choose_tile(nests, leaves, context, stored, fixed, stream, blocks)
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
-        return choose_window(nests, leaves, context, stored, overlap)
+        return choose_window(nests, leaves, context, stored, overlaps)
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
@@ -77,6 +83,17 @@ class CpuBackend:
     ) -> Binding:
         return lower_cpu_kernel(tile, nests, layout, scan)
 
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        return tree_of(CpuKernel(tile, nests, layout, scan), cpu_walk)
+
+    def caches(self, target: Target) -> range:
+        return range(1, len(target.levels) - 1)
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        return None
+
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
 
@@ -88,3 +105,6 @@ class CpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early)
+
+    def why_not_here(self, target: Target) -> str | None:
+        return why_not_here(target)

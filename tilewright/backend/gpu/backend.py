@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.gpu import machine_code
-from tilewright.backend.gpu.kernel import lower_gpu_kernel
+from tilewright.backend.gpu.driver import why_not_here
+from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest
 from tilewright.backend.gpu.tile import choose_gpu_tile
+from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
 from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -27,6 +30,10 @@ from tilewright.tile_graph.streams import Stream
 
 class GpuBackend:
     launch = "blocks"
+    source_suffix = "cu"
+    flushes_denormals = False
+    other_algorithms = False
+    can_tune = False
     # more blocks run at a time where each holds less, which the model does not see
     stream_worth = 1.1
 
@@ -41,13 +48,14 @@ class GpuBackend:
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+        fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
-        return choose_gpu_tile(nests, leaves, context, stored, fixed, stream, block)
+        found = [choose_gpu_tile(nests, leaves, context, stored, fixed, stream, b) for b in blocks or (0,)]
+        return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlap: Overlap,
+        overlaps: Sequence[Overlap],
     ) -> Choice | None:  # fmt: skip
         return None
 
@@ -67,6 +75,20 @@ class GpuBackend:
     ) -> Binding:
         return lower_gpu_kernel(tile, nests, layout, scan)
 
+    def walks(
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+    ) -> Tree:
+        (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
+        shared: list[Buffer] = []
+        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append))
+        return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
+
+    def caches(self, target: Target) -> range:
+        return range(2, len(target.levels) - 1)
+
+    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
+        return MEMORIES[place - 1] if place <= len(MEMORIES) else None
+
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
 
@@ -78,3 +100,6 @@ class GpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options)
+
+    def why_not_here(self, target: Target) -> str | None:
+        return why_not_here(target)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -188,9 +188,9 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], target: Ta
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
-    epilogue = outputs * (data_cost(*nest.values) + _LOAD_SLOTS * (len(nest.stores) + len(loads(*nest.values))))
+    epilogue = outputs * (nest.value_cost + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     if nest.monoid is None:
-        return epilogue, far / 4 + data_cost(*nest.values)  # rounds do not wait for each other
+        return epilogue, far / 4 + nest.value_cost  # rounds do not wait for each other
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -199,12 +199,12 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], target: Ta
             for axis in factor.outputs:
                 part = part * register.get(axis, 1)
             fragments = fragments + part
-        slots = outputs + _LOAD_SLOTS * fragments + data_cost(*nest.elements)
+        slots = outputs + _LOAD_SLOTS * fragments + nest.element_cost
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     slots = outputs * (
-        _LOAD_SLOTS * len(loads(*nest.elements)) + data_cost(*nest.elements) + data_cost(*nest.monoid.combine)
+        _LOAD_SLOTS * len(nest.element_loads) + nest.element_cost + data_cost(*nest.monoid.combine)
     )
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue

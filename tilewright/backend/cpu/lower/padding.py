@@ -24,12 +24,12 @@ def filled_up(nest: Nest, box: Box, access: Access, lanes: int) -> tuple[Stmt, .
         for place in access.write[tensor]:
             if place.buffer.memory is Memory.GLOBAL and not place.prefix:
                 for number, axis in enumerate(nest.axes):
-                    end = _filled(place.layout, number, extent_of(axis.extent))
+                    end = filled_extent(place.layout, number, extent_of(axis.extent))
                     result.extend(_beyond(nest, box, place, number, end, lanes))
     return tuple(result)
 
 
-def _filled(layout: Layout, axis: int, extent: int) -> int:
+def filled_extent(layout: Layout, axis: int, extent: int) -> int:
     """The extent of an axis with all that fills it up."""
     step = next(part.step for part in layout.order if part.axis == axis and part.size is None)
     return -(-extent // step) * step

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.backend.cpu.plan.micro import blocks_along
 from tilewright.backend.cpu.plan.vectorise import facts_of
-from tilewright.ir.expr import Axis, Load, loads
+from tilewright.ir.expr import Axis, Load
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
 from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.plan import Leaf
@@ -35,7 +35,7 @@ def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
         return None
     if plan.unroll and plan.order[-1] in plan.unroll:
         return None  # what is written out has no steps
-    read = [n for n in loads(*nest.elements) if n.source in context.constants and packed_axis(n, vector) is not None]
+    read = [n for n in nest.element_loads if n.source in context.constants and packed_axis(n, vector) is not None]
     if len(read) != 1 or read[0].source.rank < 2 or context.weights <= context.target.tile_level.capacity:
         return None
     return read[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
-from tilewright.ir.expr import loads, var
+from tilewright.ir.expr import var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of
@@ -42,7 +42,7 @@ def _written_apart(nest: Nest, context: NestContext) -> int:
 def _read_apart(nest: Nest, context: NestContext) -> int:
     """Bytes between the nearest streams of one tensor that a block reads; 0 where it reads one."""
     places: dict[Tensor, set[int]] = {}
-    for node in loads(*nest.values):
+    for node in nest.value_loads:
         offset = offset_of(node.source, context.layout(node.source), node.indices)
         places.setdefault(node.source, set()).add(offset.constant)
     source, starts = max(places.items(), key=lambda item: len(item[1]))

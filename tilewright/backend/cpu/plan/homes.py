@@ -56,5 +56,4 @@ def home(tensor: Tensor, context: NestContext) -> MemoryLevel:
     size = context.weights if is_weight else prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
     if size <= target.tile_level.capacity // 2:
         return target.tile_level
-    outer = target.outer
-    return outer if outer is not None and size <= outer.capacity * outer.shared_by // 2 else target.main
+    return target.outer if target.outer is not None and size <= target.outer_room else target.main

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.backend.cpu.plan.vector_cost import BY_LANE
-from tilewright.ir.expr import Axis, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, is_op, var, walk
 from tilewright.tile_graph.context import NestContext, is_contraction, stride
 from tilewright.tile_graph.nest import Nest, moves
 from tilewright.tile_graph.propagate import extent_of
@@ -27,7 +27,7 @@ def output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context:
 
 def reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
     """The axis whose neighbours lie closest in storage innermost; constants are packed to follow any order."""
-    operands = [n for n in loads(*nest.elements) if not context.packable(n.source)] or loads(*nest.elements)
+    operands = [n for n in nest.element_loads if not context.packable(n.source)] or nest.element_loads
 
     def distance(axis: Axis) -> float:
         steps = [stride(n, axis, context) for n in operands]
@@ -71,9 +71,9 @@ def reads_rows(nest: Nest, vector: Axis | None, reduction: Sequence[Axis], conte
     steps = extent_of(reduction[-1].extent)
     if steps < 8 and steps != context.target.lanes(4):  # whole vectors, or enough of them
         return False
-    return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in loads(*nest.elements))
+    return any(not moves(n, vector) and stride(n, reduction[-1], context) == 1 for n in nest.element_loads)
 
 
 def is_merged(nest: Nest, axis: Axis) -> bool:
     """Whether a reduction axis stands for several, read at axis // n and axis % n: neighbours along rows overlap."""
-    return any(is_op(n, "mod") and n.args[0] is var(axis) for r in loads(*nest.elements) for n in walk(*r.indices))
+    return any(is_op(n, "mod") and n.args[0] is var(axis) for r in nest.element_loads for n in walk(*r.indices))

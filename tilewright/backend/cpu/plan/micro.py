@@ -463,7 +463,7 @@ def operands_of(
     target: Target,
 ) -> tuple[Operand, ...]:  # fmt: skip
     found = []
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         by_row = row is not None and moves(node, row)
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.ir.expr import Axis, Load, axes_of, loads
+from tilewright.ir.expr import Axis, Load, axes_of
 from tilewright.ir.tensor import Layout, StorageAxis, Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
 from tilewright.tile_graph.nest import Nest
@@ -62,7 +62,7 @@ def _rows_layouts(nest: Nest, vector: Axis, context: NestContext) -> dict[Tensor
 
 def _packable(nest: Nest, vector: Axis, context: NestContext) -> Iterator[tuple[Load, int]]:
     """Reads of constants that may be packed along the vector axis, each with the axis of its own that runs there."""
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         axis = packed_axis(node, vector)
         if axis is not None and node.source.rank > 1 and context.packable(node.source):
             yield node, axis

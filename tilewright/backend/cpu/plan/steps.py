@@ -54,8 +54,11 @@ def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     shapes = tuple(
         (len(k.nests), k.choice, tuple(replace(p, tensor="", core="", epilogue=()) for p in k.leaves)) for k in kernels
     )
-    computed = signature(nests, lambda t: (t in stored, t in context.constants, context.layout(t)))
-    key = (computed, shapes, scan.axis.extent)
+    computed = signature(
+        nests,
+        lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t), context.stepped.get(t)),
+    )
+    key = (computed, shapes, scan.axis.extent, context.weights_fit)
     known = context.memo.steps
     if key not in known:
         repeated = replace(context, served={**_new(kernels, scan, context), **_served(kernels, context)})

@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log2, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.backend.cpu.plan.ahead import asked_seconds
-from tilewright.backend.cpu.plan.crowding import crowded_slots
 from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, resting_share, stays
-from tilewright.backend.cpu.plan.instructions import crowding, instruction_seconds
-from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, fold_cycles, form_of, moving_seconds
-from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of, scatter_cycles
+from tilewright.backend.cpu.plan.instructions import crowding
+from tilewright.backend.cpu.plan.leaf_seconds import (
+    chains_of,
+    epilogue_cost,
+    known_seconds,
+    point_cost,
+    register_fill,
+    row_starts,
+)
+from tilewright.backend.cpu.plan.micro import fold_cycles
+from tilewright.backend.cpu.plan.vectorise import scatter_cycles
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, loads, var
-from tilewright.ir.simplify import simplify
+from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
-from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
+from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.cuts import is_cut
 from tilewright.tile_graph.moving import accessed, footprint, looked_up, shared_seconds, transactions
-from tilewright.tile_graph.nest import Nest, block_cost, data_cost, period
+from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
     Box,
@@ -35,17 +41,14 @@ from tilewright.tile_graph.propagate import (
     Size,
     box_elements,
     extent_of,
-    index_size,
     propagate,
     reads_box,
     whole_blocks,
 )
-from tilewright.tile_graph.rolling import Overlap
-from tilewright.tile_graph.runs import stretch
+from tilewright.tile_graph.rolling import Overlap, reads_of
 from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
-_WIDE = 8  # lanes of a vector that is put together through one port of the processor
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
 _ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
@@ -53,11 +56,10 @@ _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
-_STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
 _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
 _ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
-_CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 _ENOUGH_TILES = 8  # along other axes
+_FEW_TILES = 4  # along an axis: with so few the even cut counts for more than the last register tile
 _OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
 _NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
 _EVENED = 0.8  # of what they are less than whole that is gained
@@ -73,15 +75,21 @@ def choose_tile(
     stored: frozenset[Tensor],
     fixed: Mapping[str, int] | None = None,
     stream: Stream | None = None,
-    block: int = 0,
+    blocks: Sequence[int] = (),
 ) -> Choice | None:
-    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit."""
+    """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
     root = nests[-1]
-    candidates = np.meshgrid(*_axis_sizes(root, plans[-1], fixed or {}), indexing="ij")
-    sizes = {axis: along.ravel() for axis, along in zip(root.axes, candidates, strict=True)}
+    known = context.memo.batch(root).sizes
+    key = (plans[-1], tuple((fixed or {}).items()), tuple(blocks))
+    if key not in known:
+        along = _axis_sizes(root, plans[-1], fixed or {})
+        grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
+        known[key] = [each.ravel() for each in grid]
+    *candidates, block = known[key]
+    sizes = dict(zip(root.axes, candidates, strict=True))
     times = predict(nests, plans, context, stored, sizes, stream, block)
     # among equals the larger tile: fewer starts
-    best = int(np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[0])
+    best = int(np.lexsort((block, times.tiles, np.round(times.seconds * 1e9)))[0])
     if not np.isfinite(times.seconds[best]):
         return None
     tile = tuple(
@@ -89,26 +97,28 @@ def choose_tile(
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
                   int(times.traffic[best] * times.tiles[best]),
-                  block if stream else 0)  # fmt: skip
+                  int(block[best]))  # fmt: skip
 
 
 def choose_window(
-    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor], overlap: Overlap
-) -> Choice | None:
-    """Parts of the root's rows for the units, and steps in which a window moves over each; None where none fits."""
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    overlaps: Sequence[Overlap],
+) -> Choice | None:  # fmt: skip
+    """Parts of the root's rows for the units, and steps in which windows move over each; None where none fits."""
     root, units = nests[-1], context.target.units
-    rows = extent_of(root.axes[overlap.axis].extent)
+    moving = overlaps[0].axis
+    rows = extent_of(root.axes[moving].extent)
     along = _axis_sizes(root, plans[-1], {})
-    along[overlap.axis] = np.array([n for n in _STEP_ROWS if n * overlap.scale >= overlap.rows and 2 * n <= rows])
-    if not len(along[overlap.axis]):
+    along[moving] = np.array([n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)])
+    if not len(along[moving]):
         return None
     candidates = np.meshgrid(*along, indexing="ij")
     sizes = {axis: each.ravel() for axis, each in zip(root.axes, candidates, strict=True)}
-    times = predict(nests, plans, context, stored, sizes, overlap=overlap)
-    steps = sizes[root.axes[overlap.axis]]
+    times = predict(nests, plans, context, stored, sizes, overlaps=overlaps)
+    steps = sizes[root.axes[moving]]
     others: Numbers = np.ones(len(steps), dtype=np.int64)
     for number, axis in enumerate(root.axes):
-        if number != overlap.axis:
+        if number != moving:
             others = others * -(-extent_of(axis.extent) // sizes[axis])
     # rows are cut into parts, whole steps each, only as far as units need it
     parts = np.clip(-(-units // others), 1, np.maximum(1, rows // (2 * steps)))
@@ -116,12 +126,11 @@ def choose_window(
     tiles = others * -(-rows // part)
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone
-    again = 1 + overlap.rows / (overlap.scale * part)
-    seconds = times.seconds * again * np.maximum(1.0, idle)
+    seconds = times.seconds * (1 + times.again / part) * np.maximum(1.0, idle)
     best = int(np.lexsort((times.tiles, np.round(seconds * 1e9)))[0])
     if not np.isfinite(seconds[best]):
         return None
-    cut = {f"o{i}": int(part[best] if i == overlap.axis else sizes[a][best]) for i, a in enumerate(root.axes)}
+    cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
     tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
                   int(times.traffic[best] * times.tiles[best]), step=int(steps[best]))  # fmt: skip
@@ -135,26 +144,32 @@ class Times:
     tiles: Numbers
     held: Numbers
     traffic: Numbers
+    again: Size = 0.0  # rows of the root whose time windows take once more where they begin
 
 
 def predict(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: int = 0, overlap: Overlap | None = None,
+    sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: Size = 0, overlaps: Sequence[Overlap] = (),
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
-    origins = {axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)}
+    batch = context.memo.batch(root)
+    if not batch.axes:
+        batch.axes.update({axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)})
+    origins = batch.axes
     units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits)
-    seen = boxes
-    if overlap is not None:  # a step computes what is new of the window, and holds all of it
+    boxes = propagate(nests, box, limits, batch.reads)
+    seen = dict(boxes)
+    fixed = {root: box}
+    for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
         part = boxes[overlap.nest][overlap.dim]
         added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
-        once = tuple(added if d == overlap.dim else other for d, other in enumerate(boxes[overlap.nest]))
-        boxes = propagate(nests, {root: box, overlap.nest: once}, limits)
-        seen = {**boxes, overlap.nest: seen[overlap.nest]}
+        window = boxes[overlap.nest]
+        fixed[overlap.nest] = overlap.of(window, added)
+        boxes = propagate(nests, fixed, limits, batch.reads)
+        seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
     for axis in root.axes:
@@ -163,7 +178,9 @@ def predict(
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
     far = far * resting_share(tiles, context)
-    held = footprint(nests, seen, stored, stream)
+    held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
+    again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
+                 for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
@@ -185,7 +202,13 @@ def predict(
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
-    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole))
+    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole), again)
+
+
+def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[Sequence[Nest], Sequence[Leaf]]:
+    """A nest and those that lead to it, with their plans."""
+    wanted = reads_of(nest, nests)
+    return wanted, [p for n, p in zip(nests, plans, strict=True) if n in wanted]
 
 
 def _evened(root: Nest, plan: Leaf, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
@@ -271,6 +294,8 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
+            if pieces <= _FEW_TILES:  # whole register tiles would leave units idle
+                sizes.add(even)
         group = period(root, axis)
         if group is not None:  # a tile is whole groups, or an even part of one
             sizes = {extent} | {n for n in (*sizes, *(group * k for k in (1, 2, 4, 8, 16))) if n <= extent
@@ -298,7 +323,7 @@ def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
 
 def _compute_seconds(
     nests: Sequence[Nest], plans: Sequence[Leaf], boxes: Mapping[Nest, Box], context: NestContext,
-    repeats: Mapping[Nest, int], stream: Stream | None, block: int,
+    repeats: Mapping[Nest, Size], stream: Stream | None, block: Size,
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
@@ -307,77 +332,29 @@ def _compute_seconds(
     for nest, plan in zip(nests, plans, strict=True):
         times = repeats.get(nest, 1)
         points = box_elements(boxes[nest]) * times
-        per_point = _epilogue_cost(nest, plan, context)
+        per_point = epilogue_cost(nest, plan, context)
         if stream is not None and nest in stream.reducers:
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         if is_contraction(nest):
-            total = total + _contraction_seconds(nest, plan, boxes[nest], context) * times
+            total = total + known_seconds(nest, plan, boxes[nest], nests[-1], context) * times
             if plan.instruction is None:
                 vector = nest.named(plan.vector) if plan.vector else None
                 register = {nest.named(a): n for a, n in plan.register}
                 total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
         else:
-            per_point = per_point + _point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+            per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
             slots = _ROW_SLOTS
             if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
-                slots += 2 * fold_cycles(plan.lanes, _chains_of(plan))
-            total = total + _row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
+                slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
+            total = total + row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
         vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-        total = total + points * per_point * vectors / _fill(nest, plan, boxes[nest], context) / rate
+        total = total + points * per_point * vectors / register_fill(nest, plan, boxes[nest], context) / rate
     return total
-
-
-def _row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
-    """How often the loop along the vector begins anew on a tile."""
-    starts: Size = 1
-    for axis, part in zip(nest.axes, box, strict=True):
-        if plan.vector is None or axis is not nest.named(plan.vector):
-            starts = starts * part.size
-    return starts
-
-
-def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
-    """Arithmetic of a contraction on its box, with what its loops move between the caches below the tile level."""
-    if plan.instruction is not None:
-        return np.maximum(instruction_seconds(nest, plan, box, context.target), _weight_seconds(nest, box, context))
-    facts = facts_of(nest, plan, context)
-    tile = {a: r.size for a, r in zip(nest.axes, box, strict=True)}
-    if facts.vector is None or facts.vector in nest.reduce_axes:
-        return dot_seconds(facts, dict(plan.register), tile)
-    form = form_of(plan, facts)
-    core = core_seconds(facts, form, tile)
-    moving = moving_seconds(facts, form, tile, core)
-    if context.served is None:
-        return moving
-    return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
-
-
-def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
-    """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
-    served = context.served or {}
-    sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
-    sizes.update({a: r.size for a, r in zip(nest.axes, box, strict=True)})
-    total: Size = 0.0
-    for node in loads(*nest.elements):
-        if node.source not in served:
-            continue
-        moved: Size = node.source.dtype.bytes * served[node.source].level
-        for index, extent in zip(node.indices, node.source.shape, strict=True):
-            moved = moved * index_size(simplify(index), sizes, extent_of(extent))
-        total = total + moved / context.target.tile_level.bandwidth
-    return total
-
-
-def _found_near(nest: Nest, context: NestContext) -> float:
-    """The part of a contraction's weights that the step before left in the nearest cache."""
-    served = context.served or {}
-    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in served}
-    return sum(served[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
 def _scratch_seconds(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, int], stream: Stream | None, block: int, held: Size,
+    repeats: Mapping[Nest, Size], stream: Stream | None, block: Size, held: Size,
 ) -> Size:  # fmt: skip
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
     nearest, level = context.target.levels[1], context.target.tile_level
@@ -396,75 +373,9 @@ def _scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
-def _point_cost(nest: Nest, plan: Leaf) -> float:
-    """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
-    if nest.monoid is None:
-        return 0.0
-    chains = _chains_of(plan)
-    operations = data_cost(*nest.elements) + data_cost(*nest.monoid.combine) + 0.5 * len(loads(*nest.elements))
-    return max(2.0, _CHAINED / chains, operations)
-
-
-def _chains_of(plan: Leaf) -> int:
-    """Vectors side by side along the vector axis."""
-    return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
-
-
-def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    if nest.written_out:
-        known = context.memo.blocks
-        if nest.outline.key not in known:
-            known[nest.outline.key] = nest.block_counts()
-        counts = known[nest.outline.key]
-        return block_cost(nest, counts, context.target.vector_registers) + crowded_slots(nest, counts[1], context)
-    moving = 1.0 * len(nest.stores) + 0.5 * len(loads(*nest.values))
-    return data_cost(*nest.values) + moving + _lane_slots(nest, plan, context)
-
-
-def _lane_slots(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
-    registers. Of other maps, what they store."""
-    if plan.vector is None or nest.monoid is not None:
-        return 0.0
-    # lanes of wide vectors, put together one by one, cost more than all else that a copy does, padding included
-    moved = [_unpadded(v) if plan.lanes >= _WIDE else v for v in nest.values]
-    only_moves = all(isinstance(v, Load) for v in moved)
-    if len(plan.register) > 1:
-        return log2(plan.lanes) if only_moves else 0.0
-    vector = nest.named(plan.vector)
-    strides = [stride(node, vector, context) for node in loads(*nest.values)] if only_moves else []
-    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    strides.append(place.terms.get(var(vector), 0))
-    apart = sum(step not in (0, 1) for step in strides)
-    return apart * plan.lanes * context.target.gathered_reads
-
-
-def _unpadded(value: Expr) -> Expr:
-    """What a copy reads where it does not pad."""
-    return value.args[1] if is_op(value, "select") and isinstance(value.args[2], Const) else value
-
-
-def _fill(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
-    """How full register tiles are on a tile of this size."""
-    full: Size = 1.0
-    names = nest.axis_names()
-    register = dict(plan.register)
-    by_tiles = is_contraction(nest) and plan.instruction is None
-    runs = runs_of(nest, plan, context) if by_tiles else {}
-    tile = {a: part.size for a, part in zip(nest.axes, box, strict=True)}
-    for axis in nest.axes:
-        size, _ = stretch(axis, runs.get(axis, ()), tile)
-        block = register.get(names[axis], 1)
-        if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
-            block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
-        if block > 1:
-            full = full * (size / (-(-size // block) * block))
-    return full
-
-
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, int], waves: Numbers,
+    repeats: Mapping[Nest, Size], waves: Numbers,
 ) -> tuple[Size, Size, Size]:  # fmt: skip
     """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
     total: Size = 0
@@ -473,12 +384,13 @@ def _traffic(
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
+    batch = context.memo.batch(nests[-1])
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
-            counted.update(n.source for n in loads(*nest.elements))
+            counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside).items():
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside, batch.reads).items():
             moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))

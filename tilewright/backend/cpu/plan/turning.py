@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from tilewright.ir.expr import Axis, Load, loads
+from tilewright.ir.expr import Axis, Load
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.propagate import extent_of
 
@@ -26,7 +26,7 @@ def turned_axis(nest: Nest, vector: Axis | None, lanes: int, stride: Stride) -> 
     if extent_of(vector.extent) < least or any(t.dtype.name not in _TURNED for t in nest.stores):
         return None
     found: Counter[Axis] = Counter()
-    for node in loads(*nest.values):
+    for node in nest.value_loads:
         if node.dtype.name not in _TURNED or stride(node, vector) in (0, 1):
             continue
         found.update(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.backend.cpu.plan.turning import turned_axis
-from tilewright.ir.expr import Axis, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, axes_of, is_op, var, walk
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride, walked_on
 from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.propagate import extent_of
@@ -67,7 +67,7 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     else:
         step = store.terms.get(var(axis), 0)
         cost += (0.5 if step == 1 else 1.0 * lanes) / steps
-        for node in loads(*nest.values) if nest.elements else ():
+        for node in nest.value_loads if nest.elements else ():
             if node.source not in nest.accumulated:
                 found = stride(node, axis, context)
                 cost += (0.2 if found in (0, 1) else 1.0 * lanes) / steps

@@ -238,13 +238,13 @@ def _facts(
 ) -> Contraction:  # fmt: skip
     reduction = reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
-    over_weights = any(n.source in context.constants for n in loads(*nest.elements))
+    over_weights = any(n.source in context.constants for n in nest.element_loads)
     runs: dict[Load, bool] = {}
     scattered: dict[Load, bool] = {}
     gathered: dict[Load, float] = {}
     pitches: dict[Load, int] = {}
     orders: dict[Load, tuple[int, ...]] = {}
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         free = node.source in context.constants or node.source in context.staged
         packed = vector is not None and free and packed_axis(node, vector) is not None
         by_row = row is not None and moves(node, row)
@@ -333,7 +333,7 @@ def _row_passes(
     if nest.monoid is None or vector not in nest.axes or vector is None or len(nest.reduce_axes) != 1:
         return ()
     axis = _cut_axis(nest, nest.reduce_axes, ())
-    reads = [n for n in loads(*nest.elements) if axis is not None and moves(n, axis)]
+    reads = [n for n in nest.element_loads if axis is not None and moves(n, axis)]
     if axis is None or len(reads) != 1 or extent_of(vector.extent) <= register[vector]:
         return ()
     pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
@@ -358,7 +358,7 @@ def _chains(nest: Nest, vector: Axis, target: Target) -> int:
 def _row_merit(nest: Nest, axis: Axis, vector: Axis, context: NestContext) -> float:
     """How much a row axis saves: vector reads that do not depend on it count most; long axes before short ones."""
     merit = 0.0
-    for node in loads(*nest.elements):
+    for node in nest.element_loads:
         if not moves(node, axis):
             merit += 6.0 if moves(node, vector) else 1.0
     extent = span(nest, axis, context)

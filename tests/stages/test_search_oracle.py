@@ -1,0 +1,86 @@
+"""The search beside brute force: on small graphs no partition or tile is predicted to be much better than what it
+finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import model_of
+from tests.oracle import best_of_all, found_by_search
+from tilewright import ops
+from tilewright.frontend.onnx import load
+from tilewright.target import machine
+from tilewright.transform.fold import fold_constants
+
+MOST_NESTS = 6
+GRAPHS = 40
+QUICK = 6
+
+
+def graph(seed: int) -> ModelProto:
+    """Products, sums over rows and columns, softmaxes and maps on small matrices, with branches and residuals."""
+    rng = np.random.default_rng(seed)
+    rows, columns = (int(n) for n in rng.choice([17, 32, 48, 64, 100, 129, 256], 2))
+    shapes = {"x": (rows, columns)}
+    constants: dict[str, np.ndarray] = {}
+    steps: list[tuple[str, list[str], str, dict[str, object]]] = []
+    last = "x"
+    for number in range(int(rng.integers(2, 5))):
+        name, (m, n) = f"t{number}", shapes[last]
+        kind = rng.choice(["product", "softmax", "mean", "map", "residual", "transpose"])
+        if kind == "product":
+            width = int(rng.choice([16, 33, 64, 128]))
+            constants[f"w{number}"] = (rng.standard_normal((n, width)) / np.sqrt(n)).astype(np.float32)
+            steps.append(("MatMul", [last, f"w{number}"], name, {}))
+            shapes[name] = (m, width)
+        elif kind == "softmax":
+            steps.append(("Softmax", [last], name, {"axis": int(rng.integers(0, 2))}))
+            shapes[name] = (m, n)
+        elif kind == "mean":
+            steps.append(("ReduceMean", [last], f"{name}_mean", {"axes": [int(rng.integers(0, 2))]}))
+            steps.append(("Sub", [last, f"{name}_mean"], name, {}))
+            shapes[name] = (m, n)
+        elif kind == "residual":
+            others = [t for t, s in shapes.items() if s == (m, n)]
+            steps.append(("Add", [last, str(rng.choice(others))], name, {}))
+            shapes[name] = (m, n)
+        elif kind == "transpose":
+            steps.append(("Transpose", [last], name, {"perm": [1, 0]}))
+            shapes[name] = (n, m)
+        else:
+            steps.append((str(rng.choice(["Relu", "Tanh", "Exp"])), [last], name, {}))
+            shapes[name] = (m, n)
+        last = name
+    return model_of(steps, {"x": (rows, columns)}, {last: shapes[last]}, constants)
+
+
+def ratios(graphs: int, name: str) -> list[float]:
+    """What the search found over the best there is, of so many graphs of several nests."""
+    target = machine(name)
+    found: list[float] = []
+    seed = 0
+    while len(found) < graphs:
+        program = fold_constants(ops.lower(load(graph(seed))))
+        seed += 1
+        searched, nests = found_by_search(program, target)
+        if 2 <= nests <= MOST_NESTS:
+            found.append(searched / best_of_all(program, target))
+    return found
+
+
+def judge(found: list[float]) -> None:
+    assert max(found) <= 1.10, sorted(found)[-5:]
+    assert np.exp(np.mean(np.log(found))) <= 1.03, sorted(found)
+    assert min(found) >= 1 - 1e-6  # else brute force has not looked at everything
+
+
+def test_the_search_is_near_the_best_of_all_plans() -> None:
+    judge(ratios(QUICK, "neoverse_n1"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "h200"])
+def test_the_search_is_near_the_best_of_all_plans_of_many_graphs(name: str) -> None:
+    judge(ratios(GRAPHS, name))
