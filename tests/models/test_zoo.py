@@ -12,8 +12,9 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="exports are checked in 
 from bench import zoo  # noqa: E402
 
 NAMES = tuple(zoo.MODELS)
-# The newer exporter takes some ten seconds a model: those with an operator of their own here, and all with --all.
-QUICK_DYNAMO = ("mobilenet_v2", "bert_base", "lstm", "mmoe", "unet", "swin_t", "nafnet")
+# The newer exporter takes some ten seconds a model: a few here, those with an operator of their own in
+# tests/ops/test_zoo_models.py, where our own answers are compared, and all with --all.
+QUICK_DYNAMO = ("mobilenet_v2", "lstm", "mmoe")
 EXPORTS = [
     pytest.param(n, e, marks=() if e != "dynamo" or n in QUICK_DYNAMO else pytest.mark.slow)
     for e in zoo.EXPORTERS

@@ -51,8 +51,15 @@ def model(columns: int, depth: int, rows: int):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), inputs, expected
 
 
-@pytest.mark.parametrize("schedule", ["none", "connected"])
-@pytest.mark.parametrize("size", WIDTHS)
+# one kernel an operator: the widest vectors here, the others with --all
+CASES = [
+    pytest.param(size, schedule, marks=pytest.mark.slow if schedule == "none" and size < max(WIDTHS) else ())
+    for size in WIDTHS
+    for schedule in ("none", "connected")
+]
+
+
+@pytest.mark.parametrize(("size", "schedule"), CASES)
 def test_sizes_that_do_not_fill_vectors(size: int, schedule: str, tmp_path: Path) -> None:
     registers, by_lane = WIDTHS[size]
     target = replace(machine("cpu"), vector_bytes=size, vector_registers=registers, lane_multiply=by_lane)

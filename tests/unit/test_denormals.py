@@ -279,6 +279,7 @@ int main(void) {
 """
 
 
+@pytest.mark.slow  # zig builds a C library for x86-64 first
 @pytest.mark.parametrize(("denormals", "zeros"), [("flush", 6400), ("keep", 0)])
 def test_on_x86_by_emulation(denormals: Denormals, zeros: int, tmp_path: Path) -> None:
     emulator = shutil.which("qemu-x86_64")
