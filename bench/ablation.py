@@ -17,7 +17,7 @@ from tilewright import Options
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.traffic import count_traffic
-from tilewright.report.explain import explain_json
+from tilewright.report.facts import explain_json
 from tilewright.report.peers import VARIANTS
 from tilewright.report.sidebyside import OURS, compare
 from tilewright.target import machine

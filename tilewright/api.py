@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +12,7 @@ import numpy as np
 from numpy import empty
 
 from tilewright import stored
-from tilewright.arguments import as_array, bind, count_inputs
+from tilewright.arguments import Port, bind, check_apart, check_output, convert, count_inputs
 from tilewright.errors import (
     InputError,
     InternalError,
@@ -41,18 +40,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, int | Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or an output of a model."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
 
 
 @overload
@@ -465,43 +452,6 @@ class Model:
         if self._runner is None:
             raise OptionError("compilation was stopped before there was code to run; leave out stop_after to run it")
         return self._runner
-
-
-def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """`value` as a contiguous array, or an error that says what the input expects. Values are never converted."""
-    array = as_array(value, name)
-    if array.dtype.newbyteorder("=") != dtype:
-        raise InputError(
-            f"input {name!r} must be {dtype.name}, not {array.dtype.name}; convert it with .astype({dtype.name!r})"
-        )
-    if array.shape != shape:
-        raise InputError(f"input {name!r} must have shape {shape}, not {array.shape}")
-    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
-        return array
-    return np.array(array, dtype=dtype, order="C", copy=True)
-
-
-def check_output(value: object, port: Port) -> None:
-    """An array of the caller's that can be filled in place, or an error that says what it must be."""
-    must = f"output {port.name!r} must be a writable C-contiguous {port.dtype.name} array of shape {port.shape}"
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"{must}, not a {type(value).__name__}")
-    if value.dtype != port.dtype or value.shape != port.shape:
-        raise InputError(f"{must}, not {value.dtype.name} of shape {value.shape}")
-    if not value.flags.c_contiguous or not value.flags.aligned or not value.flags.writeable:
-        raise InputError(must)
-
-
-def check_apart(
-    inputs: Sequence[Array], input_names: Sequence[str], outputs: Sequence[Array], output_names: Sequence[str]
-) -> None:
-    """Outputs are written while inputs, and the other outputs, are still in use."""
-    taken = [(array, f"input {name!r}") for array, name in zip(inputs, input_names, strict=True)]
-    for array, name in zip(outputs, output_names, strict=True):
-        for other, what in taken:
-            if np.may_share_memory(array, other):
-                raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
-        taken.append((array, f"output {name!r}"))
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

@@ -1,9 +1,10 @@
-"""What a model is called with: arguments in order or by name, and what each becomes as an array."""
+"""What a model is called with: arguments in order or by name, what each becomes as an array, and which it may fill."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,18 @@ from numpy.typing import NDArray
 from tilewright.errors import InputError
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a model."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
 
 
 def bind(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -60,3 +73,40 @@ def suggest(name: object, names: Sequence[str]) -> str:
     """The nearest of `names`, or all of them."""
     nearest = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"did you mean {nearest[0]!r}?" if nearest else f"the model takes {count_inputs(names)}"
+
+
+def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """`value` as a contiguous array, or an error that says what the input expects. Values are never converted."""
+    array = as_array(value, name)
+    if array.dtype.newbyteorder("=") != dtype:
+        raise InputError(
+            f"input {name!r} must be {dtype.name}, not {array.dtype.name}; convert it with .astype({dtype.name!r})"
+        )
+    if array.shape != shape:
+        raise InputError(f"input {name!r} must have shape {shape}, not {array.shape}")
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.array(array, dtype=dtype, order="C", copy=True)
+
+
+def check_output(value: object, port: Port) -> None:
+    """An array of the caller's that can be filled in place, or an error that says what it must be."""
+    must = f"output {port.name!r} must be a writable C-contiguous {port.dtype.name} array of shape {port.shape}"
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"{must}, not a {type(value).__name__}")
+    if value.dtype != port.dtype or value.shape != port.shape:
+        raise InputError(f"{must}, not {value.dtype.name} of shape {value.shape}")
+    if not value.flags.c_contiguous or not value.flags.aligned or not value.flags.writeable:
+        raise InputError(must)
+
+
+def check_apart(
+    inputs: Sequence[Array], input_names: Sequence[str], outputs: Sequence[Array], output_names: Sequence[str]
+) -> None:
+    """Outputs are written while inputs, and the other outputs, are still in use."""
+    taken = [(array, f"input {name!r}") for array, name in zip(inputs, input_names, strict=True)]
+    for array, name in zip(outputs, output_names, strict=True):
+        for other, what in taken:
+            if np.may_share_memory(array, other):
+                raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
+        taken.append((array, f"output {name!r}"))

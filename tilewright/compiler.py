@@ -46,7 +46,7 @@ class Stages:
     verifier: Verifier | None = field(init=False)
 
     def __post_init__(self) -> None:
-        flush = self.options.denormals == "flush" and self.target.kind == "cpu"
+        flush = self.options.denormals == "flush" and backend_for(self.target).flushes_denormals
         self.verifier = Verifier(self.options.seed, flush) if self.options.verify else None
 
     def run(self, name: str, stage: Callable[..., Any], *inputs: Any) -> Any:
@@ -162,7 +162,7 @@ def machine_code(
 
 def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict | None, ...]:
     """What tells the time of a convolution, a product, stacked recurrences and long reductions; None where the model's
-    own way is kept (on GPUs no other way to convolve or multiply is known to pay)."""
+    own way is kept."""
     # without joining: what that gains an algorithm is not known before its neighbours are
     apart = "none" if options.schedule == "none" else "register"
 
@@ -184,7 +184,7 @@ def _predictors(target: Target, options: Options, memo: Memo) -> tuple[Predict |
             return alone(program)
         return min(alone(program), alone(choose_layouts(staged, target)))
 
-    if target.kind != "cpu":
+    if not backend_for(target).other_algorithms:
         return None, None, recurrence, reduction
     return (
         None if options.convolution == "direct" else convolution,
@@ -212,10 +212,8 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
     return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
 
 
-def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
+def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:
     """What tells the time of a copy and the sum that reads it."""
-    if target.kind != "cpu":
-        return None
     return lambda program: predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
 
 
@@ -250,7 +248,7 @@ def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> 
     elif isinstance(result, LoopProgram):
         files[f"{stem}.txt"] = text.loops_text(result)
     elif isinstance(result, dict):
-        suffix = "cu" if target.kind == "gpu" else "c"
+        suffix = backend_for(target).source_suffix
         files = {f"{stem}-{kernel}.{suffix}": source for kernel, source in result.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.backend import keeps_models
 from tilewright.errors import ModelError, ToolError
 from tilewright.ir import dtypes
 from tilewright.ir.graph import Graph
@@ -77,7 +78,7 @@ def identify(
 ) -> Source | None:
     """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, and
     on targets whose code is made elsewhere."""
-    if target.kind != "cpu" or options.dump or options.stop_after or options.overrides or options.verify:
+    if not keeps_models(target) or options.dump or options.stop_after or options.overrides or options.verify:
         return None
     files = _files(model, Cache(options.cache_dir))
     before = _stamp(model, files) if isinstance(model, Path) else ()

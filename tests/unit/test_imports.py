@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": {"options", "verifying", *BELOW_COMPILER},
     "verifying": {"options", *BELOW_COMPILER},
     "tune": COMPILER_AND_BELOW,
-    "report": COMPILER_AND_BELOW,
+    "report": {"profiles", *COMPILER_AND_BELOW},
     "stored": COMPILER_AND_BELOW,
     "pytorch": {"frontend", "ir"},  # what compiles a Graph is handed to it
     "torch_backend": {"api", "pytorch", "options"},
@@ -133,3 +133,19 @@ def test_the_rule_is_one_way() -> None:
 
     for room in MAY_IMPORT:
         visit(room, ())
+
+
+# what its description and its backend do not say yet: how a precision is chosen
+_ASKS_THE_KIND = {"transform/precision.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def test_only_backends_ask_for_the_kind_of_a_machine(path: Path) -> None:
+    """Elsewhere a fact of the machine is a property of the Target, or an answer of its backend."""
+    if room_of_file(path) in ("target", "backend") or relative_name(path) in _ASKS_THE_KIND:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "kind":
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            is_target = owner in ("target", "goal") and room_of_file(path) not in ("ir", "render")
+            assert not is_target, f"line {node.lineno} asks for the kind of a machine"

@@ -19,3 +19,9 @@ def backend_for(target: Target) -> Backend:
     from tilewright.backend.gpu.backend import GpuBackend
 
     return GpuBackend()
+
+
+def keeps_models(target: Target) -> bool:
+    """Whether whole compiled models are kept in the cache: where the code of one is a library. Asked before anything is
+    compiled, so that no backend is imported for it."""
+    return target.kind == "cpu"

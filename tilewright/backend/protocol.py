@@ -58,6 +58,10 @@ class Backend(Protocol):
     """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing."""
 
     launch: str  # to whom the tiles of a kernel are handed out
+    source_suffix: str  # of files with the source text of a kernel
+    flushes_denormals: bool  # its kernels count numbers below the smallest normal one as zeros, where asked to
+    other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay
+    can_tune: bool  # plans can be measured inside the model
     stream_worth: float  # times as long as everything resident that a stream may be predicted to take, to be preferred
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
@@ -119,3 +123,6 @@ class Backend(Protocol):
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         """Machine code, loaded and ready to run."""
+
+    def why_not_here(self, target: Target) -> str | None:
+        """What keeps this computer from running the code; None where nothing does."""

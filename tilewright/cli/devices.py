@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,31 +72,13 @@ def probe_anew(options: Options) -> None:
 
 
 def describe(name: str, options: Options) -> dict[str, Any]:
-    from tilewright.target import GPUS, machine, why_not_here
+    from tilewright.backend import backend_for
+    from tilewright.target import machine
 
     with working("looking at the machine") as tell:
         target = machine(name, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=tell)
-    if target.kind == "cpu":
-        error = why_not_here(target)
-    elif target.name in GPUS:
-        error = missing_for_cuda() if target.name == "cuda" else None
-    else:
-        error = "it is a description to plan for"
+    error = backend_for(target).why_not_here(target)
     return {"name": target.name, "error": error, "description": target.describe()}
-
-
-def missing_for_cuda() -> str | None:
-    """What keeps this computer from running CUDA code; None where nothing does. Its code can be compiled anyway."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "there is no NVIDIA driver"
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return "the NVIDIA driver finds no GPU"
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        return "cuda-core is not installed; run: pip install 'tilewright[cuda]'"
-    return None
 
 
 def show(device: Mapping[str, Any], console: Console) -> None:

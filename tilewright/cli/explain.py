@@ -17,8 +17,11 @@ where every intermediate tile lives, the tiles, the predicted traffic, and why i
 EXAMPLE = """\
   tilewright explain model.onnx
   tilewright explain model.onnx --schedule none
-  tilewright explain model.onnx --html model.html
+  tilewright explain model.onnx --html model.html --measure
   tilewright explain model.onnx --json"""
+
+
+_REPEAT = 10  # runs of a profile, whose medians are shown
 
 
 def add_parser(commands: Any) -> None:
@@ -26,24 +29,29 @@ def add_parser(commands: Any) -> None:
     common.add_model(parser)
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of text")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
+    parser.add_argument("--measure", action="store_true", help="time every kernel too, on random inputs")
     common.add_compile_options(parser)
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tilewright.report.explain import explain_json
+    from tilewright.report.explain import explain_text
     from tilewright.report.explain_html import explain_html
+    from tilewright.report.facts import explain_json
 
     model = common.compile_model(arguments)
+    measured = model.profile(repeat=_REPEAT) if arguments.measure else None
     if arguments.html is not None:
+        page = explain_html(model.artifact, arguments.model.name, measured)
         try:
-            arguments.html.write_text(explain_html(model.artifact, arguments.model.name), encoding="utf-8")
+            arguments.html.write_text(page, encoding="utf-8")
         except OSError as error:
             raise OptionError(f"cannot write {arguments.html}: {error.strerror}") from error
     if arguments.json:
-        common.print_json(explain_json(model.artifact))
+        common.print_json(explain_json(model.artifact, measured))
     elif arguments.html is None:
-        sys.stdout.write(common.printable(model.explain()))
+        told = model.explain() if measured is None else explain_text(model.artifact, measured=measured)
+        sys.stdout.write(common.printable(told))
     else:
         sys.stdout.write(f"wrote {arguments.html}\n")
     return 0

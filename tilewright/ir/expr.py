@@ -5,7 +5,6 @@ Comparisons are built by functions (`lt`, `eq`...), never by Python's operators;
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
+from tilewright.ir.pool import POOL, FloatKey, keep
 from tilewright.ir.scalar import OPS, ScalarOp
 
 
@@ -149,36 +149,6 @@ class Op(Expr):
         return _make_op(self.op, args, self.dtype)
 
 
-class _Entry(weakref.ref[Expr]):
-    """A node in the pool, and the key to take out when the node is gone."""
-
-    __slots__ = ("key",)
-    key: tuple[Any, ...]
-
-
-_POOL: dict[tuple[Any, ...], _Entry] = {}
-
-
-def _forget(entry: weakref.ref[Expr]) -> None:
-    assert isinstance(entry, _Entry)
-    if _POOL.get(entry.key) is entry:
-        del _POOL[entry.key]
-
-
-def _keep(key: tuple[Any, ...], node: Expr) -> Expr:
-    """Put a new node in the pool, or give the equal one that another thread put there first."""
-    entry = _Entry(node, _forget)
-    entry.key = key
-    while True:
-        present = _POOL.setdefault(key, entry)
-        if present is entry:
-            return node
-        found = present()
-        if found is not None:
-            return found
-        _forget(present)
-
-
 def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Any:
     node = object.__new__(cls)
     node.dtype = dtype
@@ -198,7 +168,7 @@ def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Ax
 def _intern(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], field: str, *values: Any) -> Any:
     """The one node of this class with these fields; `field` names them, separated by blanks."""
     key = (cls, dtype.name, args, *values)
-    entry = _POOL.get(key)
+    entry = POOL.get(key)
     if entry is not None:
         found = entry()
         if found is not None:
@@ -206,7 +176,7 @@ def _intern(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], field: str, *
     node = _blank(cls, dtype, args, _joined_axes(args))
     for name, value in zip(field.split(), values, strict=True):
         setattr(node, name, value)
-    return _keep(key, node)
+    return keep(key, node)
 
 
 def _joined_axes(args: tuple[Expr, ...]) -> tuple[Axis, ...]:
@@ -218,40 +188,25 @@ def _joined_axes(args: tuple[Expr, ...]) -> tuple[Axis, ...]:
     return axes
 
 
-class _FloatKey:
-    """A float compared by bits: NaN equals itself and -0.0 differs from 0.0."""
-
-    __slots__ = ("bits",)
-
-    def __init__(self, value: float) -> None:
-        self.bits = np.float64(value).tobytes()
-
-    def __hash__(self) -> int:
-        return hash(self.bits)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _FloatKey) and self.bits == other.bits
-
-
 def const(value: int | float | bool | np.generic, dtype: DType = dtypes.index) -> Const:
     if isinstance(value, np.generic):
         value = value.item()
     if dtype.is_float:
         value = float(value)
-        key: Any = _FloatKey(value)
+        key: Any = FloatKey(value)
     elif dtype.kind == "b":
         value = key = bool(value)
     else:
         value = key = int(value)
     full = (Const, dtype.name, key)
-    entry = _POOL.get(full)
+    entry = POOL.get(full)
     if entry is not None:
         found = entry()
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
     node = _blank(Const, dtype, (), ())
     node.value = value
-    return _keep(full, node)  # type: ignore[return-value]
+    return keep(full, node)
 
 
 def symbol(name: str, low: int = 1, high: int = 1 << 31) -> Symbol:
@@ -260,14 +215,14 @@ def symbol(name: str, low: int = 1, high: int = 1 << 31) -> Symbol:
 
 def var(axis: Axis) -> Var:
     key = (Var, axis)
-    entry = _POOL.get(key)
+    entry = POOL.get(key)
     if entry is not None:
         found = entry()
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
     node = _blank(Var, dtypes.index, (), (axis,))
     node.axis = axis
-    return _keep(key, node)  # type: ignore[return-value]
+    return keep(key, node)
 
 
 def state(name: str, dtype: DType) -> State:
@@ -287,14 +242,14 @@ def as_expr(value: ExprLike, dtype: DType = dtypes.index) -> Expr:
 
 def _make_op(row: ScalarOp, args: tuple[Expr, ...], dtype: DType) -> Op:
     key = (row, dtype.name, args)
-    entry = _POOL.get(key)
+    entry = POOL.get(key)
     if entry is not None:
         found = entry()
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
     node = _blank(Op, dtype, args, _joined_axes(args))
     node.op = row
-    return _keep(key, node)  # type: ignore[return-value]
+    return keep(key, node)
 
 
 def op(name: str, *values: ExprLike) -> Expr:

@@ -1,293 +1,33 @@
-"""What became of a model, and why: facts gathered from a compilation's forms as one JSON object, and as text.
-
-Kernels are listed once each, with the calls that share them: twelve equal layers are one row.
-"""
+"""What became of a model, and why, as text for a terminal."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
 from typing import Any
 
 from tilewright.compiler import Artifact
-from tilewright.ir.compute import Compute, Program, Reduce, Scan
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.tensor import Tensor, elements
-from tilewright.lower.memory import arena
-from tilewright.schedule.traffic import KernelTraffic, traffic_of
-from tilewright.target import Target
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import is_view
-from tilewright.tile_graph.plan import Plan, Tile
+from tilewright.profiles import Profile
+from tilewright.report.facts import explain_json
 
 WIDTH = 100
 _LABEL = 10
 _COLUMNS = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
 
 
-def explain_json(artifact: Artifact) -> dict[str, Any]:
-    """The facts; a stage that was not reached leaves its part empty."""
-    target = artifact.target
-    facts: dict[str, Any] = {
-        "model": artifact.graph.name,
-        "target": {
-            "name": target.name, "architecture": target.architecture, "units": target.units,
-            "vector_bytes": target.vector_bytes, "tile_level": target.tile_level.name, "main_level": target.main.name,
-            "levels": [{"name": x.name, "bytes": x.capacity} for x in target.levels],
-        },
-        "schedule": artifact.plan.schedule if artifact.plan else None,
-        "operators": len(artifact.graph.nodes),
-        "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
-        "compile_seconds": {
-            "total": round(sum(artifact.stage_seconds.values()), 4),
-            "stages": {name: round(s, 4) for name, s in artifact.stage_seconds.items()},
-        },
-        "totals": {}, "kernels": [], "decided": [],
-    }  # fmt: skip
-    if artifact.program is None or artifact.plan is None:
-        return facts
-    model = _Model(artifact.program, artifact.plan)
-    rows = _rows(model, artifact.loops)
-    facts["computes"] = sum(1 for _ in _computes(artifact.program))
-    facts["kernels_planned"] = len(artifact.plan.kernels)
-    facts["kernels_distinct"] = len(rows)
-    facts["calls"] = sum(row.calls for row in rows)
-    moved = traffic_of(artifact.program, artifact.plan, target)
-    near = target.tile_level.name
-    facts["kernels"] = [_kernel_facts(model, row, near) for row in rows]
-    for kernel, row in zip(facts["kernels"], rows, strict=True):
-        kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
-    facts["totals"] = {**_totals(model, artifact), "levels": _levels(list(moved.values()), target)}
-    facts["decided"] = list(artifact.program.remarks)
-    return facts
-
-
-def _levels(kernels: Sequence[KernelTraffic], target: Target) -> list[dict[str, Any]]:
-    """Bytes read from and written to every level but the registers in all calls, and the most that stays there."""
-    return [
-        {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
-         "written_bytes": round(sum(k.levels[place].written for k in kernels)),
-         "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
-        for place, level in enumerate(target.levels) if place
-    ]  # fmt: skip
-
-
-class _Model:
-    """A Program and its Plan with the lookups that the facts need."""
-
-    def __init__(self, program: Program, plan: Plan) -> None:
-        self.program = program
-        self.plan = plan
-        self.by_name = {t.name: c for c in _computes(program) for t in c.outputs}
-        self.tensors = {t.name: t for c in _computes(program) for t in c.outputs}
-        self.steps = {t.name: _steps(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
-        self.scans = {k.name: around.scan for k, around in plan.launches() if around is not None and around.scan}
-        self.kept = frozenset(t.name for t in program.outputs)
-        self.stored = frozenset(
-            t.name
-            for kernel in plan.kernels
-            for made in plan_nests(kernel, self.by_name)
-            if made.tensor.name not in kernel.held
-            for t in made.stores
-        )
-
-    def repeats(self, kernel: Tile) -> int:
-        return self.steps.get(self.scans.get(kernel.name, ""), 1)
-
-    def parts(self, kernel: Tile) -> list[Compute]:
-        """The computes inside a kernel, in the program's order."""
-        names = {n for leaf in kernel.leaves for n in (leaf.core, *leaf.epilogue, *leaf.composed)}
-        inside = [c for c in _computes(self.program) if any(t.name in names for t in c.outputs)]
-        return list(dict.fromkeys(inside))
-
-    def intermediates(self) -> Iterator[tuple[Tensor, int]]:
-        """Every tensor between the model's inputs and outputs, and how often it is computed."""
-        for compute in self.program.computes:
-            steps = _steps(compute) if isinstance(compute, Scan) else 1
-            for inner in compute.body if isinstance(compute, Scan) else (compute,):
-                yield from ((t, steps) for t in inner.outputs if t.name not in self.kept)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A distinct kernel: its name, the plans that share it, and how often it is called."""
-
-    name: str
-    plans: tuple[Tile, ...]
-    calls: int
-
-
-def _rows(model: _Model, loops: LoopProgram | None) -> list[_Row]:
-    names = _code_names(model, loops)
-    grouped: dict[str, list[Tile]] = {}
-    for kernel, name in zip(model.plan.kernels, names, strict=True):
-        grouped.setdefault(name, []).append(kernel)
-    return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans)) for n, plans in grouped.items()]
-
-
-def _code_names(model: _Model, loops: LoopProgram | None) -> list[str]:
-    """The kernel of the Loops that each planned kernel became. Loops edited by hand may not follow the Plan."""
-    kernels = model.plan.kernels
-    own = [k.name for k in kernels]
-    if loops is None or len(loops.calls) != sum(model.repeats(k) for k in kernels):
-        return own
-    names: list[str] = []
-    call = 0
-    position = 0
-    while position < len(kernels):
-        scan = model.scans.get(kernels[position].name)
-        together = 1 if scan is None else sum(1 for k in kernels[position:] if model.scans.get(k.name) == scan)
-        names.extend(loops.calls[call + i].kernel for i in range(together))
-        call += sum(model.repeats(k) for k in kernels[position : position + together])
-        position += together
-    return names
-
-
-def _kernel_facts(model: _Model, row: _Row, level: str) -> dict[str, Any]:
-    plan = row.plans[0]
-    nests = plan_nests(plan, model.by_name)
-    stream = plan.stream
-    lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
-    return {
-        "name": row.name,
-        "root": plan.leaves[-1].tensor,
-        "nodes": _origins(model.parts(plan)),
-        "summary": _summary(model.parts(plan)),
-        "calls": row.calls,
-        "instances": [
-            {"plan": p.name, "root": p.leaves[-1].tensor, "nodes": _origins(model.parts(p)),
-             "steps": model.repeats(p), "reason": p.estimate.reason}
-            for p in row.plans
-        ],
-        "scan": model.scans.get(plan.name),
-        "tile": dict(plan.cut),
-        "tiles": plan.tiles,
-        "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
-        "block_threads": lanes.count if lanes is not None else 1,
-        "footprint_bytes": plan.estimate.footprint,
-        "footprint_level": level,
-        "stream": None if stream is None else
-        {"tensors": [b.tensor for b in stream.axes[0].binds], "extent": stream.axes[0].extent,
-         "block": stream.sizes[0][1]},
-        "predicted_us": round(1e6 * plan.estimate.seconds, 3),
-        "predicted_us_all_calls": round(sum(1e6 * p.estimate.seconds * model.repeats(p) for p in row.plans), 3),
-        "traffic_bytes": sum(n for _, n in plan.estimate.traffic),
-        "traffic_bytes_all_calls": sum(n * model.repeats(p) for p in row.plans for _, n in p.estimate.traffic),
-        "nests": [
-            {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
-             "nodes": _origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
-             "core": n.core, "epilogue": list(n.epilogue), "level": _level_of(plan, n.tensor, model),
-             "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
-            for n, made in zip(plan.leaves, nests, strict=True)
-        ],
-        "edges": [
-            {"tensor": name, "level": where, "mode": mode, "bytes": _bytes(model.tensors[name]),
-             "nodes": _origins([model.by_name[name]])}
-            for name, where, mode in _edges(plan)
-        ],
-        "reason": plan.estimate.reason,
-    }  # fmt: skip
-
-
-def _level_of(kernel: Tile, tensor: str, model: _Model) -> str:
-    """Where a result is: the nearest Tile that holds it, or main memory."""
-    tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
-    around = [n for n in model.plan.body.walk() if isinstance(n, Tile) and kernel in n.body]
-    found = (t.level for t in (*reversed(tiles), *around)
-             if any(h.tensor == tensor and h.mode == "store" for h in t.holds))  # fmt: skip
-    return next(found, model.plan.body.level)
-
-
-def _edges(kernel: Tile) -> Iterator[tuple[str, str, str]]:
-    """Intermediates of a kernel: where each is, and whether it is stored, walked in blocks or computed again."""
-    for tile in (n for n in kernel.walk() if isinstance(n, Tile)):
-        walked = tile is not kernel
-        for hold in tile.holds:
-            if hold.mode == "store" and hold.fill is None:
-                yield hold.tensor, tile.level, "stream" if walked else "store"
-    for name in dict.fromkeys(n for leaf in kernel.leaves for n in leaf.composed):
-        yield name, "registers", "recompute"
-
-
-def _totals(model: _Model, artifact: Artifact) -> dict[str, Any]:
-    all_bytes = sum(_bytes(t) * n for t, n in model.intermediates())
-    far_bytes = sum(_bytes(t) * n for t, n in model.intermediates() if t.name in model.stored)
-    kernels = model.plan.kernels
-    loops = artifact.loops
-    rows = loops.tensors if loops is not None else ()
-    sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
-             for role in ("input", "output", "constant")}  # fmt: skip
-    return {
-        "predicted_us": round(sum(1e6 * k.estimate.seconds * model.repeats(k) for k in kernels), 3),
-        "traffic_bytes": sum(n * model.repeats(k) for k in kernels for _, n in k.estimate.traffic),
-        "intermediate_bytes": all_bytes,
-        "intermediate_bytes_on_chip": all_bytes - far_bytes,
-        "intermediate_bytes_stored": far_bytes,
-        "arena_bytes": arena(loops)[1] if loops is not None else None,
-        "weight_bytes": sizes["constant"],
-        "input_bytes": sizes["input"],
-        "output_bytes": sizes["output"],
-    }
-
-
-def _computes(program: Program) -> Iterator[Compute]:
-    """Every compute that a kernel holds: a Scan stands for its body."""
-    for compute in program.computes:
-        if isinstance(compute, Scan):
-            yield from compute.body
-        else:
-            yield compute
-
-
-def _steps(scan: Scan) -> int:
-    return scan.axis.extent if isinstance(scan.axis.extent, int) else 1
-
-
-def _bytes(tensor: Tensor) -> int:
-    return prod(e for e in tensor.shape if isinstance(e, int)) * tensor.dtype.bytes
-
-
-def _origins(computes: Sequence[Compute]) -> list[str]:
-    """The model's nodes behind computes, each once."""
-    return list(dict.fromkeys(c.origin or c.outputs[0].name for c in computes))
-
-
-def _summary(computes: Sequence[Compute]) -> str:
-    """Kinds of the nodes behind a kernel: reductions first; what only moves data, only where there is nothing else."""
-    ranks: dict[str, int] = {}
-    for compute in computes:
-        rank = 0 if isinstance(compute, Reduce) else 2 if is_view(compute) else 1
-        origin = compute.origin or compute.outputs[0].name
-        ranks[origin] = min(rank, ranks.get(origin, 2))
-    shown = [o for o, rank in sorted(ranks.items(), key=lambda item: item[1]) if rank < 2] or list(ranks)
-    counts: dict[str, int] = {}
-    for origin in shown:
-        counts[kind_of(origin)] = counts.get(kind_of(origin), 0) + 1
-    return ", ".join(kind if n == 1 else f"{kind} x{n}" for kind, n in counts.items())
-
-
-def kind_of(origin: str) -> str:
-    """`Conv` of `Conv node '/features/0'`."""
-    return origin.partition(" node ")[0]
-
-
-# Text
-
-
-def explain_text(artifact: Artifact, width: int | None = None) -> str:
+def explain_text(artifact: Artifact, width: int | None = None, measured: Profile | None = None) -> str:
     """The facts for a person; as wide as the terminal, 100 columns at most."""
-    facts = explain_json(artifact)
+    facts = explain_json(artifact, measured)
     columns = width or min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     lines = [*_header(facts, columns)]
     if not facts["kernels"]:
         lines.append("  no plan was made: compilation stopped before it")
         return "\n".join(lines) + "\n"
     lines += ["", *_totals_lines(facts, columns)]
-    for remark in facts["decided"]:
-        lines += _wrapped("decided", remark, columns)
+    for remark, times in _alike(facts["decided"]):
+        lines += _wrapped("decided", remark + (f" (and {times - 1} times more alike)" if times > 1 else ""), columns)
     lines += ["", *_table(facts, columns)]
     for kernel in facts["kernels"]:
         lines += ["", *_detail(kernel, facts, columns)]
@@ -318,6 +58,8 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     stays = f"{near}{share} stay on chip, {far} are stored (schedule none stores all)"
     lines = _wrapped("predicted", moved, width)
     lines += _wrapped("traffic", _level_text(totals["levels"]), width)
+    if totals["measured_us"] is not None:
+        lines += _wrapped("measured", f"{time_text(totals['measured_us'])} in all", width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
@@ -366,6 +108,9 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     if kernel["footprint_bytes"]:
         tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
     lines += _wrapped("tile", tile, width)
+    if kernel["measured_us"] is not None:
+        part = kernel["measured_us"] / max(kernel["predicted_us"], 1e-9)
+        lines += _wrapped("measured", f"{time_text(kernel['measured_us'])} a call, {part:.2f} of predicted", width)
     if kernel["stream"]:
         s = kernel["stream"]
         more = f" and {len(s['tensors']) - 1} more" if len(s["tensors"]) > 1 else ""
@@ -374,9 +119,31 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
     lines += _wrapped("traffic", _level_text(kernel["levels"]), width)
+    for number, pair in enumerate(kernel["instances"][0]["neighbours"]):
+        lines += _wrapped("next" if number == 0 else "", _pair_text(pair, kernel), width)
     if kernel["reason"]:
         lines += _wrapped("why", kernel["reason"], width)
     return lines
+
+
+def _alike(remarks: Sequence[str]) -> list[tuple[str, int]]:
+    """Remarks that differ in the names of nodes alone, the first of them with their number."""
+    found: dict[str, list[str]] = {}
+    for remark in remarks:
+        found.setdefault(re.sub(r"'[^']*'", "''", remark), []).append(remark)
+    return [(group[0], len(group)) for group in found.values()]
+
+
+def _pair_text(pair: dict[str, Any], kernel: dict[str, Any]) -> str:
+    """A result and who reads it: the level where the two meet, and what was found out about the others."""
+    other = f" of {pair['reader_kernel']}" if pair["reader_plan"] != kernel["instances"][0]["plan"] else ""
+    parts = []
+    for tried in sorted(pair["tried"], key=lambda t: not t["chosen"]):
+        if tried["chosen"] or tried["predicted_us"] or tried["reason"]:
+            cost = f" {time_text(tried['predicted_us'])}" if tried["predicted_us"] else ""
+            why = f": {tried['reason']}" if tried["reason"] else ""
+            parts.append(f"{'at' if tried['chosen'] else 'not at'} {tried['level']}{cost}{why}")
+    return f"{pair['tensor']} to {pair['reader']}{other}: {'; '.join(parts)}"
 
 
 def _level_text(levels: Sequence[dict[str, Any]]) -> str:

@@ -120,7 +120,7 @@ class Connector:
 
     def _refusal(self, feeder: Group, reader: Group, placed: Sequence[Group]) -> str:
         merged = self._sorted(feeder, reader)
-        unable = self._unable(merged, reader.nests[-1], placed)
+        unable = self.unable(merged, reader.nests[-1], placed)
         if unable is not None:
             return unable
         choice = self.costs.cost(merged)
@@ -173,7 +173,7 @@ class Connector:
         alone = [(feeder,) for feeder in feeders.values()]
         for parts in (*alone, *self._with_siblings(list(feeders.values()), group, groups)):
             merged = self._sorted(group, *parts)
-            if self._unable(merged, nest, groups) is None:
+            if self.unable(merged, nest, groups) is None:
                 joined = self.group(merged)
                 self.tried += 1
                 if joined.score <= _MOST_LOSS * (group.score + sum(g.score for g in parts)):
@@ -183,7 +183,7 @@ class Connector:
     def _sorted(self, *groups: Group) -> list[Nest]:
         return sorted({n for g in groups for n in g.nests}, key=lambda n: self.order[n])
 
-    def _unable(self, merged: Sequence[Nest], nest: Nest, groups: Sequence[Group]) -> str | None:
+    def unable(self, merged: Sequence[Nest], nest: Nest, groups: Sequence[Group]) -> str | None:
         """Why nests cannot be one kernel whatever their tiles; None where they can."""
         most = _MOST_WITH_PRODUCTS if self.costs.over_weights(merged) else _MOST_NESTS
         if len(merged) > most:

@@ -218,3 +218,41 @@ def _times(compute: Map, reader: Map | Reduce) -> float:
     if isinstance(reader, Reduce):
         domain *= prod(extent_of(a.extent) for a in reader.reduce_axes)
     return domain * len(own) / max(1, prod(extent_of(a.extent) for a in compute.axes))
+
+
+def why_not_in_registers(
+    core: Compute, tensor: Tensor, made: Compute, reader: Compute, readers: Sequence[Compute], kept: frozenset[Tensor]
+) -> str:
+    """Why a reader does not take a tensor from registers, by the rules above; for people. `made` computes it, by itself
+    or on the registers of the reduction `core`."""
+    if tensor in kept:
+        return "it leaves these computes and is stored"
+    if isinstance(core, Reduce):
+        return _why_no_epilogue(core, tensor, reader, readers)
+    if not isinstance(made, Map) or not isinstance(reader, Map | Reduce):
+        return "one of them is no map and no reduction"
+    cost, size = data_cost(made.value), sum(1 for _ in walk(made.value))
+    if size > _LARGEST_VALUE:
+        return f"its expression has {size} nodes, more than {_LARGEST_VALUE}"
+    if cost > _CHEAP and len(readers) > 1:
+        return f"{len(readers)} readers would each compute its {cost} operations again"
+    if not _reader_accepts(made, reader, cost):
+        return f"its reader takes every element {_times(made, reader):.4g} times and would compute it as often"
+    if is_view(made):
+        return "its data are better moved once, in an order of their own"
+    return "with all that is composed into it, it is too much to compute again"
+
+
+def _why_no_epilogue(core: Reduce, tensor: Tensor, reader: Compute, readers: Sequence[Compute]) -> str:
+    if not isinstance(reader, Map):
+        return "a reduction is complete only after its last step, and its reader reduces again"
+    if len(core.outputs) > 1:
+        return "the reduction has several results"
+    if len(readers) > 1:
+        return f"it has {len(readers)} readers, and registers serve one"
+    if tuple(a.extent for a in reader.axes) != tuple(a.extent for a in core.axes):
+        return "its reader has another shape"
+    own = [n for n in loads(reader.value) if n.source is tensor]
+    if not all(is_identity_read(n, reader.axes) for n in own):
+        return "it is not read element for element"
+    return "its reader runs on the registers of another reduction, or the maps on these are enough"

@@ -29,7 +29,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass
-class _Part:
+class Part:
     """Computes planned together: the model's own, or the body of one Scan."""
 
     computes: list[Compute]
@@ -57,8 +57,8 @@ def make_plan(
     layouts = dict(program.layouts)
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
-    planned: list[tuple[_Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
-    for part in _parts(program):
+    planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+    for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
@@ -103,7 +103,7 @@ def plan_seconds(plan: Plan, program: Program) -> float:
     )
 
 
-def _parts(program: Program) -> list[_Part]:
+def parts_of(program: Program) -> list[Part]:
     outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
     scans = [c for c in program.computes if isinstance(c, Scan)]
     for compute in program.computes:
@@ -115,17 +115,17 @@ def _parts(program: Program) -> list[_Part]:
     kept = {*program.outputs}
     for scan in scans:
         kept.update(reads(scan))
-    parts = [_Part(list(outer), frozenset(kept))]
+    parts = [Part(list(outer), frozenset(kept))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
                 raise UnsupportedError(f"{scan.origin}: a {type(inner).__name__} inside a Scan is not compiled yet")
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
-        parts.append(_Part(list(scan.body), stays, scan))
+        parts.append(Part(list(scan.body), stays, scan))
     return parts
 
 
-def _nests(part: _Part, fused: Fused) -> list[Nest]:
+def _nests(part: Part, fused: Fused) -> list[Nest]:
     riding = {m.output for chain in fused.epilogues.values() for m in chain}
     nests = []
     for compute in part.computes:
@@ -163,7 +163,7 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
 class _Builder:
     """Writes the Tiles of one part's kernels."""
 
-    part: _Part
+    part: Part
     fused: Fused
     costs: GroupCost
     refused: Mapping[Nest, str]  # by root: why its readers are other kernels
@@ -228,7 +228,7 @@ def choice_of(group: Group) -> Choice:
     return group.choice
 
 
-def _inlined_by(nests: Sequence[Nest], part: _Part, fused: Fused) -> list[str]:
+def _inlined_by(nests: Sequence[Nest], part: Part, fused: Fused) -> list[str]:
     """Maps composed into these nests, found by walking back from what their computes read."""
     by_output = {t: c for c in part.computes for t in c.outputs}
     by_name = {t.name: t for t in by_output}

@@ -83,6 +83,16 @@ class Target:
         return self.levels[1 if self.kind == "gpu" else 2]
 
     @property
+    def copies_tiles(self) -> bool:
+        """Whether kernels copy operands to the tile level themselves, into shared memory; a cache fills by itself."""
+        return self.kind == "gpu"
+
+    @property
+    def lanes_are_threads(self) -> bool:
+        """Whether the lanes of a vector are threads that read each for itself; registers hold neighbours in memory."""
+        return self.kind == "gpu"
+
+    @property
     def outer(self) -> MemoryLevel | None:
         """The cache that cores share before main memory, where it is large enough to count."""
         beyond = self.levels[self.levels.index(self.tile_level) + 1]

@@ -13,6 +13,8 @@ from tilewright.tile_graph.plan import Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
+_Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it begins
+
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
     """The nests of a kernel's leaves."""
@@ -32,21 +34,22 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     """The most bytes of intermediates alive at once in one tile of a kernel."""
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
-    boxes = _boxes(kernel, nests)
+    boxes = boxes_of(kernel, nests)
     return int(footprint(nests, boxes, stored, stream_of(kernel, nests)))
 
 
-def _boxes(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
+def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
     """The part of every nest that the innermost Tile around it covers, wherever it begins."""
     by_name = {n.tensor.name: n for n in nests}
     found: dict[Nest, Box] = {}
 
-    def below(tile: Tile, sizes: Mapping[tuple[str, str], int]) -> None:
+    def below(tile: Tile, sizes: Mapping[tuple[str, str], _Part]) -> None:
         bound = dict(sizes)
         axes = {**known, **{a.name: a for a in tile.axes}}
         known.update(axes)
         for name, size in tile.sizes:
-            bound.update({(b.tensor, b.axis): size * b.scale for b in axes[name].binds})
+            along = origins.setdefault(name, Axis(f"origin_{name}", axes[name].extent))
+            bound.update({(b.tensor, b.axis): (size * b.scale, along) for b in axes[name].binds})
         boxes = _at(nests, by_name, bound)
         for node in tile.body:
             if isinstance(node, Tile):
@@ -56,15 +59,16 @@ def _boxes(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
                 found.setdefault(nest, boxes[nest])
 
     known: dict[str, TileAxis] = {}
+    origins: dict[str, Axis] = {}  # nests that run along one axis of the tree begin at the same place
     below(kernel, {})
     return found
 
 
-def _at(nests: Sequence[Nest], by_name: Mapping[str, Nest], sizes: Mapping[tuple[str, str], int]) -> dict[Nest, Box]:
+def _at(nests: Sequence[Nest], by_name: Mapping[str, Nest], sizes: Mapping[tuple[str, str], _Part]) -> dict[Nest, Box]:
     def part(nest: Nest, name: str, axis: Axis) -> Range:
         extent = extent_of(axis.extent)
-        size = sizes.get((nest.tensor.name, name), extent)
-        return whole(extent) if size >= extent else Range(var(Axis(f"origin_{name}", extent)), size, extent)
+        size, origin = sizes.get((nest.tensor.name, name), (extent, axis))
+        return whole(extent) if size >= extent else Range(var(origin), size, extent)
 
     roots = {r: tuple(part(r, f"o{i}", a) for i, a in enumerate(r.axes)) for r in roots_of(nests)}
     limits: dict[Nest, dict[Axis, Range]] = {}

@@ -52,7 +52,7 @@ def choose_layouts(program: Program, target: Target) -> Program:
                 layouts[tensor] = Layout.permuted(tuple(order))
     layouts.update(_merged_reads(program, layouts, fixed))
     program = replace(program, layouts=layouts)
-    return merge_reductions(split_groups(program)) if target.kind == "cpu" else program
+    return merge_reductions(split_groups(program)) if not target.lanes_are_threads else program
 
 
 def _scan_tensors(program: Program) -> set[Tensor]:
@@ -105,7 +105,7 @@ def owned_axis(compute: Reduce, program: Program) -> int | None:
 def _fills_rows_better(compute: Reduce, program: Program, target: Target) -> bool:
     """Whether so few outputs share a read that vectors along its rows are fuller, where it comes row by row."""
     activations = [n for n in loads(*compute.elements) if n.source not in program.constants]
-    if target.kind != "cpu" or len(activations) != 1:
+    if target.lanes_are_threads or len(activations) != 1:
         return False
     read = activations[0]
     kept = program.layouts.get(read.source)

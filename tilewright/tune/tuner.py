@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.backend import backend_for
 from tilewright.compiler import machine_code
 from tilewright.errors import InternalError, OptionError, ToolError
 from tilewright.ir.compute import Program
@@ -47,7 +48,7 @@ _SECONDS_A_KERNEL = 0.15  # to compile one, until a round has shown more
 
 def tune_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
     """The plan with kernels that measured faster, from the cache where this model was tuned as well before."""
-    if target.kind != "cpu":
+    if not backend_for(target).can_tune:
         raise OptionError(f"tuning measures on this CPU; leave out tune for target '{target.name}'")
     try:
         cache = Cache(options.cache_dir)

@@ -24,7 +24,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
-from tilewright.target import Target
+from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
@@ -35,6 +35,10 @@ from tilewright.tile_graph.streams import Stream
 
 class CpuBackend:
     launch = "cores"
+    source_suffix = "c"
+    flushes_denormals = True
+    other_algorithms = True
+    can_tune = True
     stream_worth = 1.0
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
@@ -101,3 +105,6 @@ class CpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early)
+
+    def why_not_here(self, target: Target) -> str | None:
+        return why_not_here(target)

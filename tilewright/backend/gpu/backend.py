@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.gpu import machine_code
+from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest
 from tilewright.backend.gpu.tile import choose_gpu_tile
@@ -29,6 +30,10 @@ from tilewright.tile_graph.streams import Stream
 
 class GpuBackend:
     launch = "blocks"
+    source_suffix = "cu"
+    flushes_denormals = False
+    other_algorithms = False
+    can_tune = False
     # more blocks run at a time where each holds less, which the model does not see
     stream_worth = 1.1
 
@@ -95,3 +100,6 @@ class GpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options)
+
+    def why_not_here(self, target: Target) -> str | None:
+        return why_not_here(target)

@@ -1,0 +1,237 @@
+"""What became of a model, and why: facts gathered from a compilation's forms as one JSON object.
+
+Kernels are listed once each, with the calls that share them: twelve equal layers are one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.compiler import Artifact
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.tensor import elements
+from tilewright.lower.memory import arena
+from tilewright.profiles import Profile
+from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
+from tilewright.report.neighbours import Neighbours
+from tilewright.report.tree_facts import tree_facts
+from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
+from tilewright.schedule.traffic import KernelTraffic, traffic_of
+from tilewright.target import Target
+from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Tile
+
+
+def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[str, Any]:
+    """The facts, with the times of a profile where there is one; a stage that was not reached leaves its part empty."""
+    target = artifact.target
+    facts: dict[str, Any] = {
+        "model": artifact.graph.name,
+        "target": {
+            "name": target.name, "architecture": target.architecture, "units": target.units,
+            "vector_bytes": target.vector_bytes, "tile_level": target.tile_level.name, "main_level": target.main.name,
+            "levels": [{"name": x.name, "bytes": x.capacity, "bytes_a_second": x.bandwidth * target.units}
+                       for x in target.levels],
+            "operations_a_second": 2 * target.fma_rate * target.units,
+        },
+        "schedule": artifact.plan.schedule if artifact.plan else None,
+        "operators": len(artifact.graph.nodes),
+        "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
+        "compile_seconds": {
+            "total": round(sum(artifact.stage_seconds.values()), 4),
+            "stages": {name: round(s, 4) for name, s in artifact.stage_seconds.items()},
+        },
+        "totals": {}, "kernels": [], "order": [], "memory": None, "decided": [],
+    }  # fmt: skip
+    if artifact.program is None or artifact.plan is None:
+        return facts
+    model = ModelView(artifact.program, artifact.plan)
+    rows = _rows(model, artifact.loops)
+    facts["computes"] = sum(1 for _ in computes_of(artifact.program))
+    facts["kernels_planned"] = len(artifact.plan.kernels)
+    facts["kernels_distinct"] = len(rows)
+    facts["calls"] = sum(row.calls for row in rows)
+    neighbours = Neighbours(model, target, {p.name: row.name for row in rows for p in row.plans})
+    times = _measured(measured, rows)
+    facts["kernels"] = [
+        _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
+    ]
+    facts["totals"] = _totals(model, artifact)
+    moved = traffic_of(artifact.program, artifact.plan, target)
+    facts["totals"]["levels"] = _levels(list(moved.values()), target)
+    for kernel, row in zip(facts["kernels"], rows, strict=True):
+        kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
+    facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
+    if artifact.loops is not None:
+        facts["order"] = [call.kernel for call in artifact.loops.calls]
+        facts["memory"] = memory_over_time(artifact.loops)
+    facts["decided"] = list(artifact.program.remarks)
+    return facts
+
+
+def _levels(kernels: Sequence[KernelTraffic], target: Target) -> list[dict[str, Any]]:
+    """Bytes read from and written to every level but the registers in all calls, and the most that stays there."""
+    return [
+        {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
+         "written_bytes": round(sum(k.levels[place].written for k in kernels)),
+         "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
+        for place, level in enumerate(target.levels) if place
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A distinct kernel: its name, the plans that share it, and how often it is called."""
+
+    name: str
+    plans: tuple[Tile, ...]
+    calls: int
+
+
+def _rows(model: ModelView, loops: LoopProgram | None) -> list[_Row]:
+    names = _code_names(model, loops)
+    grouped: dict[str, list[Tile]] = {}
+    for kernel, name in zip(model.plan.kernels, names, strict=True):
+        grouped.setdefault(name, []).append(kernel)
+    return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans)) for n, plans in grouped.items()]
+
+
+def _code_names(model: ModelView, loops: LoopProgram | None) -> list[str]:
+    """The kernel of the Loops that each planned kernel became. Loops edited by hand may not follow the Plan."""
+    kernels = model.plan.kernels
+    own = [k.name for k in kernels]
+    if loops is None or len(loops.calls) != sum(model.repeats(k) for k in kernels):
+        return own
+    names: list[str] = []
+    call = 0
+    position = 0
+    while position < len(kernels):
+        scan = model.scans.get(kernels[position].name)
+        together = 1 if scan is None else sum(1 for k in kernels[position:] if model.scans.get(k.name) == scan)
+        names.extend(loops.calls[call + i].kernel for i in range(together))
+        call += sum(model.repeats(k) for k in kernels[position : position + together])
+        position += together
+    return names
+
+
+def _measured(profile: Profile | None, rows: Sequence[_Row]) -> dict[str, float]:
+    """Microseconds of all calls of each kernel; none where a profile is of other kernels."""
+    times: dict[str, float] = {}
+    for call in profile.calls if profile is not None else ():
+        times[call.kernel] = times.get(call.kernel, 0.0) + call.nanoseconds / 1e3
+    return times if times.keys() == {row.name for row in rows} else {}
+
+
+def _kernel_facts(
+    model: ModelView,
+    row: _Row,
+    target: Target,
+    neighbours: Neighbours,
+    measured: float | None,
+    loops: LoopProgram | None,
+) -> dict[str, Any]:
+    plan, main = row.plans[0], target.main.name
+    counted = None if loops is None else distinct_bytes(loops, row.name)
+    nests = plan_nests(plan, model.by_name)
+    stream = plan.stream
+    lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
+    return {
+        "name": row.name,
+        "root": plan.leaves[-1].tensor,
+        "nodes": origins(model.parts(plan)),
+        "summary": summary(model.parts(plan)),
+        "calls": row.calls,
+        "instances": [
+            {"plan": p.name, "root": p.leaves[-1].tensor, "nodes": origins(model.parts(p)),
+             "steps": model.repeats(p), "reason": p.estimate.reason, "neighbours": neighbours.of(p)}
+            for p in row.plans
+        ],
+        "scan": model.scans.get(plan.name),
+        "tile": dict(plan.cut),
+        "tiles": plan.tiles,
+        "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
+        "block_threads": lanes.count if lanes is not None else 1,
+        "footprint_bytes": plan.estimate.footprint,
+        "footprint_level": target.tile_level.name,
+        "stream": None if stream is None else
+        {"tensors": [b.tensor for b in stream.axes[0].binds], "extent": stream.axes[0].extent,
+         "block": stream.sizes[0][1]},
+        "predicted_us": round(1e6 * plan.estimate.seconds, 3),
+        "predicted_us_all_calls": round(sum(1e6 * p.estimate.seconds * model.repeats(p) for p in row.plans), 3),
+        "measured_us": None if measured is None else round(measured / row.calls, 3),
+        "measured_us_all_calls": None if measured is None else round(measured, 3),
+        "traffic_bytes": dict(plan.estimate.traffic).get(main, 0),
+        "traffic_bytes_all_calls": sum(dict(p.estimate.traffic).get(main, 0) * model.repeats(p) for p in row.plans),
+        "traffic_by_level": dict(plan.estimate.traffic),
+        "operations": kernel_operations(plan, nests, model.by_name),
+        "counted_bytes": counted,
+        "reads": _read_facts(nests, model),
+        "writes": [{"tensor": t.name, "bytes": bytes_of(t)} for n in nests for t in n.stores if t.name in model.stored],
+        "tree": tree_facts(plan, model),
+        "nests": [
+            {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
+             "nodes": origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
+             "core": n.core, "epilogue": list(n.epilogue), "level": _level_of(plan, n.tensor, model),
+             "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
+            for n, made in zip(plan.leaves, nests, strict=True)
+        ],
+        "edges": [
+            {"tensor": name, "level": where, "mode": mode, "bytes": bytes_of(model.tensors[name]),
+             "nodes": origins([model.by_name[name]])}
+            for name, where, mode in _edges(plan, target.levels[0].name)
+        ],
+        "reason": plan.estimate.reason,
+    }  # fmt: skip
+
+
+def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]:
+    """What a kernel takes from outside, the largest first."""
+    inside = {t for n in nests for t in n.stores}
+    outside = dict.fromkeys(t for n in nests for t in n.reads() if t not in inside)
+    roles = {**dict.fromkeys(model.program.inputs, "input"), **dict.fromkeys(model.program.constants, "weight")}
+    found = [{"tensor": t.name, "bytes": bytes_of(t), "role": roles.get(t, "intermediate")} for t in outside]
+    return sorted(found, key=lambda r: -int(r["bytes"]))
+
+
+def _level_of(kernel: Tile, tensor: str, model: ModelView) -> str:
+    """Where a result is: the nearest Tile that holds it, or main memory."""
+    tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
+    around = [n for n in model.plan.body.walk() if isinstance(n, Tile) and kernel in n.body]
+    found = (t.level for t in (*reversed(tiles), *around)
+             if any(h.tensor == tensor and h.mode == "store" for h in t.holds))  # fmt: skip
+    return next(found, model.plan.body.level)
+
+
+def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
+    """Intermediates of a kernel: where each is, and whether it is stored, walked in blocks or computed again."""
+    for tile in (n for n in kernel.walk() if isinstance(n, Tile)):
+        walked = tile is not kernel
+        for hold in tile.holds:
+            if hold.mode == "store" and hold.fill is None:
+                yield hold.tensor, tile.level, "stream" if walked else "store"
+    for name in dict.fromkeys(n for leaf in kernel.leaves for n in leaf.composed):
+        yield name, registers, "recompute"
+
+
+def _totals(model: ModelView, artifact: Artifact) -> dict[str, Any]:
+    all_bytes = sum(bytes_of(t) * n for t, n in model.intermediates())
+    far_bytes = sum(bytes_of(t) * n for t, n in model.intermediates() if t.name in model.stored)
+    kernels, main = model.plan.kernels, artifact.target.main.name
+    loops = artifact.loops
+    rows = loops.tensors if loops is not None else ()
+    sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
+             for role in ("input", "output", "constant")}  # fmt: skip
+    return {
+        "predicted_us": round(sum(1e6 * k.estimate.seconds * model.repeats(k) for k in kernels), 3),
+        "traffic_bytes": sum(dict(k.estimate.traffic).get(main, 0) * model.repeats(k) for k in kernels),
+        "intermediate_bytes": all_bytes,
+        "intermediate_bytes_on_chip": all_bytes - far_bytes,
+        "intermediate_bytes_stored": far_bytes,
+        "arena_bytes": arena(loops)[1] if loops is not None else None,
+        "weight_bytes": sizes["constant"],
+        "input_bytes": sizes["input"],
+        "output_bytes": sizes["output"],
+    }

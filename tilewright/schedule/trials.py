@@ -1,0 +1,136 @@
+"""What a Plan's kernels would cost otherwise: neighbours as one kernel, or a kernel cut in two between neighbours.
+
+Looked at after the search, for people: the same cost, the same refusals, whatever the search came by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.backend import backend_for
+from tilewright.backend.protocol import Choice
+from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.connect import Connector, Group, readers_of
+from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.planner import parts_of
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.idle import read_by_steps
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Neighbours as one kernel, and as two."""
+
+    level: str  # where what they share lives in one kernel
+    together: float | None  # predicted seconds; None: not possible
+    apart: float | None
+    reason: str = ""  # why they are not one kernel
+
+
+@dataclass
+class _Side:
+    """The kernels of a model outside its Scans, or of one Scan's step, as the search saw them."""
+
+    connector: Connector
+    groups: dict[str, Group]  # by kernel
+    placed: list[Group]  # by number of the nest
+
+
+class Trials:
+    """Tries neighbours of a Plan, each when it is asked for."""
+
+    def __init__(self, program: Program, plan: Plan, target: Target) -> None:
+        self._target = target
+        self._scans = {kernel.name: steps.scan if steps else None for kernel, steps in plan.launches()}
+        self._sides: dict[str | None, _Side] = {}
+        layouts = {**program.layouts, **_by_tensor(program, plan)}
+        backend, computes = backend_for(target), all_computes(program)
+        context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
+                              frozenset(program.staged), Memo(), stepped=read_by_steps(program))  # fmt: skip
+        for part in parts_of(program):
+            scan = None if part.scan is None else part.scan.outputs[0].name
+            kernels = [k for k in plan.kernels if self._scans[k.name] == scan]
+            nests = {k.name: plan_nests(k, computes) for k in kernels}
+            # without names, so that equal layers share their costs
+            plans: dict[Nest, Leaf] = {
+                n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
+            }
+            costs = GroupCost(backend, context, plans, part.kept, readers_of(list(plans)), repeated=scan is not None)
+            connector = Connector(costs, list(plans))
+            groups = {k.name: connector.group(nests[k.name]) for k in kernels}
+            self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
+
+    def joined(self, feeder: Tile, reader: Tile) -> Trial:
+        """Two kernels of which one reads from the other, as one."""
+        level = self._target.tile_level.name
+        if self._scans[feeder.name] != self._scans[reader.name]:
+            return Trial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
+        side = self._sides[self._scans[feeder.name]]
+        connector, first, second = side.connector, side.groups[feeder.name], side.groups[reader.name]
+        apart = _seconds(first.choice, second.choice)
+        merged = sorted({*first.nests, *second.nests}, key=lambda n: connector.order[n])
+        unable = connector.unable(merged, second.nests[-1], side.placed)
+        if unable is not None:
+            return Trial(level, None, apart, unable)
+        one = connector.group(merged)
+        if one.choice is None or apart is None:
+            return Trial(level, None, apart, connector.costs.why_not(merged))
+        reason = _too_little(one, apart, first.score + second.score)
+        if self._scans[feeder.name] is not None:
+            reason += ", each step by itself"
+        return Trial(level, one.choice.seconds, apart, reason)
+
+    def parted(self, kernel: Tile, made: str) -> Trial:
+        """A kernel, against two of which the first ends with what one of its leaves stores."""
+        scan = self._scans[kernel.name]
+        if scan is not None:  # steps are planned with what one leaves near for the next, which costs here do not know
+            return Trial(kernel.level, kernel.estimate.seconds, None)
+        side = self._sides[scan]
+        group = side.groups[kernel.name]
+        first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
+        rest = [n for n in group.nests if n not in first]
+        whole = None if group.choice is None else group.choice.seconds
+        costs = [side.connector.costs.cost(part) for part in (first, rest)] if rest else []
+        apart = _seconds(*costs) if costs else None
+        return Trial(kernel.level, whole, apart)
+
+
+def _too_little(one: Group, apart: float, score: float) -> str:
+    """Why groups whose seconds and score are known are not one; what a join gains must be more than predictions err."""
+    assert one.choice is not None
+    if one.choice.seconds >= apart:
+        return "it is predicted to be no faster"
+    if one.score >= score:
+        return "it saves less than predictions of such kernels err"
+    return "what it saves is less than other joins save"
+
+
+def _seconds(*choices: Choice | None) -> float | None:
+    """The time of kernels one after the other; None where one of them is not possible."""
+    known = [c.seconds for c in choices if c is not None]
+    return sum(known) if len(known) == len(choices) else None
+
+
+def _leading_to(last: Nest, nests: Sequence[Nest]) -> list[Nest]:
+    """A nest and those it depends on, in order."""
+    producer = {t: n for n in nests for t in n.stores}
+    found = {last}
+    stack = [last]
+    while stack:
+        more = {producer[t] for t in stack.pop().reads() if t in producer} - found
+        found |= more
+        stack.extend(more)
+    return [n for n in nests if n in found]
+
+
+def _by_tensor(program: Program, plan: Plan) -> Mapping[Tensor, Layout]:
+    """The layouts that a Plan names."""
+    by_name = {t.name: t for t in (*program.tensors(), *program.constants)}
+    return {by_name[name]: layout for name, layout in plan.layouts if name in by_name}
