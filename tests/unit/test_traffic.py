@@ -11,12 +11,12 @@ import pytest
 from tests.cache_trace import Traced, trace
 from tests.traffic_cases import case, machine_of
 from tilewright import Options
+from tilewright.backend.traffic import traffic_of
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.loops import Memory
 from tilewright.ir.traffic import count_traffic
-from tilewright.schedule.traffic import traffic_of
 from tilewright.target import Target, machine
 from tilewright.tile_graph.touch import touch
 from tilewright.tile_graph.traffic import Cache, Repeat, Walk, moved
@@ -62,7 +62,7 @@ def test_traffic_is_what_a_simulation_counts(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_traffic_of_all_programs_is_what_a_simulation_counts(tmp_path: Path) -> None:
-    """Whether a part that is about as large as a cache fits it hangs on single lines: of such programs a few are off."""
+    """Whether a part about as large as a cache fits it hangs on single lines: a few such programs are farther off."""
     found = {seed: max(errors(seed, tmp_path)) for seed in range(ALL)}
     assert max(found.values()) <= AT_WORST, found
     assert sum(error <= CACHED for error in found.values()) >= ALL - FEW, found

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.backend.traffic import KernelTraffic, traffic_of
 from tilewright.compiler import Artifact
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import elements
@@ -18,7 +19,6 @@ from tilewright.report.model_view import ModelView, bytes_of, computes_of, origi
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
-from tilewright.schedule.traffic import KernelTraffic, traffic_of
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest

@@ -53,7 +53,6 @@ class Dim:
             count, reach = least(count + self.spread, count * self.reads), reach + self.spread
         return least(count, self.extent), least(reach, self.extent)
 
-
     def _over_panels(self, covered: Size, sizes: Mapping[Axis, Size], steps: Mapping[Axis, int]) -> tuple[Size, Size]:
         """The same along panels, or inside them, of an axis whose parts need not begin with a panel."""
         index = self.index

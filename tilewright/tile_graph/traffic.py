@@ -137,7 +137,6 @@ class Moved:
     def total(self) -> Size:
         return _total(self.touched)
 
-
     def renamed(self, names: Mapping[Hashable, Hashable]) -> Moved:
         """The same of a part that is alike, its buffers being others."""
 
