@@ -2,7 +2,8 @@
 
 `none` is a kernel an expression, `register` composes maps into their neighbours, `unmerged` also keeps tiles on chip,
 and `connected` merges independent computes that are alike before. Every variant runs in a process of its own, one awake
-at a time, rounds alternating.
+at a time, rounds alternating. Of every level of the machine, the bytes that are read from it and written to it: as
+predicted, and beside it as the Loops load and store them where they name the level's memory.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from pathlib import Path
 
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, geometric_mean, table, write_files
 from tilewright import Options
+from tilewright.backend import backend_for
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
-from tilewright.ir.traffic import count_traffic
+from tilewright.ir.loops import LoopProgram, Memory
+from tilewright.ir.traffic import Traffic, count_traffic
 from tilewright.report.facts import explain_json
 from tilewright.report.peers import VARIANTS
 from tilewright.report.sidebyside import OURS, compare
-from tilewright.target import machine
+from tilewright.target import Target, machine
 
 STEPS = {"none": "none", "register": "register", "unmerged": "unmerged", "connected": ""}  # as runtimes are spelled
 
@@ -35,15 +38,49 @@ class Facts:
     predicted_bytes: float  # from and to main memory
     counted_bytes: float  # loads and stores of global memory in the Loops, each once a kernel and direction
     intermediate_bytes: float
+    stages: int  # calls that wait for one another, in the longest chain of them
+    levels: dict[str, float]  # bytes read from each level and written to it, as predicted
+    counted_levels: dict[str, float]  # the same as the Loops load and store it, of levels that they name
 
 
-def facts_of(path: Path, variant: str, target: str) -> Facts:
-    artifact = build(load(path), machine(target), Options(stop_after="loops", **VARIANTS[STEPS[variant]]))  # type: ignore[arg-type]
+def facts_of(path: Path, variant: str, name: str) -> Facts:
+    target = machine(name)
+    artifact = build(load(path), target, Options(stop_after="loops", **VARIANTS[STEPS[variant]]))  # type: ignore[arg-type]
     assert artifact.loops is not None and artifact.plan is not None
     facts = explain_json(artifact)
     counted = count_traffic(artifact.loops)
+    levels = {x["level"]: float(x["read_bytes"] + x["written_bytes"]) for x in facts["totals"]["levels"]}
     return Facts(len(artifact.plan.kernels), len(artifact.loops.calls), facts["totals"]["predicted_us"] / 1e3,
-                 facts["totals"]["traffic_bytes"], sum(counted.distinct.values()), counted.intermediate)  # fmt: skip
+                 facts["totals"]["traffic_bytes"], sum(counted.distinct.values()), counted.intermediate,
+                 stages_of(artifact.loops), levels, _counted_levels(counted, target))  # fmt: skip
+
+
+def _counted_levels(counted: Traffic, target: Target) -> dict[str, float]:
+    backend = backend_for(target)
+    result = {}
+    for place in range(1, len(target.levels) - 1):
+        if place - 1 not in backend.caches(target):
+            here = backend.memory_at(target, place) or (Memory.GLOBAL, Memory.SCRATCH, Memory.SHARED)
+            result[target.levels[place].name] = sum(counted.total(memory) for memory in here)
+    return result
+
+
+def stages_of(loops: LoopProgram) -> int:
+    """The longest chain of calls, each of which reads what the one before stores, or stores over it."""
+    ways = {k.name: count_traffic(k) for k in loops.kernels}
+    wrote: dict[str, int] = {}
+    read: dict[str, int] = {}
+    most = 0
+    for call in loops.calls:
+        names = dict(zip((p.name for p in loops.kernel(call.kernel).params), call.arguments, strict=True))
+        found = ways[call.kernel]
+        loaded, stored = ([names[p] for p in way if p in names] for way in (found.loaded, found.stored))
+        before = [wrote.get(t, 0) for t in (*loaded, *stored)] + [read.get(t, 0) for t in stored]
+        stage = 1 + max(before, default=0)
+        read.update({t: max(stage, read.get(t, 0)) for t in loaded})
+        wrote.update(dict.fromkeys(stored, stage))
+        most = max(most, stage)
+    return most
 
 
 def report_of(name: str, facts: dict[str, Facts], times: dict[str, float | None]) -> list[str]:
@@ -54,10 +91,18 @@ def report_of(name: str, facts: dict[str, Facts], times: dict[str, float | None]
         saved = 1 - known.intermediate_bytes / plain.intermediate_bytes if plain.intermediate_bytes else 0.0
         rows.append([variant, "" if took is None else f"{took:.2f}", f"{known.predicted_ms:.2f}", str(known.kernels),
                      str(known.calls), f"{known.predicted_bytes / 1e6:.1f}", f"{known.counted_bytes / 1e6:.1f}",
-                     f"{known.intermediate_bytes / 1e6:.1f}", f"{100 * saved:.0f}%"])  # fmt: skip
+                     f"{known.intermediate_bytes / 1e6:.1f}", f"{100 * saved:.0f}%", str(known.stages),
+                     *_level_cells(known)])  # fmt: skip
+    named = plain.counted_levels
+    levels = [f"MB {level}{' (counted)' if level in named else ''}" for level in plain.levels]
     header = ["schedule", "ms", "predicted ms", "kernels", "calls", "MB predicted", "MB counted", "MB of intermediates",
-              "less"]  # fmt: skip
+              "less", "stages", *levels]  # fmt: skip
     return [f"## {name}", "", *table(header, rows), ""]
+
+
+def _level_cells(known: Facts) -> list[str]:
+    beside = {level: f" ({size / 1e6:.1f})" for level, size in known.counted_levels.items()}
+    return [f"{size / 1e6:.1f}{beside.get(level, '')}" for level, size in known.levels.items()]
 
 
 def main() -> None:

@@ -151,7 +151,7 @@ def trace(loops: LoopProgram, capacities: Sequence[int], folder: Path) -> Traced
     source.write_text(_RUNTIME % facts + "\n".join(functions) + _MAIN % facts)
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     assert compiler is not None, "no C compiler to trace with"
-    library = folder / "trace.so"
+    library = folder / f"trace{len(list(folder.iterdir()))}.so"
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-w", "-o", str(library), str(source)], check=True)
     calls = len(loops.calls)
     out = (ctypes.c_int64 * (2 * calls * (len(capacities) + len(_MEMORIES)) + 1))()

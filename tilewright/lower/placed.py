@@ -222,6 +222,3 @@ def _moving(lows: Sequence[Expr], radix: Sequence[tuple[Hashable, int, int]]) ->
     move its origin."""
     inside = {a for low in lows for a in axes_of(low)}
     return frozenset({loop for loop, _, _ in radix} | inside)
-
-
-

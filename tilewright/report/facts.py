@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.backend.traffic import KernelTraffic, traffic_of
 from tilewright.compiler import Artifact
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import elements
@@ -18,7 +19,6 @@ from tilewright.report.model_view import ModelView, bytes_of, computes_of, origi
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
-from tilewright.schedule.traffic import KernelTraffic, traffic_of
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
@@ -59,12 +59,11 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["kernels"] = [
         _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
     ]
+    facts["totals"] = _totals(model, artifact)
     moved = traffic_of(artifact.program, artifact.plan, target)
+    facts["totals"]["levels"] = _levels(list(moved.values()), target)
     for kernel, row in zip(facts["kernels"], rows, strict=True):
         kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
-        one = moved[row.plans[0].name].levels
-        kernel["traffic_by_level"] = {x.name: round(one[n].total) for n, x in enumerate(target.levels) if n}
-    facts["totals"] = {**_totals(model, artifact), "levels": _levels(list(moved.values()), target)}
     facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
     if artifact.loops is not None:
         facts["order"] = [call.kernel for call in artifact.loops.calls]

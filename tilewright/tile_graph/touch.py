@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Expr, Var
+from tilewright.ir.expr import Axis, Const, Expr, Var, is_op
 from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.propagate import Size, extent_of, index_size
 
@@ -31,8 +31,9 @@ class Dim:
     extent: Size
     stride: Size  # bytes from one place to the next
 
-    def span(self, sizes: Mapping[Axis, Size]) -> tuple[Size, Size]:
-        """Distinct places while the axes run over these sizes, and how far they reach."""
+    def span(self, sizes: Mapping[Axis, Size], steps: Mapping[Axis, int]) -> tuple[Size, Size]:
+        """Distinct places while the axes run over these sizes, each from a multiple of its step on, and how far they
+        reach."""
         if self.index is not None:
             key = tuple((a, n) for a, n in sizes.items() if a in self.index.axes)
             if all(isinstance(n, int | float) for _, n in key):
@@ -40,7 +41,7 @@ class Dim:
             else:
                 whole = {a: np.maximum(1, np.ceil(n)).astype(np.int64) for a, n in key}
             covered = index_size(self.index, whole, _upper(self.extent))
-            return covered, covered
+            return self._over_panels(covered, whole, steps)
         count: Size = 1
         reach: Size = 1
         for step, axis in self.terms:  # the shortest step first
@@ -51,6 +52,22 @@ class Dim:
         if self.spread:
             count, reach = least(count + self.spread, count * self.reads), reach + self.spread
         return least(count, self.extent), least(reach, self.extent)
+
+    def _over_panels(self, covered: Size, sizes: Mapping[Axis, Size], steps: Mapping[Axis, int]) -> tuple[Size, Size]:
+        """The same along panels, or inside them, of an axis whose parts need not begin with a panel."""
+        index = self.index
+        if index is None or not (is_op(index, "floordiv") or is_op(index, "mod")):
+            return covered, covered
+        place, by = index.args
+        if not isinstance(place, Var) or not isinstance(by, Const):
+            return covered, covered
+        axis, panel = place.axis, int(by.value)
+        grid = gcd(panel, steps.get(axis, 0))
+        if grid == panel or axis not in sizes:
+            return covered, covered
+        if is_op(index, "mod"):
+            return covered, chosen(sizes[axis] > 1, panel, covered)
+        return least((-(-sizes[axis] // grid) * grid + panel - grid) / panel, self.extent), covered
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +98,8 @@ class Touch:
         grid: Size = line  # stretches begin at multiples of it
         own: Size = line  # the same within one part
         for dim in reversed(self.dims):
-            count, reach = dim.span(sizes)
+            count, reach = dim.span(sizes, steps or {})
+            reach = most(reach, count)
             if steps:
                 for places, axis in dim.terms:
                     if axis in steps:

@@ -68,10 +68,10 @@ class Walk:
             here = _together([(t, n) for t, n, _ in each], line)
             found = _sum([found, {b: share * n for b, n in here.items()}])
             uneven = uneven + share * sum((n for _, _, n in each), 0.0)
-            totals.append(_total(here))
-        if len(totals) > 1:
-            uneven = uneven + (np.maximum.reduce(totals) - np.minimum.reduce(totals)) / 2
-        return found, uneven / most(_total(found), 1.0)
+            totals.append((share, _total(here)))
+        mean = _total(found)
+        uneven = uneven + sum((share * abs(total - mean) for share, total in totals), 0.0)
+        return found, uneven / most(mean, 1.0)
 
     def _mixed(self, part: int) -> list[tuple[float, Mapping[Axis, Size]]]:
         """A part with blocks of every size there is, and how often each comes."""
@@ -136,7 +136,6 @@ class Moved:
     @property
     def total(self) -> Size:
         return _total(self.touched)
-
 
     def renamed(self, names: Mapping[Hashable, Hashable]) -> Moved:
         """The same of a part that is alike, its buffers being others."""

@@ -471,4 +471,3 @@ def _outside(values: Sequence[Expr], parts: Sequence[Op]) -> set[Load]:
             found.add(node)
         stack.extend(node.args)
     return found
-
