@@ -72,7 +72,6 @@ class Connector:
     producer: dict[Tensor, Nest] = field(init=False)
     waiting: dict[Tensor, list[Nest]] = field(default_factory=dict)  # who reads what a Scan makes of a tensor
     known: dict[tuple[Nest, ...], Group] = field(default_factory=dict)
-    tried: int = 0
 
     def __post_init__(self) -> None:
         self.order = {n: i for i, n in enumerate(self.nests)}
@@ -175,7 +174,6 @@ class Connector:
             merged = self._sorted(group, *parts)
             if self.unable(merged, nest, groups) is None:
                 joined = self.group(merged)
-                self.tried += 1
                 if joined.score <= _MOST_LOSS * (group.score + sum(g.score for g in parts)):
                     yield _Join(partition, (group, *parts), joined)
         yield from self._streamed(partition, nest)
@@ -226,7 +224,6 @@ class Connector:
             if find_stream(merged) is None or self._cyclic(merged, groups):
                 continue
             joined = self.group(merged)
-            self.tried += 1
             if joined.choice is not None and joined.choice.block:
                 yield _Join(partition, tuple(taken), joined)
 
