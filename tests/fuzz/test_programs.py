@@ -18,7 +18,7 @@ from tilewright.ir import text
 from tilewright.ir.compute import Program
 from tilewright.ir.parse import parse_program
 from tilewright.ir.verify import verify_program
-from tilewright.schedule import connect
+from tilewright.schedule import group_cost
 from tilewright.schedule.planner import make_plan
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
@@ -33,7 +33,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "float16": 2e-2}
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamed axes here are short, too; blocks that do not divide them, and vectors that do not fit."""
-    monkeypatch.setattr(connect, "_BLOCKS", (3, 8))
+    monkeypatch.setattr(group_cost, "_BLOCKS", (3, 8))
 
 
 def seeds(quick: Container[int]) -> list[object]:

@@ -100,7 +100,7 @@ class Connector:
         if members not in self.known:
             choice = self.costs.cost(members)
             seconds = float("inf") if choice is None else choice.seconds
-            score = seconds * (1 + self._error(members)) + self._displaced(members)
+            score = seconds * (1 + self._error(members, choice)) + self._displaced(members)
             self.known[members] = Group(list(members), choice, score)
         return self.known[members]
 
@@ -227,10 +227,15 @@ class Connector:
             if joined.choice is not None and joined.choice.block:
                 yield _Join(partition, tuple(taken), joined)
 
-    def _error(self, nests: Sequence[Nest]) -> float:
+    def _error(self, nests: Sequence[Nest], choice: Choice | None) -> float:
         """What a group must gain over its parts to be believed, of its time."""
         if len(nests) == 1 or roots_of(nests)[:-1]:  # all readers inside: what they read is not stored any more
             return 0.0
+        if self.costs.repeated and choice is not None:
+            # a step that is cut as before gives nothing up, and saves a barrier at every step
+            alone = [self.costs.cost([n]) for n in nests if self.costs.over_weights([n])]
+            if any(c is not None and c.tiles == choice.tiles for c in alone):
+                return 0.0
         if self.costs.over_weights(nests[:-1]):
             return _LEAST_GAIN
         # a copy that is stored all the same gains no more than a barrier

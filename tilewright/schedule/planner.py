@@ -70,7 +70,10 @@ def make_plan(
         planned.append((part, fused, nests, plans))
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
-        costs = GroupCost(backend, context, plans, part.kept, readers_of(nests), streaming, part.scan is not None)
+        # what fills up panels is stored with them, in memory alone
+        panels = {t for t in context.staged if any(axis.size is not None for axis in context.layout(t).order)}
+        kept = part.kept | panels
+        costs = GroupCost(backend, context, plans, kept, readers_of(nests), streaming, part.scan is not None)
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         refused = connector.refusals(groups) if schedule == "connected" else {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.expr import Axis, Expr, minimum, var
 from tilewright.ir.loops import PREFETCH, For, ForKind, Instruction, Operand, Stmt
-from tilewright.ir.simplify import simplify
+from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access, Place
 from tilewright.lower.kernel import Loop, works
@@ -51,14 +51,21 @@ class _Lines:
     lows: tuple[Expr, ...]
     steps: tuple[int, ...]  # from line to line, by dimension
     counts: tuple[int, ...]
+    lasts: tuple[Expr | None, ...]  # the last place, where lines are counted from one that need not begin a line
 
     @classmethod
     def of(cls, place: Place, box: Box, element_bytes: int) -> _Lines:
         innermost = place.layout.order[-1].axis if box else None
         line = ALIGNMENT // element_bytes
         steps = tuple(line if d == innermost else 1 for d in range(len(box)))
-        counts = tuple(-(-int(part.size) // step) for part, step in zip(box, steps, strict=True))
-        return cls(place, tuple(part.low for part in box), steps, counts)
+        counts = [-(-int(part.size) // step) for part, step in zip(box, steps, strict=True)]
+        lasts: list[Expr | None] = [None] * len(box)
+        for d, (part, step) in enumerate(zip(box, steps, strict=True)):
+            low = linear(part.low)
+            if step > 1 and any(n % step for n in (low.constant, *low.terms.values())):
+                counts[d] += 1
+                lasts[d] = simplify(minimum(part.low + (int(part.size) - 1), part.extent - 1))
+        return cls(place, tuple(part.low for part in box), steps, tuple(counts), tuple(lasts))
 
     def all(self) -> tuple[Stmt, ...]:
         return self._hints({})
@@ -80,10 +87,14 @@ class _Lines:
         loops = {d: Axis(f"line{d}", n) for d, n in enumerate(self.counts) if n > 1 and d not in fixed}
         numbers = fixed | {d: var(axis) for d, axis in loops.items()}
         index = tuple(
-            simplify(low + numbers[d] * step) if d in numbers else low
+            _up_to(simplify(low + numbers[d] * step), self.lasts[d]) if d in numbers else low
             for d, (low, step) in enumerate(zip(self.lows, self.steps, strict=True))
         )
         body: tuple[Stmt, ...] = (Instruction(PREFETCH, (Operand(self.place.buffer, self.place.indices(index)),)),)
         for loop in reversed(loops.values()):
             body = (For(loop, ForKind.SERIAL, body),)
         return body
+
+
+def _up_to(place: Expr, last: Expr | None) -> Expr:
+    return place if last is None else simplify(minimum(place, last))

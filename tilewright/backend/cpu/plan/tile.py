@@ -294,7 +294,8 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         for pieces in (2, 3, 4, 6, 8, 12, 16):  # even cuts, rounded up to whole register tiles
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
-            if pieces <= _FEW_TILES:  # whole register tiles would leave units idle
+            # whole register tiles would leave units idle; but panels of weights are not cut
+            if pieces <= _FEW_TILES and not (is_contraction(root) and names[axis] == plan.vector):
                 sizes.add(even)
         group = period(root, axis)
         if group is not None:  # a tile is whole groups, or an even part of one
