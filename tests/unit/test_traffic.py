@@ -25,7 +25,7 @@ ALL = 60
 QUICK = (3, 8, 13, 25)
 NAMED = 0.02  # by which bytes of memories that the Loops name may be off
 CACHED = 0.15  # and those that pass between caches
-FEW, AT_WORST = 6, 0.4  # programs that may be farther off, and how far
+FEW, AT_WORST = 3, 0.35  # programs that may be farther off, and how far
 EXACT_FROM = 4096  # bytes: fewer are lines more or less
 
 
