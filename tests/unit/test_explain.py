@@ -113,6 +113,21 @@ def test_streaming_is_shown() -> None:
     assert "streamed at L2" in explain_text(artifact)
 
 
+def test_windows_are_where_they_are_held() -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"w{n}": rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for n in range(2)}
+    pads = {"pads": [1, 1, 1, 1]}
+    steps = [("Conv", ["x", "w0"], "c", pads), ("Relu", ["c"], "r", {}), ("Conv", ["r", "w1"], "y", pads)]
+    shape = (1, 8, 256, 256)
+    model = model_of(steps, {"x": shape}, {"y": shape}, weights)
+    artifact = build(load(model), machine("emerald_rapids"), Options(stop_after="loops"))
+    (kernel,) = explain_json(artifact)["kernels"]
+    assert {n["tensor"]: n["level"] for n in kernel["nests"]}["r_staged"] == "L2"
+    assert {e["tensor"]: e["mode"] for e in kernel["edges"] if e["mode"] != "recompute"} == {
+        "x_staged": "window", "r": "store", "r_staged": "window"}  # fmt: skip
+    assert "a window of it at L2: x_staged" in explain_text(artifact, 120)
+
+
 @pytest.mark.parametrize("width", (100, 80))
 def test_text_fits_the_terminal(width: int) -> None:
     for model in (attention(77, 40), recurrent()):

@@ -166,7 +166,8 @@ def _nest_text(nest: dict[str, Any], main: str) -> str:
 
 
 def _edge_lines(kernel: dict[str, Any], width: int) -> list[str]:
-    words = {"store": "kept at {}", "stream": "streamed at {}", "recompute": "recomputed in {}"}
+    words = {"store": "kept at {}", "stream": "streamed at {}", "window": "a window of it at {}",
+             "recompute": "recomputed in {}"}  # fmt: skip
     groups: dict[str, list[str]] = {}
     for edge in kernel["edges"]:
         label = words.get(edge["mode"], edge["mode"] + " at {}").format(edge["level"])

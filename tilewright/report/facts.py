@@ -202,17 +202,18 @@ def _level_of(kernel: Tile, tensor: str, model: ModelView) -> str:
     tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
     around = [n for n in model.plan.body.walk() if isinstance(n, Tile) and kernel in n.body]
     found = (t.level for t in (*reversed(tiles), *around)
-             if any(h.tensor == tensor and h.mode == "store" for h in t.holds))  # fmt: skip
+             if any(h.tensor == tensor and h.mode in ("store", "rolling") for h in t.holds))  # fmt: skip
     return next(found, model.plan.body.level)
 
 
 def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
-    """Intermediates of a kernel: where each is, and whether it is stored, walked in blocks or computed again."""
+    """Intermediates of a kernel: where each is, and whether it is stored, kept as a window that moves, walked in blocks
+    or computed again."""
     for tile in (n for n in kernel.walk() if isinstance(n, Tile)):
-        walked = tile is not kernel
+        stored = "stream" if tile is kernel.stream else "store"
         for hold in tile.holds:
-            if hold.mode == "store" and hold.fill is None:
-                yield hold.tensor, tile.level, "stream" if walked else "store"
+            if hold.mode in ("store", "rolling") and hold.fill is None:
+                yield hold.tensor, tile.level, "window" if hold.mode == "rolling" else stored
     for name in dict.fromkeys(n for leaf in kernel.leaves for n in leaf.composed):
         yield name, registers, "recompute"
 
