@@ -70,9 +70,7 @@ def make_plan(
         planned.append((part, fused, nests, plans))
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
-        # what fills up panels is stored with them, in memory alone
-        panels = {t for t in context.staged if any(axis.size is not None for axis in context.layout(t).order)}
-        kept = part.kept | panels
+        kept = kept_in_memory(part, context)
         costs = GroupCost(backend, context, plans, kept, readers_of(nests), streaming, part.scan is not None)
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
@@ -81,6 +79,11 @@ def make_plan(
     body = in_tree(_in_order(units), program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
+
+
+def kept_in_memory(part: Part, context: NestContext) -> frozenset[Tensor]:
+    """What no tile may hold alone: what is read elsewhere, and copies in panels, which are filled up in memory."""
+    return part.kept | {t for t in context.staged if any(axis.size is not None for axis in context.layout(t).order)}
 
 
 def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:

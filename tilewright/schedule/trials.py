@@ -14,7 +14,7 @@ from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, readers_of
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.schedule.planner import parts_of
+from tilewright.schedule.planner import kept_in_memory, parts_of
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.held import plan_nests
@@ -62,7 +62,8 @@ class Trials:
             plans: dict[Nest, Leaf] = {
                 n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
             }
-            costs = GroupCost(backend, context, plans, part.kept, readers_of(list(plans)), repeated=scan is not None)
+            costs = GroupCost(backend, context, plans, kept_in_memory(part, context), readers_of(list(plans)),
+                              repeated=scan is not None)  # fmt: skip
             connector = Connector(costs, list(plans), part.behind)
             groups = {k.name: connector.group(nests[k.name]) for k in kernels}
             self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
