@@ -23,7 +23,6 @@ from tilewright.tile_graph.nest import Nest, build_nest
 from tilewright.tile_graph.plan import Estimate, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.streams import find_stream
 
 _Item = TypeVar("_Item")
 
@@ -222,7 +221,7 @@ class _Builder:
 
     def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
         nests, choice = group.nests, choice_of(group)
-        stream = find_stream(nests) if choice.block else None
+        stream = self.costs.stream(nests) if choice.block else None
         leaves = self._leaves(group) if step is None else step.leaves
         leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
         seconds = choice.seconds if step is None else step.seconds

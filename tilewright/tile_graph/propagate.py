@@ -20,7 +20,7 @@ from tilewright.tile_graph.nest import Nest
 Size = Any  # int, or an integer array with an entry a candidate
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: many are made
 class Range:
     """`size` consecutive indices from `low`, inside an axis of `extent`."""
 
@@ -86,7 +86,8 @@ def _clipped(low: Expr, size: Size, extent: int) -> Range:
 def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
     """(lowest value, number of values up to the highest), or (None, 0) when it depends on data."""
     value = linear(index)
-    low = Linear({}, value.constant)
+    terms: dict[Expr, int] = {}
+    constant = value.constant
     size: Size = 1
     for term, coefficient in value.terms.items():
         term_low, term_size = _term_range(term, box)
@@ -94,12 +95,14 @@ def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
             return None, 0
         size = size + abs(coefficient) * (term_size - 1)
         end = linear(term_low)
+        constant += end.constant * coefficient
         if coefficient < 0:
             if isinstance(term_size, np.ndarray):
                 return None, 0  # the origin would differ from candidate to candidate
-            end = end.plus(Linear({}, int(term_size) - 1))  # an integer of NumPy's cannot be wrapped
-        low = low.plus(end.scaled(coefficient))
-    return simplify(low.expr()), size
+            constant += (int(term_size) - 1) * coefficient  # an integer of NumPy's cannot be wrapped
+        for part, count in end.terms.items():
+            terms[part] = terms.get(part, 0) + count * coefficient
+    return simplify(Linear({t: c for t, c in terms.items() if c}, constant).expr()), size
 
 
 def _term_range(term: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
@@ -208,15 +211,19 @@ def _reads_box(
     env = dict(zip(nest.axes, own, strict=True))
     env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
     found: dict[Tensor, Box] = {}
+    ranges: dict[tuple[Expr, int], Range] = {}  # several reads take the same places
     for tensor, dims in nest.reach.items():
         if tensor not in wanted:
             continue
         box = []
         for indices, extent in zip(dims, tensor.shape, strict=True):
             size = extent_of(extent)
-            part = index_range(indices[0], env, size, clip)
+            for index in indices:
+                if (index, size) not in ranges:
+                    ranges[index, size] = index_range(index, env, size, clip)
+            part = ranges[indices[0], size]
             for other in indices[1:]:
-                (part,) = merge((part,), (index_range(other, env, size, clip),))
+                (part,) = merge((part,), (ranges[other, size],))
             box.append(part)
         found[tensor] = tuple(box)
     return found

@@ -154,9 +154,7 @@ def predict(
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
     batch = context.memo.batch(root)
-    if not batch.axes:
-        batch.axes.update({axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)})
-    origins = batch.axes
+    origins = dict(zip(root.axes, batch.origins, strict=True))
     units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
@@ -337,7 +335,7 @@ def _compute_seconds(
         if stream is not None and nest in stream.reducers:
             per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
         if is_contraction(nest):
-            total = total + known_seconds(nest, plan, boxes[nest], nests[-1], context) * times
+            total = total + known_seconds(nest, plan, boxes[nest], context) * times
             if plan.instruction is None:
                 vector = nest.named(plan.vector) if plan.vector else None
                 register = {nest.named(a): n for a, n in plan.register}
