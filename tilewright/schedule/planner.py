@@ -225,10 +225,7 @@ class _Builder:
         leaves = self._leaves(group) if step is None else step.leaves
         leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
         seconds = choice.seconds if step is None else step.seconds
-        main = self.context.target.main.name
-        about = Estimate(
-            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.costs, self.refused)
-        )
+        about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused))
         kernel = kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,

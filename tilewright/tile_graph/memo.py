@@ -23,6 +23,8 @@ class Batch:
     sizes: dict[Hashable, Any] = field(default_factory=dict)
     reads: dict[Hashable, Any] = field(default_factory=dict)
     unclipped: dict[Hashable, Any] = field(default_factory=dict)  # reads that may lie beyond the ends of an axis
+    arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # seconds of a nest on its part of a tile
+    moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
 
     @classmethod
     def of(cls, root: Nest) -> Batch:
