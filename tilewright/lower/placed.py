@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, var
+from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, select, var
 from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
 from tilewright.lower.access import Access, Place
-from tilewright.lower.kernel import KernelLowering, Loop
+from tilewright.lower.items import Ahead, Item, Loop, Together
+from tilewright.lower.kernel import KernelLowering
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Tile
 from tilewright.tile_graph.propagate import Range, Size, extent_of, whole
@@ -170,9 +171,19 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         return walk(Placed(work, lowering.access_of(work), spreads, grows, origins, follows, names,
                            positions.everywhere, lowering.step))  # fmt: skip
 
-    def body(inner: Sequence[Work | Loop], loops: Sequence[Axis]) -> list[Walk | Repeat]:
-        return [placed(i, loops) if isinstance(i, Work) else
-                Repeat(i.axis, _trips(i, positions), body(i.body, (*loops, i.axis))) for i in inner]  # fmt: skip
+    def body(inner: Sequence[Item], loops: Sequence[Axis]) -> list[Walk | Repeat]:
+        found: list[Walk | Repeat] = []
+        for item in inner:
+            if isinstance(item, Work):
+                found.append(placed(item, loops))
+            elif isinstance(item, Loop):
+                found.append(Repeat(item.axis, _trips(item, positions), body(item.body, (*loops, item.axis))))
+            elif isinstance(item, Ahead):  # all parts, but for those that ran before the loop
+                share = float(np.mean(positions.everywhere(select(item.condition, 1, 0))))
+                found.append(Repeat("ahead", share, body(item.body, loops)))
+            elif isinstance(item, Together):
+                found += [part for _, side in item.sides for part in body(side, loops)]
+        return found
 
     found: Sequence[Walk | Repeat] = body(items, ())
     for loop, _, steps in reversed(radix):

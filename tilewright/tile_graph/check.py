@@ -10,10 +10,21 @@ from math import prod
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
 from tilewright.ir.instruct import WARP
 from tilewright.target import Target
+from tilewright.tile_graph.check_units import (
+    check_across,
+    check_barrier,
+    check_copied,
+    check_resident,
+    check_runs,
+    check_stages,
+    check_steps,
+    fills_hold,
+)
 from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
+from tilewright.tile_graph.occurrences import is_ring, told_apart
 from tilewright.tile_graph.plan import COPIED, HANDED_OUT, LAYOUTS, MODES, PARTS, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.tile_graph.residence import reuse_distances
 
@@ -50,6 +61,7 @@ class _Walker:
         self.given = self.constants | {t.name for t in program.inputs}
         self.given |= {t.name for c in program.computes if isinstance(c, Scan) for t in (*c.outputs, *c.carry)}
         self.outputs = {t.name for t in program.outputs}
+        self.tensors = {t.name: t for t in all_tensors(program)}
         self.kernel: Tile | None = None
         self.stored: set[str] = set()
         self.launched: set[str] = set()  # kernels so far
@@ -77,14 +89,18 @@ class _Walker:
         self._sizes(tile, around, known)
         self._holds(tile, around)
         inside = (*around, tile)
+        check_runs(tile, around, self.target, self.computes)
         for node in tile.body:
             if isinstance(node, Tile):
                 self.tile(node, inside, known)
-            else:
+            elif isinstance(node, Leaf):
                 self._leaf(node, inside)
+            else:
+                check_barrier(node, inside)
         if around and not any(t.is_kernel for t in inside) and tile.over == "order":
             self._residence(tile)
         if tile.is_kernel:
+            check_across(tile, self.computes)
             self._capacity(tile)
             self.launched.add(tile.name)
             self.kernel = None
@@ -93,9 +109,11 @@ class _Walker:
         if self.target is None or not self.measured:
             return
         room = self.target.level(kernel.level).capacity
-        held = held_bytes(kernel, plan_nests(kernel, self.computes))
+        apart = told_apart(kernel)
+        held = held_bytes(apart, plan_nests(apart, self.computes))
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+        check_resident(kernel, self.target, self.computes)
 
     def _residence(self, tile: Tile) -> None:
         """What kernels leave to each other in a cache must still be there when it is read."""
@@ -146,6 +164,8 @@ class _Walker:
             raise ValueError("steps are those of a Scan, and a Scan has steps")
         if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
             raise ValueError(f"'{tile.scan}' is no Scan")
+        if tile.over == "steps":
+            check_steps(tile, around)
 
     def _holds(self, tile: Tile, around: Sequence[Tile]) -> None:
         in_steps = any(t.over == "steps" for t in around)
@@ -158,8 +178,12 @@ class _Walker:
                 raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
             if hold.axis is not None and hold.axis not in dict(tile.sizes):
                 raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
-            if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
-                self._ring(tile, hold, around)
+            if is_ring(tile):
+                self._ring(tile, hold)
+            else:
+                check_stages(tile, hold, self.computes)
+                if hold.fill == COPIED:
+                    check_copied(tile, hold, around)
             if hold.fill is None and hold.tensor not in self.computes:
                 raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
             if hold.fill == "prefetch" and hold.issue is None and not in_steps:
@@ -171,7 +195,7 @@ class _Walker:
             if hold.issue is not None and hold.issue not in self.launched:
                 raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
 
-    def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+    def _ring(self, tile: Tile, hold: Hold) -> None:
         if hold.fill != COPIED:
             raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
         if hold.stages < 1 or hold.layout not in LAYOUTS:
@@ -219,6 +243,9 @@ class _Walker:
             raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
         if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
             raise ValueError("only the steps of a Scan walk to and fro and rest")
+        if leaf.part == "copy":
+            self._copy(leaf, around)
+            return
         _check_leaf(leaf, self.computes)
         held = {o.name for t in around for h in t.holds if h.mode != "carry" and h.fill is None
                 for o in self.computes[h.tensor].outputs}  # fmt: skip
@@ -238,6 +265,14 @@ class _Walker:
             missing = [t for t in missing if t in really]
         if missing:
             raise ValueError(f"leaf '{leaf.tensor}' reads '{missing[0].name}', and nothing holds it")
+
+    def _copy(self, leaf: Leaf, around: Sequence[Tile]) -> None:
+        if not fills_hold(leaf, around):
+            raise ValueError(f"it copies '{leaf.tensor}', and no tile around holds it by {COPIED}")
+        tensor = self.tensors.get(leaf.tensor)
+        if tensor is None:
+            raise ValueError(f"it copies unknown tensor '{leaf.tensor}'")
+        _check_loops(leaf, tensor.rank, 0)
 
     def _escapes(self, leaf: Leaf) -> bool:
         return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)
@@ -262,8 +297,23 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
     for name in leaf.composed:
         if not isinstance(computes[name], Map):
             raise ValueError(f"'{name}' cannot be computed again where it is read: it is no map")
-    outputs = len(core.axes)
     reductions = _reductions(core)
+    _check_loops(leaf, len(core.axes), reductions)
+    if leaf.instruction is not None:
+        _check_instruction(leaf, core)
+    for axis, size in leaf.cut:
+        _check_axis(axis, "r", reductions, "cut")
+        _check_size(axis, size)
+    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
+        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
+    for axis in leaf.unroll:
+        _check_axis(axis, "r", reductions, "unroll")
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
+        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
+
+
+def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:
+    """The order, the register tile and the vector of a leaf are of its axes."""
     every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
     if sorted(leaf.order) != sorted(every):
         raise ValueError(f"leaf '{leaf.tensor}': order {list(leaf.order)} is not its axes {sorted(every)} once each")
@@ -278,17 +328,6 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"leaf '{leaf.tensor}': {leaf.lanes} lanes; a vector has a power of two")
         if dict(leaf.register).get(leaf.vector, leaf.lanes) % leaf.lanes:
             raise ValueError(f"leaf '{leaf.tensor}': its register tile along {leaf.vector} is not whole vectors")
-    if leaf.instruction is not None:
-        _check_instruction(leaf, core)
-    for axis, size in leaf.cut:
-        _check_axis(axis, "r", reductions, "cut")
-        _check_size(axis, size)
-    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
-        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
-    for axis in leaf.unroll:
-        _check_axis(axis, "r", reductions, "unroll")
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
-        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
 
 
 def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:

@@ -10,6 +10,7 @@ from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
+from tilewright.tile_graph.occurrences import apart_nests, told_apart
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
@@ -19,8 +20,13 @@ _SUM_BYTES = 4  # of a sum on tensor cores
 
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
-    """The nests of a kernel's leaves."""
-    return [leaf_nest(leaf, computes) for leaf in tile.leaves]
+    """The nests of a kernel's leaves; of what it holds at several places, each under a name of its own."""
+    tile = told_apart(tile)
+    leaves = tile.leaves
+    made = [None if leaf.part == "copy" else leaf_nest(leaf, computes) for leaf in leaves]
+    if any(nest is None or nest.tensor.name != leaf.tensor for nest, leaf in zip(made, leaves, strict=True)):
+        return apart_nests(tile, made, computes)
+    return [nest for nest in made if nest is not None]
 
 
 def leaf_nest(leaf: Leaf, computes: Mapping[str, Compute]) -> Nest:
@@ -70,7 +76,7 @@ def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
         for node in tile.body:
             if isinstance(node, Tile):
                 below(node, bound)
-            else:
+            elif isinstance(node, Leaf):
                 nest = by_name[node.tensor]
                 found.setdefault(nest, boxes[nest])
 
