@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, select, var
+from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, maximum, select, var
 from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
@@ -157,10 +157,17 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
     places = [p for each in lowering.access.write.values() for p in each]
     follows = {p.buffer: _moving(p.lows, radix) for p in places if p.buffer in held}
 
-    def placed(work: Work, loops: Sequence[Axis]) -> Walk:
+    def spread(count: Expr, condition: Expr | None) -> Spread:
+        """Sizes of a part, wherever it runs."""
+        if condition is None:
+            return Spread.of(np.maximum(0, positions.everywhere(count)))
+        found = positions.everywhere(select(condition, maximum(count, 0), -1))
+        return Spread.of(found[found >= 0]) if (found >= 0).any() else Spread(np.zeros(1), np.ones(1))
+
+    def placed(work: Work, loops: Sequence[Axis], condition: Expr | None) -> Walk:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
         ranges.update({a: work.limits.get(a, whole(extent_of(a.extent))) for a in work.nest.reduce_axes})
-        spreads = {a: Spread.of(np.maximum(0, positions.everywhere(r.count))) for a, r in ranges.items()}
+        spreads = {a: spread(r.count, condition) for a, r in ranges.items()}
         grows = _grows(ranges, positions, radix, loops)
         steps: dict[Hashable, int] = {loop: n for loop, _, n in radix}
         steps.update({axis: extent_of(axis.extent) for axis in loops})
@@ -171,16 +178,16 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         return walk(Placed(work, lowering.access_of(work), spreads, grows, origins, follows, names,
                            positions.everywhere, lowering.step))  # fmt: skip
 
-    def body(inner: Sequence[Item], loops: Sequence[Axis]) -> list[Walk | Repeat]:
+    def body(inner: Sequence[Item], loops: Sequence[Axis], condition: Expr | None = None) -> list[Walk | Repeat]:
         found: list[Walk | Repeat] = []
         for item in inner:
             if isinstance(item, Work):
-                found.append(placed(item, loops))
+                found.append(placed(item, loops, condition))
             elif isinstance(item, Loop):
                 found.append(Repeat(item.axis, _trips(item, positions), body(item.body, (*loops, item.axis))))
             elif isinstance(item, Ahead):  # all parts, but for those that ran before the loop
                 share = float(np.mean(positions.everywhere(select(item.condition, 1, 0))))
-                found.append(Repeat("ahead", share, body(item.body, loops)))
+                found.append(Repeat("ahead", share, body(item.body, loops, item.condition)))
             elif isinstance(item, Together):
                 found += [part for _, side in item.sides for part in body(side, loops)]
         return found

@@ -235,6 +235,8 @@ class _Walker:
         if leaf.part not in PARTS:
             raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
         walked = around[-1] if around[-1].over != "warps" else around[-3]  # but for the tiles of its operands and warps
+        if len(around) > 1 and around[-2].runs == "together":
+            walked = around[-2]
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
         runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
         if runs != (around[-1].over == "warps"):

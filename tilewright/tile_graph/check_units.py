@@ -152,6 +152,17 @@ def _check_shares(
 # --- copies and stages inside kernels
 
 
+def leaves_of(tile: Tile, tensor: str) -> list[Leaf]:
+    """The leaves that compute or copy what a Tile holds, those under a nearer Hold of it left out."""
+    found: list[Leaf] = []
+    for node in tile.body:
+        if isinstance(node, Tile) and not any(h.tensor == tensor for h in node.holds):
+            found += leaves_of(node, tensor)
+        elif isinstance(node, Leaf) and node.tensor == tensor:
+            found.append(node)
+    return found
+
+
 def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> None:
     """A Hold filled some parts ahead: by one leaf, which reads nothing else of this Tile."""
     if hold.stages < 1:
@@ -164,7 +175,7 @@ def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> Non
         raise ValueError(f"'{hold.tensor}' in stages: a tile walks one axis, and holds it part by part")
     if len({h.stages for h in tile.holds if h.stages > 1}) > 1:
         raise ValueError("what one tile holds in stages has as many of them each")
-    fills = [n for n in tile.walk() if isinstance(n, Leaf) and n.tensor == hold.tensor]
+    fills = leaves_of(tile, hold.tensor)
     if len(fills) != 1:
         raise ValueError(f"'{hold.tensor}' in stages is filled by one leaf, not {len(fills)}")
     met = sorted((read_below(fills[0], computes) & {h.tensor for h in tile.holds}) - {hold.tensor})
@@ -174,7 +185,7 @@ def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> Non
 
 def check_copied(tile: Tile, hold: Hold, around: Around) -> None:
     """A copy inside a kernel has a leaf that says how it runs."""
-    copies = [n for n in tile.walk() if isinstance(n, Leaf) and n.tensor == hold.tensor]
+    copies = leaves_of(tile, hold.tensor)
     if not any(n.part == "copy" for n in copies):
         raise ValueError(f"it holds '{hold.tensor}' by {COPIED}, and no leaf copies it")
     if any(n.part != "copy" for n in copies):

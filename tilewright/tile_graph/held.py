@@ -12,7 +12,7 @@ from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
 from tilewright.tile_graph.occurrences import apart_nests, told_apart
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
 _Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it begins
@@ -44,7 +44,15 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
     boxes = boxes_of(kernel, nests)
-    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + ring_bytes(kernel)
+    more = staged_bytes(kernel, boxes)
+    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + more + ring_bytes(kernel)
+
+
+def staged_bytes(kernel: Tile, boxes: Mapping[Nest, Box]) -> int:
+    """What further stages add: the parts that are filled ahead."""
+    ahead = {h.tensor: h.stages - 1 for t in kernel.walk() if isinstance(t, Tile) for h in t.holds if h.fill is None}
+    return int(sum(ahead.get(n.tensor.name, 0) * box_elements(box) * t.dtype.bytes
+                   for n, box in boxes.items() for t in n.stores))  # fmt: skip
 
 
 def ring_bytes(kernel: Tile) -> int:

@@ -1,4 +1,4 @@
-"""A name of its own for every place where a kernel holds a tensor: Leaves that occur again, and copies, are nests apart.
+"""A name of its own for every place where a kernel holds a tensor: Leaves that occur again and copies are nests apart.
 
 A Leaf that occurs under two Holds of its tensor is computed twice, and each reader is served by the nearest of them. A
 Hold that is filled by a copy is a nest too, which reads the next Hold farther away.
