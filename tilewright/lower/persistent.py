@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.errors import InternalError
 from tilewright.ir.compute import Scan
 from tilewright.ir.expr import Axis, Expr, Load, const, eq, load, rewrite, select, substitute, var
 from tilewright.ir.simplify import simplify
@@ -24,8 +23,9 @@ def steps_inside(kernel: Tile) -> Tile | None:
     return next((n for n in kernel.walk() if isinstance(n, Tile) and n.over == "steps"), None)
 
 
-def walked_inside(nests: Sequence[Nest], scan: Scan) -> tuple[list[Nest], ScanView]:
-    """The nests of a persistent kernel: of what the step before left they read one place, and leave another."""
+def walked_inside(nests: Sequence[Nest], scan: Scan, is_run: bool = True) -> tuple[list[Nest], ScanView]:
+    """The nests of a persistent kernel: of what the step before left they read one place, and leave another. Where
+    bytes are counted alone, the first step reads as many as the others."""
     assert isinstance(scan.axis.extent, int)
     step = Axis("step", scan.axis.extent)
     index: Expr = var(step) if not scan.reverse else simplify(const(scan.axis.extent - 1) - var(step))
@@ -36,7 +36,7 @@ def walked_inside(nests: Sequence[Nest], scan: Scan) -> tuple[list[Nest], ScanVi
         if not isinstance(node, Load) or node.source not in states:
             return None
         before = load(states[node.source], [(var(step) + 1) % 2, *node.indices])
-        return select(eq(var(step), 0), load(initial[node.source], node.indices), before)
+        return select(eq(var(step), 0), load(initial[node.source], node.indices), before) if is_run else before
 
     def at_step(node: Expr) -> Expr:
         return simplify(rewrite(substitute(node, {scan.axis: index}), rule))
@@ -90,17 +90,16 @@ def _stages(kernel: Tile) -> list[Tile]:
     for node in kernel.body:
         if isinstance(node, Tile) and node.over == "steps":
             result += between(loose)
-            result.append(replace(node, level=kernel.level, body=tuple(between(node.body)), holds=()))
+            result.append(replace(node, body=tuple(between(node.body))))
             loose = []
-            if node.holds or kernel.holds:
-                raise InternalError(f"kernel '{kernel.name}': cores keep nothing from stage to stage")
         else:
             loose.append(node)
     return result + between(loose)
 
 
 def _only(kernel: Tile) -> Tile:
-    """The kernel with axes that run along its own leaves alone."""
+    """The kernel with axes that run along its own leaves alone, and what these leave to each other."""
     own = {n.tensor for n in kernel.walk() if isinstance(n, Leaf)}
     axes = tuple(replace(a, binds=tuple(b for b in a.binds if b.tensor in own)) for a in kernel.axes)
-    return replace(kernel, axes=axes)
+    holds = tuple(h for h in kernel.holds if h.fill is not None or h.tensor in own)
+    return replace(kernel, axes=axes, holds=holds)
