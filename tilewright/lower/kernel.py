@@ -20,6 +20,7 @@ from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.occurrences import is_ring
+from tilewright.tile_graph.parts import between_barriers, boxes_at
 from tilewright.tile_graph.plan import Barrier, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import Window, moving_boxes, reads_of
@@ -71,7 +72,7 @@ class KernelLowering:
         self.prologue: list[Item] = []
         self.by_name = {n.tensor.name: n for n in nests}
         self.leaves = dict(zip(nests, tile.leaves, strict=True))
-        self.between = _between_barriers(tile, self.by_name)  # nests from barrier to barrier
+        self.between = between_barriers(tile, self.by_name)  # nests from barrier to barrier
         self.roots = [root for group in self.between for root in roots_of(group)]
         self.tile_axes: dict[str, TileAxis] = {}
         stream = stream_of(tile, nests)
@@ -228,9 +229,7 @@ class KernelLowering:
             items.append(Work(copy, self._like(nest, final.name), boxes[nest]))
         return items
 
-    def _moving(
-        self, tile: Tile, ranges: Mapping[str, Range], rolling: Sequence[Nest], loop: Axis
-    ) -> tuple[Item, ...]:
+    def _moving(self, tile: Tile, ranges: Mapping[str, Range], rolling: Sequence[Nest], loop: Axis) -> tuple[Item, ...]:
         """A step with windows over what some nests store: only what is new of each is computed, what is shared is
         copied to the window's front for the next step; what the first step shares is computed before the loop."""
         whole_step, limits = self._boxes(ranges)
@@ -287,30 +286,7 @@ class KernelLowering:
 
     def _boxes(self, ranges: Mapping[str, Range]) -> tuple[dict[Nest, Box], dict[Nest, dict[Axis, Range]]]:
         """The box of every nest where axes of the tree run over these parts, and parts of reductions."""
-        bound: dict[tuple[str, str], Range] = {}
-        for name, part in ranges.items():
-            for bind in self.tile_axes[name].binds:
-                low = part.low if bind.scale == 1 and not bind.offset else part.low * bind.scale + bind.offset
-                extent = self._extent(bind.tensor, bind.axis)
-                bound[bind.tensor, bind.axis] = Range(simplify(low), part.size * bind.scale, extent)
-        roots = {
-            root: tuple(
-                bound.get((root.tensor.name, f"o{i}"), whole(extent_of(a.extent))) for i, a in enumerate(root.axes)
-            )
-            for root in self.roots
-        }
-        limits: dict[Nest, dict[Axis, Range]] = {}
-        for (tensor, axis), part in bound.items():
-            if axis[0] == "r":
-                nest = self.by_name[tensor]
-                limits.setdefault(nest, {})[nest.named(axis)] = part
-        boxes: dict[Nest, Box] = {}
-        for group in self.between:
-            boxes.update(propagate(group, {r: roots[r] for r in roots_of(group)}, limits))
-        return boxes, limits
-
-    def _extent(self, tensor: str, axis: str) -> int:
-        return extent_of(self.by_name[tensor].named(axis).extent)
+        return boxes_at(self.between, ranges, self.tile_axes)
 
     def _leaf(self, leaf: Leaf, nest: Nest, box: Box, limits: Mapping[Axis, Range]) -> list[Work]:
         carrier = self.carrier
@@ -399,23 +375,6 @@ class KernelLowering:
                 index = var(self.scan.step) if self.scan.index is None else self.scan.index
                 place = Place(out.buffer, Layout.natural(tensor.rank), (), (index,))
                 self.access.write[tensor].append(place)
-
-
-def _between_barriers(kernel: Tile, nests: Mapping[str, Nest]) -> list[list[Nest]]:
-    """The nests of a kernel from one barrier to the next: what is read across one lies in memory."""
-    groups: list[list[Nest]] = [[]]
-
-    def below(tile: Tile) -> None:
-        for node in tile.body:
-            if isinstance(node, Tile):
-                below(node)
-            elif isinstance(node, Barrier):
-                groups.append([])
-            elif node.part in ("whole", "step", "copy"):
-                groups[-1].append(nests[node.tensor])
-
-    below(kernel)
-    return [group for group in groups if group]
 
 
 def _always(loop: Axis, part: int) -> bool:

@@ -195,4 +195,3 @@ def check_copied(tile: Tile, hold: Hold, around: Around) -> None:
 def fills_hold(leaf: Leaf, around: Around) -> bool:
     """Whether a copy has a Hold to fill."""
     return any(h.tensor == leaf.tensor and is_copied(t, h) for t in around for h in t.holds)
-

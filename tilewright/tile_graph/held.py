@@ -11,6 +11,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
 from tilewright.tile_graph.occurrences import apart_nests, told_apart
+from tilewright.tile_graph.parts import between_barriers
 from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
@@ -71,6 +72,7 @@ def ring_bytes(kernel: Tile) -> int:
 def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
     """The part of every nest that the innermost Tile around it covers, wherever it begins."""
     by_name = {n.tensor.name: n for n in nests}
+    groups = between_barriers(kernel, by_name)
     found: dict[Nest, Box] = {}
 
     def below(tile: Tile, sizes: Mapping[tuple[str, str], _Part]) -> None:
@@ -80,7 +82,7 @@ def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
         for name, size in tile.sizes if tile.over != "warps" else ():  # a block's warps share what it holds
             along = origins.setdefault(name, Axis(f"origin_{name}", axes[name].extent))
             bound.update({(b.tensor, b.axis): (size * b.scale, along) for b in axes[name].binds})
-        boxes = _at(nests, by_name, bound)
+        boxes = {n: box for group in groups for n, box in _at(group, by_name, bound).items()}
         for node in tile.body:
             if isinstance(node, Tile):
                 below(node, bound)
@@ -103,8 +105,8 @@ def _at(nests: Sequence[Nest], by_name: Mapping[str, Nest], sizes: Mapping[tuple
     roots = {r: tuple(part(r, f"o{i}", a) for i, a in enumerate(r.axes)) for r in roots_of(nests)}
     limits: dict[Nest, dict[Axis, Range]] = {}
     for tensor, name in sizes:
-        if name[0] == "r":
-            nest = by_name[tensor]
+        nest = by_name[tensor]
+        if name[0] == "r" and nest in nests:
             axis = nest.named(name)
             limits.setdefault(nest, {})[axis] = part(nest, name, axis)
     return propagate(nests, roots, limits)

@@ -272,8 +272,7 @@ class Plan:
 
         def changed(tile: Tile) -> Tile:
             body = tuple(
-                (kernels.get(n.name, n) if n.is_kernel else changed(n)) if isinstance(n, Tile) else n
-                for n in tile.body
+                (kernels.get(n.name, n) if n.is_kernel else changed(n)) if isinstance(n, Tile) else n for n in tile.body
             )
             return replace(tile, body=body)
 
