@@ -42,6 +42,7 @@ class _State:
 
 def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> LoopProgram:
     """The kernels and calls of a plan; `lower_kernel` is the backend's."""
+    _check_lowered(plan)
     plan = in_stages(plan)
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
     tensors = {t.name: t for t in all_tensors(program)}
@@ -60,6 +61,24 @@ def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> Lo
             temporaries.update(_lower_scan(state, steps, [kernel for kernel, _ in kernels], lower_kernel))
     storage = _storage(state, temporaries)
     return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
+
+
+def _check_lowered(plan: Plan) -> None:
+    """What is said of memory beyond one device, and of extents that are not known, is interpreted so far."""
+    if plan.cases:
+        raise InternalError("plan: a kernel has one tree; `Plan.at` gives that of an extent")
+
+    def below(tile: Tile) -> None:
+        if tile.is_kernel:
+            return
+        if tile.sizes or tile.over == "devices" or any(h.distribution or h.fill == COPIED for h in tile.holds):
+            raise InternalError(f"plan: no kernel is launched for parts of a tile around it, at {tile.level}; "
+                                "`interpret_tree` runs such a plan")  # fmt: skip
+        for node in tile.body:
+            if isinstance(node, Tile):
+                below(node)
+
+    below(plan.body)
 
 
 def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:

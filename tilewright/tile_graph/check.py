@@ -5,6 +5,7 @@ possible, every read served; what is held fits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from tilewright.errors import InternalError
@@ -12,7 +13,8 @@ from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
 from tilewright.ir.instruct import WARP
-from tilewright.target import Target
+from tilewright.target import Cluster, Target
+from tilewright.tile_graph.check_memory import ClusterCheck, check_cases, check_outside, narrowed
 from tilewright.tile_graph.check_units import (
     check_across,
     check_barrier,
@@ -25,36 +27,74 @@ from tilewright.tile_graph.check_units import (
 )
 from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.occurrences import is_ring, told_apart
-from tilewright.tile_graph.plan import COPIED, HANDED_OUT, LAYOUTS, MODES, PARTS, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.outside import is_filled
+from tilewright.tile_graph.plan import (
+    COLLECTIVES,
+    COPIED,
+    HANDED_OUT,
+    LAYOUTS,
+    MODES,
+    PARTS,
+    Hold,
+    Leaf,
+    Plan,
+    Tile,
+    TileAxis,
+)
 from tilewright.tile_graph.residence import reuse_distances
 
-_FILLS = (None, "read", "prefetch", COPIED)
+_FILLS = (None, "read", "prefetch", COPIED, *COLLECTIVES)
 
 
-def check_plan(plan: Plan, program: Program, target: Target | None = None, measured: bool = True) -> None:
+def check_plan(plan: Plan, program: Program, target: Target | Cluster | None = None, measured: bool = True) -> None:
     """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known.
     What kernels hold need not be `measured` again for a plan that was just made: its tiles were chosen to fit."""
     computes = all_computes(program)
+    if plan.cases:
+        _check_cases(plan, program, target, measured)
+        return
     walker = _Walker(program, computes, target, measured)
     try:
         walker.tile(plan.body, (), {})
     except ValueError as error:
         raise InternalError(f"plan{walker.place}: {error}") from error
+    if isinstance(target, Cluster):
+        around = ClusterCheck(program, target)
+        try:
+            around.run(plan.body)
+        except ValueError as error:
+            place = f" of kernel '{around.kernel}'" if around.kernel else ""
+            raise InternalError(f"plan{place}: {error}") from error
     for output in program.outputs:
         compute = computes.get(output.name)
         if isinstance(compute, Map | Reduce) and not walker.stored & {output.name, compute.outputs[0].name}:
             raise InternalError(f"plan: no kernel stores output '{output.name}'")
 
 
+def _check_cases(plan: Plan, program: Program, target: Target | Cluster | None, measured: bool) -> None:
+    """Each tree with the program as it is in its range."""
+    try:
+        symbol = check_cases(plan, program)
+    except ValueError as error:
+        raise InternalError(f"plan: {error}") from error
+    for case in plan.cases:
+        try:
+            check_plan(replace(plan, body=case.body, cases=()), narrowed(program, symbol, case.low, case.high), target,
+                       measured)  # fmt: skip
+        except InternalError as error:
+            raise InternalError(f"case {case.symbol} from {case.low} to {case.high}: {error}") from error
+
+
 class _Walker:
     """One way through the tree, knowing the Tiles around each node."""
 
     def __init__(
-        self, program: Program, computes: Mapping[str, Compute], target: Target | None, measured: bool
+        self, program: Program, computes: Mapping[str, Compute], target: Target | Cluster | None, measured: bool
     ) -> None:
         self.program = program
         self.computes = computes
-        self.target = target
+        self.target = target.device if isinstance(target, Cluster) else target
+        self.is_cluster = isinstance(target, Cluster)
         self.measured = measured
         self.levels = None if target is None else [level.name for level in target.levels]
         self.constants = {t.name for t in program.constants}
@@ -87,6 +127,8 @@ class _Walker:
             self._axis(axis)
             known[axis.name] = axis
         self._sizes(tile, around, known)
+        if not any(t.is_kernel for t in (*around, tile)) and self.target is not None and not self.is_cluster:
+            check_outside(tile)
         self._holds(tile, around)
         inside = (*around, tile)
         check_runs(tile, around, self.target, self.computes)
@@ -117,7 +159,7 @@ class _Walker:
 
     def _residence(self, tile: Tile) -> None:
         """What kernels leave to each other in a cache must still be there when it is read."""
-        if self.target is None or not self.measured:
+        if self.target is None or not self.measured or tile.level not in (x.name for x in self.target.levels):
             return
         level = self.target.level(tile.level)
         room = level.capacity * max(1, level.shared_by)
@@ -150,6 +192,8 @@ class _Walker:
         for name, size in tile.sizes:
             if name not in axes:
                 raise ValueError(f"it cuts axis '{name}', which no tile around it brings in")
+            if tile.is_kernel and all(a.name != name for a in tile.axes):
+                raise ValueError(f"a kernel cuts axes of its own, and '{name}' is of a tile around it")
             _check_size(name, size)
             outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
             if outer is not None and outer < axes[name].extent and outer % size:
@@ -181,13 +225,16 @@ class _Walker:
             if is_ring(tile):
                 self._ring(tile, hold)
             else:
-                check_stages(tile, hold, self.computes)
-                if hold.fill == COPIED:
-                    check_copied(tile, hold, around)
+                in_kernel = any(t.is_kernel for t in (*around, tile))
+                check_stages(tile, hold, self.computes, in_kernel)
+                if in_kernel and hold.fill == COPIED:
+                    check_copied(tile, hold)
             if hold.fill is None and hold.tensor not in self.computes:
                 raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
             if hold.fill == "prefetch" and hold.issue is None and not in_steps:
                 raise ValueError("only the steps of a Scan prefetch what they read")
+            if is_filled(hold):
+                continue
             if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
                 raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
             if (hold.issue is not None or hold.fill == "read") and tile.over != "steps":

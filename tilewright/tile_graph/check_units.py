@@ -163,7 +163,7 @@ def leaves_of(tile: Tile, tensor: str) -> list[Leaf]:
     return found
 
 
-def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> None:
+def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute], in_kernel: bool) -> None:
     """A Hold filled some parts ahead: by one leaf, which reads nothing else of this Tile."""
     if hold.stages < 1:
         raise ValueError(f"'{hold.tensor}' in {hold.stages} stages")
@@ -175,6 +175,8 @@ def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> Non
         raise ValueError(f"'{hold.tensor}' in stages: a tile walks one axis, and holds it part by part")
     if len({h.stages for h in tile.holds if h.stages > 1}) > 1:
         raise ValueError("what one tile holds in stages has as many of them each")
+    if not in_kernel and hold.fill == COPIED:
+        return  # nothing runs but the copy
     fills = leaves_of(tile, hold.tensor)
     if len(fills) != 1:
         raise ValueError(f"'{hold.tensor}' in stages is filled by one leaf, not {len(fills)}")
@@ -183,7 +185,7 @@ def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute]) -> Non
         raise ValueError(f"'{hold.tensor}' is filled ahead and reads '{met[0]}', which is not there yet")
 
 
-def check_copied(tile: Tile, hold: Hold, around: Around) -> None:
+def check_copied(tile: Tile, hold: Hold) -> None:
     """A copy inside a kernel has a leaf that says how it runs."""
     copies = leaves_of(tile, hold.tensor)
     if not any(n.part == "copy" for n in copies):

@@ -33,7 +33,6 @@ from tilewright.tile_graph.outside import (
     span_of,
     whole_span,
 )
-from tilewright.tile_graph.parts import boxes_at
 from tilewright.tile_graph.plan import COLLECTIVES, Barrier, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import Range
 from tilewright.tile_graph.rooms import Array, Room, Rooms, Scope
@@ -296,7 +295,7 @@ class _Tree:
         holds = [h for h in tile.holds if h.mode != "carry" and h.fill is None and h.tensor not in scope.rooms]
         if not holds:
             return
-        boxes, _ = boxes_at(kernel.parts.groups, ranges, {**axes, **{a.name: a for a in kernel.parts.tile.axes}})
+        boxes, _ = self.outside.boxes(kernel.parts, ranges, axes)
         for hold in holds:
             nest = kernel.by_name.get(hold.tensor)
             for tensor in () if nest is None else nest.stores:
@@ -308,7 +307,7 @@ class _Tree:
 
     def _leaf(self, leaf: Leaf, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel) -> None:
         nest = kernel.by_name[leaf.tensor]
-        boxes, limits = boxes_at(kernel.parts.groups, ranges, {**axes, **{a.name: a for a in kernel.parts.tile.axes}})
+        boxes, limits = self.outside.boxes(kernel.parts, ranges, axes)
         carrier, box, limit = kernel.carrier, boxes[nest], limits.get(nest, {})
         there = scope.found(leaf.tensor)
         if isinstance(there, Room) and there.keeps and leaf.part in ("whole", "copy"):

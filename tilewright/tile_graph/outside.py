@@ -17,7 +17,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.occurrences import base_name, told_apart
-from tilewright.tile_graph.parts import between_barriers, boxes_at
+from tilewright.tile_graph.parts import Limits, between_barriers, boxes_at
 from tilewright.tile_graph.plan import COLLECTIVES, COPIED, PARTIAL, REPLICATED, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, merge, reads_box, whole
 
@@ -96,6 +96,7 @@ class Outside:
         self.computes = computes
         self._known: dict[int, KernelParts] = {}
         self._kept: list[Tile] = []  # so that a number is one Tile's
+        self._boxes: dict[object, tuple[dict[Nest, Box], Limits]] = {}
 
     def kernel(self, tile: Tile) -> KernelParts:
         if id(tile) not in self._known:
@@ -106,13 +107,20 @@ class Outside:
             self._kept.append(tile)
         return self._known[id(tile)]
 
+    def boxes(self, kernel: KernelParts, ranges: Ranges, axes: Axes) -> tuple[dict[Nest, Box], Limits]:
+        """The parts of a kernel's nests, found once for equal parts of axes."""
+        key = (id(kernel), tuple((n, number(r.low), int(r.size)) for n, r in ranges.items()))
+        if key not in self._boxes:
+            known = {**axes, **{a.name: a for t in kernel.tile.walk() if isinstance(t, Tile) for a in t.axes}}
+            self._boxes[key] = boxes_at(kernel.groups, ranges, known)
+        return self._boxes[key]
+
     def touched(self, tile: Tile, ranges: Ranges, axes: Axes) -> dict[str, tuple[Tensor, Box]]:
         """Of every tensor that kernels below read from memory or store there, the box of it at these parts."""
         found: dict[str, tuple[Tensor, Box]] = {}
         for kernel, below in kernels_below(tile, axes):
             parts = self.kernel(kernel)
-            known = {**below, **{a.name: a for a in parts.tile.axes}}
-            boxes, limits = boxes_at(parts.groups, ranges, known)
+            boxes, limits = self.boxes(parts, ranges, below)
             inside = parts.tile.held
             for nest, box in boxes.items():
                 met = [(t, box) for t in nest.stores]
