@@ -22,6 +22,7 @@ from tilewright.ir.values import Dims, grid
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.outside import (
+    LINK,
     Axes,
     KernelParts,
     Outside,
@@ -37,8 +38,6 @@ from tilewright.tile_graph.plan import COLLECTIVES, Barrier, Hold, Leaf, Plan, T
 from tilewright.tile_graph.propagate import Range
 from tilewright.tile_graph.rooms import Array, Room, Rooms, Scope
 from tilewright.tile_graph.streams import Carrier, Work, stream_of
-
-LINK = "link"
 
 
 @dataclass

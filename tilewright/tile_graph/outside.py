@@ -25,6 +25,7 @@ Ranges = Mapping[str, Range]  # the part of each axis that Tiles around cut
 Axes = Mapping[str, TileAxis]
 Span = tuple[tuple[int, int], ...]  # of a tensor by dimension: first place and elements
 
+LINK = "link"  # between devices
 # what a copy between two distributions is
 _WAYS = {("o", REPLICATED): "all-gather", (PARTIAL, REPLICATED): "all-reduce", (PARTIAL, "o"): "reduce-scatter"}
 assert set(_WAYS.values()) == set(COLLECTIVES)
@@ -148,3 +149,53 @@ def kernels_below(tile: Tile, axes: Axes) -> Iterator[tuple[Tile, Axes]]:
     for node in tile.body:
         if isinstance(node, Tile):
             yield from kernels_below(node, known)
+
+
+class Held:
+    """The most bytes that Tiles around kernels hold at each level, of one device."""
+
+    def __init__(self, outside: Outside, tensors: Mapping[str, Tensor], devices: int) -> None:
+        self.outside, self.tensors, self.devices = outside, tensors, devices
+        self.alive: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.early: set[tuple[int, str]] = set()
+        self.waiting: dict[str, list[tuple[Tile, Hold]]] = {}
+
+    def of(self, body: Tile) -> dict[str, int]:
+        for tile in (t for t in body.walk() if isinstance(t, Tile)):
+            for hold in tile.holds:
+                if hold.issue is not None and is_filled(hold):
+                    self.waiting.setdefault(hold.issue, []).append((tile, hold))
+        self._tile(body, {}, {})
+        return self.most
+
+    def bytes(self, tile: Tile, hold: Hold, ranges: Ranges, axes: Axes) -> int:
+        tensor = self.tensors[hold.tensor]
+        if hold.distribution is not None:
+            return span_bytes(tensor, shard(tensor, hold.distribution, 0, self.devices))
+        touched = self.outside.touched(tile, ranges, axes)
+        part = span_of(touched[hold.tensor][1]) if hold.tensor in touched else whole_span(tensor)
+        return span_bytes(tensor, part)
+
+    def _add(self, level: str, size: int) -> None:
+        self.alive[level] = self.alive.get(level, 0) + size
+        self.most[level] = max(self.most.get(level, 0), self.alive[level])
+
+    def _tile(self, tile: Tile, ranges: Ranges, axes: Axes) -> None:
+        known = {**axes, **{a.name: a for a in tile.axes}}
+        if tile.is_kernel:
+            for later, hold in self.waiting.get(tile.name, ()):
+                self._add(later.level, self.bytes(later, hold, ranges, known))
+                self.early.add((id(later), hold.tensor))
+            return
+        parts = list(parts_of(tile, ranges, known))
+        taken = 0
+        for hold in tile.holds:
+            size = self.bytes(tile, hold, parts[0], known) * min(hold.stages, len(parts))
+            taken += size
+            if (id(tile), hold.tensor) not in self.early:
+                self._add(tile.level, size)
+        for node in tile.body:
+            if isinstance(node, Tile):
+                self._tile(node, parts[0], known)
+        self.alive[tile.level] = self.alive.get(tile.level, 0) - taken
