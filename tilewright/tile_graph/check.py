@@ -41,6 +41,7 @@ from tilewright.tile_graph.plan import (
     Tile,
     TileAxis,
 )
+from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.residence import reuse_distances
 
 _FILLS = (None, "read", "prefetch", COPIED, *COLLECTIVES)
@@ -124,7 +125,7 @@ class _Walker:
         known = dict(axes)
         self.cores.update({leaf.tensor: leaf.core for leaf in tile.leaves} if tile.axes else {})
         for axis in tile.axes:
-            self._axis(axis)
+            self._axis(axis, tile.over == "warps")
             known[axis.name] = axis
         self._sizes(tile, around, known)
         if not any(t.is_kernel for t in (*around, tile)) and self.target is not None and not self.is_cluster:
@@ -177,7 +178,7 @@ class _Walker:
         if around and self.levels.index(tile.level) > self.levels.index(around[-1].level):
             raise ValueError(f"a tile at {tile.level} inside one at {around[-1].level}: levels go inwards")
 
-    def _axis(self, axis: TileAxis) -> None:
+    def _axis(self, axis: TileAxis, is_part: bool) -> None:
         if axis.extent < 0:
             raise ValueError(f"axis {axis.name} has {axis.extent} elements")
         for bind in axis.binds:
@@ -187,6 +188,11 @@ class _Walker:
             rank = len(compute.axes) if isinstance(compute, Map | Reduce) else 0
             reductions = _reductions(compute)
             _check_axis(bind.axis, bind.axis[:1], reductions if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
+            assert isinstance(compute, Map | Reduce)
+            own = compute.axes if bind.axis[0] == "o" or isinstance(compute, Map) else compute.reduce_axes
+            extent = extent_of(own[int(bind.axis[1:])].extent)
+            if not is_part and axis.extent * bind.scale + bind.offset < extent:
+                raise ValueError(f"axis {axis.name} of {axis.extent} ends before {bind.tensor}.{bind.axis} of {extent}")
 
     def _sizes(self, tile: Tile, around: Sequence[Tile], axes: Mapping[str, TileAxis]) -> None:
         for name, size in tile.sizes:

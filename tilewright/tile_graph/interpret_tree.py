@@ -331,6 +331,8 @@ class _Tree:
         values = _Values(self, scope, {**dict(zip(nest.axes, work.box, strict=True)), **work.limits})
         dims = values.dims(nest.axes)
         points, shape = grid(dims), tuple(len(r) for _, r in dims)
+        if 0 in shape:
+            return  # a part beyond the end of an extent that is shorter than it may be
         span = tuple((r.start, len(r)) for _, r in dims)
         if nest.monoid is not None:
             core = Reduce(nest.accumulated, nest.axes, nest.reduce_axes, nest.elements, nest.monoid)
