@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cpu_stages import lowered
+from tests.cpu_stages import lowered, random_inputs
 from tests.gpu_launch import grid_of, source_of
 from tests.plans import map_tiles
 from tests.trees import by_hand, close, kernels, loops_agree, planned, program_of, tree_agrees
@@ -23,13 +23,13 @@ from tilewright.ir import dtypes
 from tilewright.ir.compute import Map, Program, Reduce, all_computes, plain_monoid
 from tilewright.ir.expr import Axis, load, op, symbol, var
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.loops import Alloc, If, Kernel, Memory, Scope, statements
+from tilewright.ir.loops import Alloc, For, If, Kernel, LoopProgram, Memory, Scope, Stmt, statements
 from tilewright.ir.loops import Barrier as LoopBarrier
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.traffic import count_traffic
 from tilewright.render.cuda import launch_shape
 from tilewright.runtime.cache import Cache
-from tilewright.runtime.emulator import EmulatedModule
+from tilewright.runtime.emulator import EmulatedModule, EmulationFault
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, MemoryLevel, Target, machine
 from tilewright.tile_graph.check import check_plan
@@ -171,17 +171,24 @@ def test_2_producer_and_consumer_warps() -> None:
     assert (2, 16, 16) in allocated(kernel)
 
 
+def emulated(program: Program, loops: LoopProgram, cache: Path) -> dict[str, np.ndarray]:
+    """The outputs as the emulator computes them: no race, nothing read that was not written."""
+    module = EmulatedModule({k.name: source_of(k) for k in loops.kernels}, Cache(cache), optimise=0)
+    given = {**random_inputs(program), **{t.name: np.ascontiguousarray(a) for t, a in program.constants.items()}}
+    tensors = {s.name: given[s.name] if s.name in given else np.full(s.shape, np.nan, s.dtype.numpy)
+               for s in loops.tensors}  # fmt: skip
+    for call in loops.calls:
+        kernel = loops.kernel(call.kernel)
+        module.launch(kernel.name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes,
+                      [tensors[name] for name in call.arguments])  # fmt: skip
+    return {t.name: tensors[t.name] for t in program.outputs}
+
+
+@pytest.mark.slow
 def test_2_the_warps_on_the_emulator(tmp_path: Path) -> None:
-    """No race, nothing read that was not written."""
     program = program_of(EXPONENTS)
-    (kernel,) = loops_agree(program, warps(program), H200).kernels
-    module = EmulatedModule({kernel.name: source_of(kernel)}, Cache(tmp_path), optimise=0)
-    rng = np.random.default_rng(0)
-    inputs = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
-    found = np.zeros((40, 20), np.float32)
-    module.launch(kernel.name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes,
-                  [*inputs.values(), found])  # fmt: skip
-    close({"y": found}, evaluate(program, inputs))
+    loops = loops_agree(program, warps(program), H200)
+    close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
 
 
 # --- 3: a sum split over blocks and combined in another kernel
@@ -248,6 +255,22 @@ def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -
     assert len(loops.calls) == len(stepped.calls) - 3  # one launch for all steps
     (kernel,) = (k for k in loops.kernels if any(_waits_for_all(s) for s in statements(k.body)))
     assert [p.shape[0] for p in kernel.params].count(2) >= 2  # states, two places in turn
+
+
+@pytest.mark.slow
+def test_5_the_persistent_lstm_on_the_emulator(tmp_path: Path) -> None:
+    """Blocks are alive together and wait for each other at every step; without the barrier they race."""
+    program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), H200)
+    loops = loops_agree(program, map_tiles(make_plan(program, H200), persistent), H200)
+    close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
+    kernels = tuple(replace(k, body=without_grid_barriers(k.body)) for k in loops.kernels)
+    with pytest.raises(EmulationFault, match="race"):
+        emulated(program, replace(loops, kernels=kernels), tmp_path)
+
+
+def without_grid_barriers(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    kept = [s for s in body if not _waits_for_all(s)]
+    return tuple(replace(s, body=without_grid_barriers(s.body)) if isinstance(s, For | Alloc) else s for s in kept)
 
 
 def _waits_for_all(stmt: object) -> bool:

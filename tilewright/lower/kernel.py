@@ -19,7 +19,6 @@ from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.occurrences import is_ring
 from tilewright.tile_graph.parts import between_barriers, boxes_at
 from tilewright.tile_graph.plan import Barrier, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
@@ -172,7 +171,7 @@ class KernelLowering:
         rolling = [self.by_name[h.tensor] for h in tile.holds if h.mode == "rolling"]
         if rolling:
             return Loop(loop, self._moving(tile, ranges, rolling, loop))
-        stages = max((h.stages for h in tile.holds if not is_ring(tile)), default=1)
+        stages = max((h.stages for h in tile.holds if h.fill is None), default=1)
         if stages > 1:
             return self._pipeline(tile, ranges, loop, stages)
         return Loop(loop, self._body(tile, ranges))
@@ -180,7 +179,7 @@ class KernelLowering:
     def _pipeline(self, tile: Tile, ranges: Mapping[str, Range], loop: Axis, stages: int) -> Loop:
         """A step with some Holds in stages: what fills them runs ahead of the rest, on its own threads where children
         run together; its first parts before the loop."""
-        staged = {h.tensor for h in tile.holds if h.stages > 1}
+        staged = {h.tensor for h in tile.holds if h.stages > 1 and h.fill is None}
         tensors = [t for name in staged for t in self.by_name[name].stores]
         self.staged.update(dict.fromkeys(tensors, (stages, loop)))
         if tile.runs == "together":

@@ -26,7 +26,7 @@ from tilewright.tile_graph.check_units import (
     fills_hold,
 )
 from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
-from tilewright.tile_graph.occurrences import is_ring, told_apart
+from tilewright.tile_graph.occurrences import told_apart
 from tilewright.tile_graph.outside import is_filled
 from tilewright.tile_graph.plan import (
     COLLECTIVES,
@@ -228,13 +228,11 @@ class _Walker:
                 raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
             if hold.axis is not None and hold.axis not in dict(tile.sizes):
                 raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
-            if is_ring(tile):
-                self._ring(tile, hold)
+            if any(isinstance(n, Tile) and n.over == "warps" for n in (*around, tile, *tile.body)):
+                if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
+                    self._ring(tile, hold, around)
             else:
-                in_kernel = any(t.is_kernel for t in (*around, tile))
-                check_stages(tile, hold, self.computes, in_kernel)
-                if in_kernel and hold.fill == COPIED:
-                    check_copied(tile, hold)
+                self._stages(tile, hold, around)
             if hold.fill is None and hold.tensor not in self.computes:
                 raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
             if hold.fill == "prefetch" and hold.issue is None and not in_steps:
@@ -248,7 +246,13 @@ class _Walker:
             if hold.issue is not None and hold.issue not in self.launched:
                 raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
 
-    def _ring(self, tile: Tile, hold: Hold) -> None:
+    def _stages(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+        in_kernel = any(t.is_kernel for t in (*around, tile))
+        check_stages(tile, hold, self.computes, in_kernel)
+        if in_kernel and hold.fill == COPIED:
+            check_copied(tile, hold)
+
+    def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
         if hold.fill != COPIED:
             raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
         if hold.stages < 1 or hold.layout not in LAYOUTS:

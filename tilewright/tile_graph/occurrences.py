@@ -19,13 +19,10 @@ _MARK = "@"  # between a tensor's name and the number of the place
 _Path = tuple[int, ...]  # of a Tile: its place in each body around it
 
 
-def is_ring(tile: Tile) -> bool:
-    """Whether a Tile's copies are the operands of the warps inside it, in parts of their leaf's step."""
-    return any(isinstance(n, Tile) and n.over == "warps" for n in tile.body)
-
-
 def is_copied(tile: Tile, hold: Hold) -> bool:
-    return hold.fill == COPIED and not is_ring(tile)
+    """Whether a leaf copies what a Tile holds; operands of warps come without one, as their own leaf says."""
+    leaves = (n for n in tile.walk() if isinstance(n, Leaf))
+    return hold.fill == COPIED and any(n.part == "copy" and n.tensor == hold.tensor for n in leaves)
 
 
 def base_name(name: str) -> str:
