@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "handed out to nobody": (
         in_stream(lambda t: replace(t, over="everyone")),
-        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, not 'everyone'",
+        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, devices, not 'everyone'",
     ),
     "kernel inside a kernel": (
         in_stream(lambda t: replace(t, over="cores", name="k9")),
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "unknown part": (
         in_kernels(lambda t: t.map_leaves(lambda leaf: replace(leaf, part="half") if leaf.part == "finish" else leaf)),
-        "leaf 'p_max' is a 'half'; it is one of whole, start, step, finish",
+        "leaf 'p_max' is a 'half'; it is one of whole, start, step, finish, copy",
     ),
     "no kernel stores an output": (
         in_kernels(holding(Hold("o"))),
