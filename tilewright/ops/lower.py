@@ -10,11 +10,12 @@ import numpy as np
 from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir.compute import Program, reads
 from tilewright.ir.folding import without_dead
-from tilewright.ir.graph import ASKED, Graph, Node, Part, item_name
+from tilewright.ir.graph import ASKED, Form, Graph, Node, Part, item_name
 from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.control import Scope
+from tilewright.ops.extents import lower_open
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import find
 from tilewright.ops.sequence import Sequence
@@ -22,6 +23,17 @@ from tilewright.ops.sequence import Sequence
 
 def lower(graph: Graph) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated."""
+    if graph.part is not None and graph.part.rooms:
+        return lower_open(graph, _lower_settled)[0]
+    return _lower_settled(graph)
+
+
+def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
+    """By name the extents of what a part gives, in its run-time numbers."""
+    return lower_open(graph, _lower_settled)[1]
+
+
+def _lower_settled(graph: Graph) -> Program:
     b = Builder()
     part = graph.part or Part()
     inputs = []
