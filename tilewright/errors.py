@@ -45,7 +45,12 @@ class UndecidedError(CutError):
     `inputs` of these names decide."""
 
     def __init__(
-        self, text: str = "", tensor: object = None, inputs: tuple[str, ...] = (), number: int = 0, most: int | None = None
+        self,
+        text: str = "",
+        tensor: object = None,
+        inputs: tuple[str, ...] = (),
+        number: int = 0,
+        most: int | None = None,
     ) -> None:
         super().__init__(text)
         self.tensor = tensor

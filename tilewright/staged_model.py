@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -126,8 +126,12 @@ class StagedModel(LateModel[Border]):
                 parts += ["", f"body of the loop after part {number}", stage.body.explain()]
         return "\n".join([*lines, *parts])
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        raise OptionError("a directory holds the code for one set of shapes, and this model runs in parts")
+    def save(self, folder: str | os.PathLike[str]) -> NoReturn:
+        """It is refused: what a directory holds is one part."""
+        raise OptionError(
+            "this model runs in parts, compiled for what its data decides, and a directory holds the code of one: ship "
+            "the model file, whose parts are in the cache from the second start on"
+        )
 
     def _models(self) -> Iterator[Compiled]:
         for stage in self._last:
@@ -187,6 +191,7 @@ class StagedModel(LateModel[Border]):
             decided = {k: a if k in forms else _filled(stage.forms, k, a, left) for k, a in stage.decided.items()}
             own = tuple(opening.own(len(left), numbers))
             found = answer
+            forms.pop(cut.itself, None)  # it was a value with these extents, and is a constant with elements
             if any(f.varies for f in own):
                 forms[cut.itself or cut.number] = own
                 found = filled(answer, own, [room.high for room in opening.rooms])
@@ -306,7 +311,8 @@ class StagedModel(LateModel[Border]):
         if wanted or asks:
             inner = self._part(start, place + asks, scope, fixed, decided, opening, tuple(wanted), asks)
             if opening.rooms:
-                forms.update(self._tools.forms(inner))
+                found = self._tools.forms(inner)
+                forms.update({n: f for n, f in found.items() if any(extent.varies for extent in f)})
             model = self._tools.compile(inner)
             self._tell(inner)
             takes = {v.name: v.shape for v in inner.inputs}  # type: ignore[misc]
@@ -325,9 +331,10 @@ class StagedModel(LateModel[Border]):
         text = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'}, number {self._compiled}"
         _LOG.log(level, "%s", printable(text))
 
-    def _tell_refused(self, error: TilewrightError) -> None:
-        text = f"a part of {self._name} is compiled for every number of elements by itself: {error}"
-        _LOG.log(logging.INFO, "%s", printable(text))
+    def _tell_refused(self, slots: Slots, error: TilewrightError) -> None:
+        rooms = " and ".join(f"from {room.low} to {room.high}" for room in slots if room is not None)
+        text = f"a part of {self._name} is not compiled for all numbers of elements {rooms} at once: {error}"
+        _LOG.info("%s", printable(text))
 
     def _part(
         self, start: int, end: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array],

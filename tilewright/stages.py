@@ -28,6 +28,7 @@ _MOST_ROOMS = 4  # numbers that one part leaves to the run: each is lowered for 
 
 Forms = Mapping[str | int, tuple[Form, ...]]
 Slots = tuple[Room | None, ...]  # of every number: what it may be where the run tells, None where it is compiled for
+Refuse = Callable[[Slots, TilewrightError], None]  # told of rooms that cannot be compiled for, and why
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ class Following:
 
     def find(
         self, inherited: Sequence[Room], numbers: Numbers, keep: int, build: Callable[[Slots], Stage],
-        refuse: Callable[[TilewrightError], None],
+        refuse: Refuse,
     ) -> Stage:  # fmt: skip
         """The stage for numbers, of which the first have the rooms of the stage before; built where there is none."""
-        key = (numbers.kind, numbers.values)
+        key: tuple[Any, tuple[Room | int, ...]] = (numbers.kind, numbers.values)
         slots = self._slots(inherited, numbers)
         if key not in self._kept:
             for _ in range(_NARROWER if any(slots) else 0):
@@ -152,16 +153,14 @@ class Following:
             self._kept.popitem(last=False)
         return found
 
-    def _is_open(
-        self, key: Any, slots: Slots, build: Callable[[Slots], Stage], refuse: Callable[[TilewrightError], None]
-    ) -> bool:
+    def _is_open(self, key: Any, slots: Slots, build: Callable[[Slots], Stage], refuse: Refuse) -> bool:
         """Whether there is a stage for all numbers in these rooms."""
         if key not in self._kept and key not in self._refused:
             try:
                 self._kept[key] = build(slots)
             except TilewrightError as error:  # for the number itself it may still do, or say what is wrong
                 self._refused.add(key)
-                refuse(error)
+                refuse(slots, error)
         return key in self._kept
 
     def _slots(self, inherited: Sequence[Room], numbers: Numbers) -> Slots:

@@ -445,4 +445,3 @@ def _masked(reduce: Reduce, inside: Expr) -> tuple[Expr, ...]:
         return (op("mul", one, other),)
     identity: Mapping[int, Expr] = dict(enumerate(reduce.monoid.identity))
     return tuple(select(inside, e, identity[k]) for k, e in enumerate(reduce.elements))
-
