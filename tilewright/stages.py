@@ -19,7 +19,6 @@ from tilewright.ir.graph import Form, Room, item_name
 
 if TYPE_CHECKING:
     from tilewright.late_model import Compiled
-    from tilewright.staged_model import StagedModel
 
 _MOST = 1 << 30  # a larger number is compiled for as it is
 _MOST_ELEMENTS = 64  # of an answer whose numbers are looked at one by one
@@ -88,7 +87,7 @@ class Stage:
     cut: CutError | None = None
     place: int = 0  # of the node behind the part
     decided: Mapping[int, Array] = field(default_factory=dict)
-    body: StagedModel | None = None
+    body: Any = None  # of a loop behind it that the data ends, a StagedModel
     slots: Slots = ()
     forms: Forms = field(default_factory=dict)  # extents of values, elements of `fixed` and `decided`, by the rooms
     following: Following = field(default_factory=lambda: Following())

@@ -263,7 +263,7 @@ def rows_kept(count: int) -> tuple[Any, Any]:
 
 
 def test_ever_other_counts_are_compiled_for_a_few_times(compile_it: Callable[..., Any]) -> None:
-    nodes = [N("ReduceMean", ["y", "none"], ["m"]), N("Sub", ["y", "m"], ["z"]), N("Size", ["z"], ["size"])]
+    nodes = [N("ReduceMean", ["y", "none"], ["m"]), N("Mul", ["y", "m"], ["z"]), N("Size", ["z"], ["size"])]
     source = counted(nodes, {"z": (F, None), "size": (I64, None)}, none=np.array([0]))
     model = compile_it(source, fallback="error")
     for count in (5, *range(9, 21)):
