@@ -79,14 +79,14 @@ def sums(made: Lowered) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_form_agrees(name: str, tmp_path: Path) -> None:
+def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     for program in (programs(CASES[name])["layout"], staged(CASES[name])):
         inputs = random_inputs(program)
         wanted = evaluated(program, inputs, wide=True)["y"]
         for schedule in ("none", "connected"):
             made = lowered(program, schedule)
             assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
-            assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+            assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["layer", "one lane left", "groups", "pool", "activations"])
@@ -101,7 +101,7 @@ def test_sums_over_copies_run_in_whole_vectors(name: str) -> None:
     assert found and set(found) == {LANES}
 
 
-def test_partial_sums_wait_between_passes(tmp_path: Path) -> None:
+def test_partial_sums_wait_between_passes(kernel_cache: Path) -> None:
     """Lanes beyond the end begin anew in every pass: nothing of theirs was kept."""
     program = programs(layer(7, 64, WIDE))["layout"]
     plan = lowered(program).plan
@@ -111,7 +111,7 @@ def test_partial_sums_wait_between_passes(tmp_path: Path) -> None:
     wanted = evaluated(program, inputs, wide=True)["y"]
     assert set(sums(made)) == {LANES}
     assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
 def test_pieces_end_in_whole_vectors() -> None:
