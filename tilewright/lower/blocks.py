@@ -61,6 +61,23 @@ def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> lis
     return [*result, *_halving(base, tail, block, lanes)]
 
 
+def overlapping(extent: Range, block: int, lanes: int) -> list[Piece] | None:
+    """Blocks, single vectors, and a last vector that begins earlier: for results that may be computed twice, and a
+    count only known at run time. None where it is known, or a tile may have less than a vector."""
+    size = int(extent.size)
+    least = extent.extent % size or size
+    if lanes == 1 or static(extent.count) is not None or least < lanes or not _is_on_grid(extent):
+        return None
+    full = simplify(extent.count // block)
+    base = simplify(full * block)
+    tail = simplify(extent.count % block)
+    result = [Piece(const(0), full, block, lanes)]
+    if block > lanes:
+        result.append(Piece(base, simplify(tail // lanes), lanes, lanes))
+    over = simplify((extent.count % lanes + (lanes - 1)) // lanes)  # 1 where vectors do not end with the tile
+    return [*result, Piece(simplify(extent.count - lanes), over, lanes, lanes)]
+
+
 def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
     """A remainder only known at run time, in halves: each size at most once, single elements below a vector."""
     result = []
@@ -112,8 +129,12 @@ def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> Piece:
 def _last_remainder(extent: Range, block: int) -> int | None:
     """What the last tile leaves over, when all other tiles are whole multiples of the block."""
     size = int(extent.size)
-    low = linear(extent.low)
-    on_grid = low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())
-    if not on_grid or size % block:
+    if not _is_on_grid(extent) or size % block:
         return None
     return (extent.extent % size) % block
+
+
+def _is_on_grid(extent: Range) -> bool:
+    """Whether tiles begin at multiples of their size: all but the last have all of it."""
+    low, size = linear(extent.low), int(extent.size)
+    return low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())

@@ -36,7 +36,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
-from tilewright.lower.blocks import Piece, Rest, pieces
+from tilewright.lower.blocks import Piece, Rest, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.cuts import cut
@@ -155,6 +155,10 @@ class CpuNest(LaneSums):
     def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[Piece]:
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
         plain = pieces(extent, self.register[axis], lanes)
+        if self.nest.monoid is None and self.turned is None and self.group is None and self.step is None:
+            # elements alone would be a copy of the text for the few of them, and as slow as whole vectors
+            uneven = plain[-1:] and static(plain[-1].trips) is None and plain[-1].lanes == 1
+            return (uneven and overlapping(extent, self.register[axis], lanes)) or plain
         is_sum = self.nest.monoid is not None and not self.nest.initial and not self.nest.written_out
         if lanes == 1 or axis not in self.nest.axes or not is_sum:
             return plain
