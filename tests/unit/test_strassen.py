@@ -18,7 +18,7 @@ from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
-from tilewright.tile_graph.written_out import writes_streams
+from tilewright.tile_graph.unswitch import writes_streams
 from tilewright.transform.algorithm import strassen
 from tilewright.transform.algorithm.strassen import (
     DATA,

@@ -335,7 +335,7 @@ def whole_blocks(nests: Sequence[Nest], boxes: Mapping[Nest, Box]) -> Any:
     fits: Any = True
     for nest in nests[:-1]:
         for axis, part in zip(nest.axes, boxes[nest], strict=True):
-            block = nest.written_out.get(axis, 1)
+            block = nest.unswitched.get(axis, 1)
             if block == 1:
                 continue
             low = linear(part.low)

@@ -182,18 +182,19 @@ def core_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> S
     """Arithmetic of one tile, blocks that the register tile does not fill included."""
     height, stacks = blocks_along(facts, facts.row, tile)
     width, groups = blocks_along(facts, facts.vector, tile)
-    full_rows, rest_rows = height // form.rows, height % form.rows
+    full_rows, remainder_rows = height // form.rows, height % form.rows
     steps: Size = 0.0
     blocks: Size = 0.0
     across: list[tuple[Size, Size]] = []
     inside = max(facts.parts, default=0)
     for part in (inside,) if facts.parts else (width,):
-        rest_vectors = -(-(part % (form.vectors * facts.lanes)) // facts.lanes)  # the last one as whole as the others
+        # the last vector is as whole as the others
+        remainder_vectors = -(-(part % (form.vectors * facts.lanes)) // facts.lanes)
         across.append((part // (form.vectors * facts.lanes), form.vectors))
-        across.append((np.minimum(rest_vectors, 1), rest_vectors))
+        across.append((np.minimum(remainder_vectors, 1), remainder_vectors))
     if facts.parts:  # a window over an end asks for itself whether it may read: as many elements as vectors
         across.append((sum(facts.parts) - inside, 1))
-    for count, rows in ((full_rows, form.rows), (np.minimum(rest_rows, 1), rest_rows)):
+    for count, rows in ((full_rows, form.rows), (np.minimum(remainder_rows, 1), remainder_rows)):
         for columns, vectors in across:
             number = count * columns
             steps = steps + number * step_cycles(facts, np.maximum(rows, 1), np.maximum(vectors, 1))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_seconds
-from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, resting_share, stays
+from tilewright.backend.cpu.plan.ahead import prefetched_seconds
+from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
     chains_of,
@@ -51,7 +51,7 @@ from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
-_ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
+_PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
@@ -154,7 +154,7 @@ def predict(
     root = nests[-1]
     batch = context.memo.batch(root)
     origins = dict(zip(root.axes, batch.origins, strict=True))
-    units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
+    units = root.unswitched  # tiles begin at whole blocks of these: divisions by a block's size stay exact
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits, batch.reads)
@@ -174,24 +174,24 @@ def predict(
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     far, near = _traffic(nests, boxes, context, stored, repeats, waves)
-    far = far * resting_share(tiles, context)
+    far = far * lone_unit_share(tiles, context)
     held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
-    if context.served is None and stream is None:
-        hidden = asked_seconds(root, plans[-1], sizes, context)
-        exposed = exposed - (_FAR_EXPOSED - _ASKED_EXPOSED) * np.minimum(compute, hidden)
-    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    if context.cached is None and stream is None:
+        hidden = prefetched_seconds(root, plans[-1], sizes, context)
+        exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
+    starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
-    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
+    shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
+    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.cached is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
-    if context.served is None and context.weights > target.tile_level.capacity // 2:
+    if context.cached is None and context.weights > target.tile_level.capacity // 2:
         seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
@@ -243,7 +243,7 @@ def _least_seconds(
             size = min(size, sum(places))
         alone += size * byte_seconds(tensor, context)
     # an empty result has no tiles
-    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
+    return alone * lone_unit_share(tiles, context) / np.clip(tiles, 1, context.target.units)
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -282,7 +282,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
-        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
+        unit = min(max(register.get(names[axis], 1), root.unswitched.get(axis, 1)), extent)
         sizes = {extent}
         size = unit
         while size < extent:
@@ -310,7 +310,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
 
 def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
     """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
-    if root.written_out:
+    if root.unswitched:
         return []
     names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
     axes = [a for a in map(root.named, names) if a in root.axes]
@@ -328,7 +328,7 @@ def _compute_seconds(
     known = context.memo.batch(nests[-1]).arithmetic
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
-        if stream is not None or context.served is not None:
+        if stream is not None or context.cached is not None:
             carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
@@ -419,11 +419,11 @@ def _traffic(
                 written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        if context.served is not None and tensor in context.served:
-            served = context.served[tensor]
-            far = far + moved * served.far * served.far_byte
+        if context.cached is not None and tensor in context.cached:
+            cached = context.cached[tensor]
+            far = far + moved * cached.far * cached.far_byte
             if tensor not in counted:
-                near = near + moved * served.level / context.target.tile_level.bandwidth
+                near = near + moved * cached.level / context.target.tile_level.bandwidth
             continue
         kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
         beyond = moved / home(tensor, context).bandwidth

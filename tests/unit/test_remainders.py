@@ -16,7 +16,7 @@ from tilewright.ir.compute import Program
 from tilewright.ir.expr import Axis, const, loads, substitute, var
 from tilewright.ir.loops import For, ForKind, Memory, Store, statements
 from tilewright.ir.simplify import simplify
-from tilewright.lower.blocks import Rest, overlapping, pieces
+from tilewright.lower.blocks import Remainder, overlapping, pieces
 from tilewright.target import machine
 from tilewright.tile_graph.propagate import Range, whole
 from tilewright.transform.layout import choose_layouts
@@ -157,9 +157,9 @@ def test_pieces_of_uneven_tiles_cover_them() -> None:
 
 
 def test_pieces_end_in_whole_vectors() -> None:
-    padded = pieces(whole(31), 16, 4, Rest.PADDED)
+    padded = pieces(whole(31), 16, 4, Remainder.PADDED)
     assert [(static(p.base), p.size, p.kept) for p in padded] == [(0, 16, None), (16, 16, 15)]
-    earlier = pieces(whole(31), 16, 4, Rest.EARLIER)
+    earlier = pieces(whole(31), 16, 4, Remainder.EARLIER)
     assert [(static(p.base), p.size, p.kept) for p in earlier] == [(0, 16, None), (15, 16, None)]
     by_lanes = pieces(whole(31), 16, 4)
     assert [(static(p.base), p.size, p.lanes) for p in by_lanes] == [(0, 16, 4), (16, 12, 4), (28, 3, 3)]
@@ -167,14 +167,14 @@ def test_pieces_end_in_whole_vectors() -> None:
 
 def test_a_last_tile_that_is_too_short_begins_in_the_tile_before() -> None:
     tiles = Range(var(Axis("tile", 2)) * 12, 12, 23)
-    assert [p.lanes for p in pieces(tiles, 12, 4, Rest.EARLIER)] == [4, 4, 3]
-    whole_blocks, last = pieces(tiles, 12, 4, Rest.BEFORE)
+    assert [p.lanes for p in pieces(tiles, 12, 4, Remainder.EARLIER)] == [4, 4, 3]
+    whole_blocks, last = pieces(tiles, 12, 4, Remainder.BEFORE)
     assert (whole_blocks.size, last.size, last.kept) == (12, 12, None)
     tile = next(iter(last.base.axes))
     assert static(simplify(substitute(tiles.low + last.base, {tile: const(1)}))) == 23 - 12
 
 
 def test_pieces_that_fill_vectors_or_have_nothing_before_them_stay() -> None:
-    assert pieces(whole(24), 16, 4, Rest.EARLIER) == pieces(whole(24), 16, 4)
-    assert pieces(whole(3), 16, 4, Rest.EARLIER) == pieces(whole(3), 16, 4)
-    assert pieces(Range(const(0), 3, 3), 16, 4, Rest.PADDED)[0].kept == 3
+    assert pieces(whole(24), 16, 4, Remainder.EARLIER) == pieces(whole(24), 16, 4)
+    assert pieces(whole(3), 16, 4, Remainder.EARLIER) == pieces(whole(3), 16, 4)
+    assert pieces(Range(const(0), 3, 3), 16, 4, Remainder.PADDED)[0].kept == 3
