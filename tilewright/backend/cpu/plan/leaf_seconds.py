@@ -6,9 +6,10 @@ from math import log2, prod
 
 import numpy as np
 
+from tilewright.backend.cpu.plan.contraction_facts import form_of
 from tilewright.backend.cpu.plan.crowding import crowded_slots
 from tilewright.backend.cpu.plan.instructions import instruction_seconds
-from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, form_of, moving_seconds
+from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_seconds
 from tilewright.backend.cpu.plan.vectorise import facts_of, layouts_around, runs_of
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.ir.simplify import simplify
@@ -41,7 +42,7 @@ def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Siz
     """`_contraction_seconds`, once for all groups that cut the nest into the same tiles."""
     if context.cached is not None:
         return _contraction_seconds(nest, plan, box, context)
-    known = context.memo.seconds
+    known = context.memo.tiles.seconds
     sizes = [p.size.tobytes() if isinstance(p.size, np.ndarray) else p.size for p in box]
     key = (nest, plan, layouts_around(nest, context), *sizes)
     if key not in known:

@@ -26,7 +26,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
-from tilewright.backend.cpu.plan.vectorise import scatter_cycles
+from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
@@ -80,12 +80,13 @@ def choose_tile(
 ) -> Choice | None:
     """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
     root = nests[-1]
-    known = context.memo.batch(root).sizes
-    key = (plans[-1], tuple((fixed or {}).items()), tuple(blocks))
+    tiles = context.memo.tiles
+    known = tiles.sizes
+    key = (root, plans[-1], tuple((fixed or {}).items()), tuple(blocks))
     if key not in known:
         along = _axis_sizes(root, plans[-1], fixed or {})
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
-        known[key] = [each.ravel() for each in grid]
+        known[key] = [tiles.boxes.size(each.ravel()) for each in grid]
     *candidates, block = known[key]
     sizes = dict(zip(root.axes, candidates, strict=True))
     times = predict(nests, plans, context, stored, sizes, stream, block)
@@ -152,20 +153,22 @@ def predict(
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
-    batch = context.memo.batch(root)
-    origins = dict(zip(root.axes, batch.origins, strict=True))
+    known = context.memo.tiles.boxes
+    origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
     units = root.unswitched  # tiles begin at whole blocks of these: divisions by a block's size stay exact
-    box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    box = known.box(
+        tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    )
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits, batch.reads)
+    boxes = propagate(nests, box, limits, known)
     seen = dict(boxes)
     fixed = {root: box}
     for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
         part = boxes[overlap.nest][overlap.dim]
-        added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
+        added = Range(part.low, known.size(sizes[root.axes[overlap.axis]] * overlap.scale), part.extent)
         window = boxes[overlap.nest]
         fixed[overlap.nest] = overlap.of(window, added)
-        boxes = propagate(nests, fixed, limits, batch.reads)
+        boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
@@ -325,17 +328,17 @@ def _compute_seconds(
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
-    known = context.memo.batch(nests[-1]).arithmetic
+    known = context.memo.tiles.arithmetic
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
         if stream is not None or context.cached is not None:
             carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
-        key = key_of(nest, box), plan
+        key = key_of(nest, box), plan, layouts_around(nest, context)
         if key not in known:
-            known[key] = box, _nest_seconds(nest, plan, box, context, 1, 0)
-        total = total + known[key][1]
+            known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
+        total = total + known[key]
     return total
 
 
@@ -399,17 +402,17 @@ def _traffic(
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
-    batch = context.memo.batch(nests[-1])
+    tiles = context.memo.tiles
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside, batch.reads).items():
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
             key = key_of(nest, boxes[nest]), tensor, context.layout(tensor)
-            if key not in batch.moved:
-                batch.moved[key] = boxes[nest], _moved(nest, boxes[nest], tensor, box, context)
-            moved = batch.moved[key][1] * repeats.get(nest, 1)
+            if key not in tiles.moved:
+                tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
+            moved = tiles.moved[key] * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)

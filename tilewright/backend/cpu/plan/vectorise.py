@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.plan.construct import build_tiles, dot_tiles
+from tilewright.backend.cpu.plan.contraction_facts import ContractionFacts, factors_of, operands_of
 from tilewright.backend.cpu.plan.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
-from tilewright.backend.cpu.plan.micro import Contraction, factors_of, operands_of
 from tilewright.backend.cpu.plan.transposes import transposed_block
 from tilewright.backend.cpu.plan.vector_cost import (
     EVERY_OTHER,
@@ -210,7 +210,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
-def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> Contraction:
+def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> ContractionFacts:
     """The facts of a contraction as a plan lays it out."""
     vector, row = _tile_axes(nest, plan, context)
     unroll = [nest.named(a) for a in plan.unroll]
@@ -231,7 +231,7 @@ def _tile_axes(nest: Nest, plan: Leaf, context: NestContext) -> tuple[Axis | Non
 def contraction_facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
-) -> Contraction:  # fmt: skip
+) -> ContractionFacts:  # fmt: skip
     known = context.memo.facts
     key = (nest, vector, row, lanes, by_lane, tuple(unroll), layouts_around(nest, context))
     if key not in known:
@@ -242,7 +242,7 @@ def contraction_facts(
 def _facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
-) -> Contraction:  # fmt: skip
+) -> ContractionFacts:  # fmt: skip
     reduction = reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in nest.element_loads)
@@ -265,7 +265,7 @@ def _facts(
             orders[node] = tuple(p.axis for p in reversed(parts))
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
-    return Contraction(
+    return ContractionFacts(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
         operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders, context.target),
