@@ -214,7 +214,7 @@ COPIES: dict[str, tuple[Callable[[], Plan], str]] = {
     "no stages": (lambda: staged(holding("w", stages=0)), "'w' in 0 stages"),
     "a layout without warps": (
         lambda: staged(holding("w", layout="swizzled")),
-        "'w' has a layout: only operands that warps share have",
+        "'w' has a layout: a tile holds both operands of the warps in it, others have none",
     ),
     "stages of another number": (
         lambda: staged(holding("w", stages=3)),
