@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plans import map_leaves, map_tiles
-from tests.stages.test_ten_things import (
+from tests.ten_trees import (
     CLUSTER,
     EXPONENTS,
     H200,
