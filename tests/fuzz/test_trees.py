@@ -60,7 +60,8 @@ def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Til
 
 
 def richer(kernel: Tile, program: Program, rng: np.random.Generator) -> Tile:
-    """Of a kernel that was cut twice: some leaves once more inside, inputs copied there, some of it in stages."""
+    """Of a kernel that was cut twice: some leaves once more inside, inputs copied there, some of it in stages, at any
+    level."""
     walked = kernel.body[-1]
     if not isinstance(walked, Tile) or walked.over != "order":
         return kernel
@@ -79,8 +80,10 @@ def richer(kernel: Tile, program: Program, rng: np.random.Generator) -> Tile:
     held = {h.tensor for h in holds}
     free = {n.tensor for n in leaves if n.part == "copy" or not read_below(n, computes) & held}
     stages = int(rng.integers(1, 4)) if len(walked.sizes) == 1 else 1
+    levels = [x.name for x in CPU.levels]
+    level = str(rng.choice(levels[1 : levels.index(kernel.level) + 1]))
     staged = tuple(replace(h, stages=stages) if h.tensor in free and rng.random() < 0.7 else h for h in holds)
-    return replace(kernel, body=(*kernel.body[:-1], replace(walked, body=tuple(leaves), holds=staged)))
+    return replace(kernel, body=(*kernel.body[:-1], replace(walked, level=level, body=tuple(leaves), holds=staged)))
 
 
 def rolling(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Tile | None:
@@ -137,7 +140,7 @@ def test_random_trees_with_copies_stages_and_leaves_again(seed: int) -> None:
     program = prepared(seed)
     with told(seed, program):
         plan = random_tree(program, seed, is_rich=True)
-        check_plan(plan, program)
+        check_plan(plan, program, CPU)
         assert Plan.from_json(plan.to_json()) == plan
         inputs = random_arrays(program, seed)
         compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))

@@ -246,6 +246,28 @@ def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -
     assert [p.shape[0] for p in kernel.params].count(2) >= 2  # states, two places in turn
 
 
+def test_5_weights_stay_in_shared_memory_from_step_to_step() -> None:
+    """Each block copies its part of the recurrence's weights before the steps, and reads no more of them after."""
+    program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), H200)
+    (weights,) = (t for t in program.constants if t.rank == 4)
+    order = tuple(f"o{i}" for i in range(4))
+
+    def kept(tile: Tile) -> Tile:
+        if not (tile.is_kernel and any(isinstance(n, Tile) and n.over == "steps" for n in tile.walk())):
+            return tile
+        (lanes,) = (n for n in tile.body if isinstance(n, Tile))
+        copy = Leaf(weights.name, weights.name, part="copy", vector="o3", order=order)
+        holds = (*tile.holds, Hold(weights.name, fill="copy"))
+        return replace(tile, holds=holds, body=(replace(lanes, body=(copy, *lanes.body)),))
+
+    far = map_tiles(make_plan(program, H200), persistent)
+    near = map_tiles(far, kept)
+    tree_agrees(program, near, H200)
+    loops_agree(program, near, H200)
+    before, after = (traffic_of(program, p, H200)["k1"].memories[Memory.GLOBAL][0] for p in (far, near))
+    assert before - after == 3 * 4 * 2 * 4 * 8 * 8  # in the first of four steps alone
+
+
 @pytest.mark.slow
 def test_5_the_persistent_lstm_on_the_emulator(tmp_path: Path) -> None:
     """Blocks are alive together and wait for each other at every step; without the barrier they race."""
