@@ -256,6 +256,20 @@ def test_an_axis_that_ends_too_early() -> None:
     refused(plan, program, N1, "plan of kernel 'k0': axis rows of 32 ends before a.o0 of 40")
 
 
+def test_what_is_held_nearer_fits_there() -> None:
+    """A level inside a kernel has its own room: four rows of 24, and rings of two stages."""
+    for text, make, size in ((TWO_READERS, recomputed, 4 * 4 * 24),
+                             (PRODUCT, lambda p, t: staged_twice(p, t, 2), 2 * 4 * (8 * 16 + 16 * 8))):  # fmt: skip
+        program = program_of(text)
+        plan = make(program, N1)
+        for room in (size, size - 1):
+            small = replace(N1, levels=tuple(replace(x, capacity=room) if x.name == "L1" else x for x in N1.levels))
+            if room == size:
+                check_plan(plan, program, small)
+            else:
+                refused(plan, program, small, f"plan of kernel 'k0': it holds {size} bytes at L1, which has {room}")
+
+
 # --- memories
 
 
