@@ -39,7 +39,7 @@ def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Til
     whole = [n.tensor.name for n in nests[:-1] if n.tensor.name not in kernel.held]
     if whole or kernel.stream is not None or len(roots_of(nests)) > 1 or not root.axes:
         return kernel  # what is stored beside the root would be stored more than once
-    if any(n.written_out for n in nests) or any(extent_of(a.extent) < 1 for a in root.axes):
+    if any(n.unswitched for n in nests) or any(extent_of(a.extent) < 1 for a in root.axes):
         return kernel
     chosen = rng.permutation(len(root.axes))[: int(rng.integers(1, 3))]
     axes, outer, inner = [], [], []

@@ -125,7 +125,6 @@ class Estimate:
     """What a kernel is predicted to cost, and why it is as it is; for people and for comparisons alone."""
 
     seconds: float = 0.0
-    traffic: Sizes = ()  # bytes by level
     footprint: int = 0  # bytes at the Tile's level
     reason: str = ""
 

@@ -58,8 +58,7 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
             yield f"{inside}barrier of all {node.scope}"
     about = tile.estimate
     if about.seconds:
-        moved = ", ".join(f"{n} B {level}" for level, n in about.traffic)
-        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, {moved}, footprint {about.footprint} B"
+        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, footprint {about.footprint} B"
     if about.reason:
         yield f"{inside}because {about.reason}"
 
