@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.report.model_view import ModelView, bytes_of, origins
 from tilewright.tile_graph.held import boxes_of, plan_nests
-from tilewright.tile_graph.plan import Hold, Leaf, Tile
+from tilewright.tile_graph.plan import Barrier, Hold, Leaf, Tile
 from tilewright.tile_graph.propagate import Box
 
 
@@ -32,7 +32,7 @@ def _tile(tile: Tile, around: Mapping[str, int], boxes: Mapping[str, Box], view:
         "parts": prod(-(-max(1, extents[name]) // size) for name, size in tile.sizes),
         "holds": [_hold(h, boxes, view) for h in tile.holds],
         "body": [_tile(n, {**extents, **dict(tile.sizes)}, boxes, view) if isinstance(n, Tile) else
-                 _leaf(n, boxes, view) for n in tile.body],
+                 _leaf(n, boxes, view) for n in tile.body if not isinstance(n, Barrier)],
     }  # fmt: skip
 
 

@@ -203,6 +203,7 @@ class Work:
     limits: Mapping[Axis, Range] = field(default_factory=dict)
     owner: Nest | None = None
     prologue: int = 0  # before the first step of a window, the first, second.. one: places are those of that step
+    shifted: int = 0  # at another part of a loop, the first, second.. such part: places are those of that part
 
 
 class Carrier:

@@ -128,7 +128,6 @@ def choose_gpu_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
-                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   block if stream else 0)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.backend.cpu.plan.crowding import crowded_slots
 from tilewright.backend.cpu.plan.instructions import instruction_seconds
 from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of
+from tilewright.backend.cpu.plan.vectorise import facts_of, layouts_around, runs_of
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.ir.simplify import simplify
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
@@ -20,7 +20,6 @@ from tilewright.tile_graph.propagate import (
     Size,
     extent_of,
     index_size,
-    key_of,
 )
 from tilewright.tile_graph.runs import stretch
 
@@ -38,15 +37,16 @@ def row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
     return starts
 
 
-def known_seconds(nest: Nest, plan: Leaf, box: Box, root: Nest, context: NestContext) -> Size:
-    """`_contraction_seconds`, once for all groups that end in the same root."""
-    known = context.memo.batch(root).seconds
-    key = key_of(nest, box), plan
+def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """`_contraction_seconds`, once for all groups that cut the nest into the same tiles."""
     if context.served is not None:
         return _contraction_seconds(nest, plan, box, context)
+    known = context.memo.seconds
+    sizes = [p.size.tobytes() if isinstance(p.size, np.ndarray) else p.size for p in box]
+    key = (nest, plan, layouts_around(nest, context), *sizes)
     if key not in known:
-        known[key] = box, _contraction_seconds(nest, plan, box, context)
-    return known[key][1]
+        known[key] = _contraction_seconds(nest, plan, box, context)
+    return known[key]
 
 
 def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:

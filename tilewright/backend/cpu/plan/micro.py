@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 
-from tilewright.ir.expr import Axis, Load, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Expr, Load, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
 from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, data_cost, moves, period
@@ -64,6 +65,17 @@ class Operand:
     order: tuple[int, ...] = ()  # its axes as they lie in memory, the innermost first; empty where it is packed
     lines: float = 1.0  # that a vector of it lies on: more than one where windows have vectors begin anywhere
 
+    @cached_property
+    def dims(self) -> tuple[tuple[Expr, int], ...]:
+        """Its indices with the extents of their axes."""
+        source = self.node.source
+        return tuple((simplify(i), extent_of(e)) for i, e in zip(self.node.indices, source.shape, strict=True))
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes that it moves along."""
+        return tuple(axes_of(*self.node.indices))
+
 
 @dataclass(frozen=True)
 class Contraction:
@@ -83,11 +95,11 @@ class Contraction:
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
     parts: tuple[int, ...] = ()  # what the vector axis is cut into where windows hang over its ends
 
-    @property
+    @cached_property
     def reduction(self) -> int:
         return prod(max(1, extent_of(a.extent)) for a in self.nest.reduce_axes)
 
-    @property
+    @cached_property
     def checks(self) -> int:
         """How often a register tile asks whether its window lies inside."""
         if not any(is_op(n, "select") for n in walk(*self.nest.elements)):
@@ -95,17 +107,24 @@ class Contraction:
         innermost = max((extent_of(a.extent) for a in self.nest.reduce_axes), default=1)
         return self.reduction // max(1, innermost if self.window is None else extent_of(self.window.extent))
 
-    @property
+    @cached_property
     def plain(self) -> list[Axis]:
         along = {b for around in self.runs.values() for b in around}
         return [a for a in self.nest.axes if a is not self.vector and a is not self.row and a not in along]
 
-    @property
+    @cached_property
     def latency(self) -> float:
         """Cycles from one multiply-add to the next on the same accumulator."""
         return self.target.fma_chains / _PIPES
 
-    @property
+    @cached_property
+    def guarded(self) -> tuple[set[Load], bool]:
+        """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
+        selects = [n for n in walk(*self.nest.elements) if is_op(n, "select")]
+        conditions = axes_of(*(n.args[0] for n in selects))
+        return {read for n in selects for read in loads(*n.args[1:])}, self.vector in conditions
+
+    @cached_property
     def cycles_a_second(self) -> float:
         return self.target.fma_rate / (_PIPES * self.target.lanes(4))
 
@@ -217,10 +236,10 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     """All steps of one register tile of dot products: what does not fill the chains goes element by element."""
     outputs, width = prod(sizes.values()), facts.lanes * chains
     along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
-    guarded, by_lane = _guarded(facts)
+    guarded, by_lane = facts.guarded
     reads, asked = 0.0, 0.0
     for operand in facts.operands:
-        count: float = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+        count: float = prod(n for a, n in sizes.items() if a in operand.axes)
         if operand.node in guarded:
             asked += (facts.target.lane_check if by_lane else _ASKED_CYCLES) * count
             count = count / len(guarded)  # of the alternatives one is read
@@ -230,13 +249,6 @@ def _dot_cycles(facts: Contraction, sizes: Mapping[Axis, int], chains: int) -> f
     together += asked * chains * (facts.lanes if by_lane else 1)
     one = max(outputs / _PIPES, reads / _PIPES, facts.latency) + _STEP_CYCLES + asked
     return facts.reduction / max(1, along) * (along // width * together + along % width * one)
-
-
-def _guarded(facts: Contraction) -> tuple[set[Load], bool]:
-    """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
-    selects = [n for n in walk(*facts.nest.elements) if is_op(n, "select")]
-    conditions = axes_of(*(n.args[0] for n in selects))
-    return {read for n in selects for read in loads(*n.args[1:])}, facts.vector in conditions
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
@@ -251,14 +263,14 @@ def _dot_traffic(
     """Bytes into the first cache, where an operand that does not fit it comes again with every register tile; and the
     seconds of what comes from main memory, once."""
     whole = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
-    guarded, _ = _guarded(facts)
+    guarded, _ = facts.guarded
     moved: Size = 0.0
     far: Size = 0.0
     for operand in facts.operands:
         share = 1 / len(guarded) if operand.node in guarded else 1.0  # of the alternatives one is read
         all_of_it = _bytes(operand, {**whole, **tile}) * share
         if _by_streams(operand, facts.target):
-            streams = prod(n for a, n in sizes.items() if a in axes_of(*operand.node.indices))
+            streams = prod(n for a, n in sizes.items() if a in operand.axes)
             far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
             continue
         each = _bytes(operand, {**whole, **sizes}) * share * blocks
@@ -298,7 +310,7 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     parts = zip(facts.operands, into_near, into_level, held[0], held[-1], strict=True)
     for operand, first, second, block, whole in parts:
         # rows that meet on the same sets throw each other out: every register tile fetches them, and again
-        fetched = np.where(_crowded(facts, operand, form.rows), _CROWDED * block * turns, first)
+        fetched = pick(_crowded(facts, operand, form.rows), _CROWDED * block * turns, first)
         seconds = fetched / level.bandwidth
         runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
         again = again + np.maximum(second - whole, 0)
@@ -316,11 +328,18 @@ def moving_seconds(facts: Contraction, form: Form, tile: Mapping[Axis, Size], co
     return total + _FAR_EXPOSED * np.minimum(core, far)
 
 
+def pick(condition: Size, then: Size, otherwise: Size) -> Size:
+    """`np.where`, without its overhead where one answer holds for all candidates."""
+    if isinstance(condition, bool | np.bool_):
+        return then if condition else otherwise
+    return np.where(condition, then, otherwise)
+
+
 def _crowded(facts: Contraction, operand: Operand, rows: Size) -> Size:
     """Whether the rows of a register tile fall on too few sets of the first cache."""
     if operand.is_run or not operand.by_row or not operand.row_bytes:
         return False
-    return np.asarray(rows) > facts.target.lines_held(operand.row_bytes)
+    return rows > facts.target.lines_held(operand.row_bytes)
 
 
 def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
@@ -339,16 +358,16 @@ def _depths(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> list[d
     if facts.cut_axis is not None:
         block[facts.cut_axis] = np.minimum(form.cut, _cut_extent(facts))
     inner = dict(block)
-    inside = np.asarray(form.row_inside)
+    inside = form.row_inside
     both = dict(block)
     if facts.row is not None:
         for axis in (facts.row, *facts.runs.get(facts.row, ())):
-            inner[axis] = np.where(inside, tile[axis], block[axis])
+            inner[axis] = pick(inside, tile[axis], block[axis])
             both[axis] = tile[axis]
     if facts.vector is not None and facts.vector in facts.nest.axes:
-        outer_first = ~inside if facts.row is not None else np.asarray(True)
+        outer_first = np.logical_not(inside) if facts.row is not None else True
         for axis in (facts.vector, *facts.runs.get(facts.vector, ())):
-            inner[axis] = np.where(outer_first, tile[axis], block[axis])
+            inner[axis] = pick(outer_first, tile[axis], block[axis])
             both[axis] = tile[axis]
     passes = dict(both)
     if facts.cut_axis is not None:
@@ -362,18 +381,18 @@ def _loops(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> tuple[l
     rows = _trips(facts, facts.row, form.rows, tile) if facts.row is not None else 1
     in_vector = facts.vector is not None and facts.vector in facts.nest.axes
     columns = _trips(facts, facts.vector, form.vectors * facts.lanes, tile) if in_vector else 1  # type: ignore[arg-type]
-    inside = np.asarray(form.row_inside) if facts.row is not None else np.asarray(False)
+    inside = form.row_inside if facts.row is not None else False
     plain: Size = 1
     for axis in facts.plain:
         plain = plain * tile[axis]
     passes = -(-_cut_extent(facts) // form.cut)
-    trips = [np.where(inside, rows, columns), np.where(inside, columns, rows), passes, plain]
+    trips = [pick(inside, rows, columns), pick(inside, columns, rows), passes, plain]
     uses: list[list[Size]] = []
     for operand in facts.operands:
-        axes = axes_of(*operand.node.indices)
+        axes = operand.axes
         vector, row = operand.by_vector and in_vector, operand.by_row
         uses.append([
-            np.where(inside, row, vector), np.where(inside, vector, row),
+            pick(inside, row, vector), pick(inside, vector, row),
             facts.cut_axis in axes, any(a in axes for a in facts.plain),
         ])  # fmt: skip
     return trips, uses
@@ -403,8 +422,9 @@ def _traffic(
             here: Size = held[depth][number]
             stays: Size = True
             for loop in range(depth, len(trips)):
-                stays = np.logical_and(stays, np.logical_not(uses[number][loop]))
-                here = here * np.where(stays, 1, trips[loop])
+                used = uses[number][loop]
+                stays = pick(used, False, stays)
+                here = pick(stays, here, here * trips[loop])
             moved = staying[depth] * here + (1 - staying[depth]) * moved
         result.append(moved)
     return result
@@ -413,11 +433,11 @@ def _traffic(
 def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     """Distinct bytes an operand touches while the axes run over these sizes."""
     total: Size = operand.node.source.dtype.bytes
-    for index, extent in zip(operand.node.indices, operand.node.source.shape, strict=True):
-        total = total * index_size(simplify(index), sizes, extent_of(extent))
+    for index, extent in operand.dims:
+        total = total * index_size(index, sizes, extent)
     # rows that are rolled or shuffled span more than is read of them
     points: Size = operand.node.source.dtype.bytes
-    for axis in axes_of(*operand.node.indices):
+    for axis in operand.axes:
         points = points * sizes.get(axis, 1)
     return np.minimum(total, points)
 
@@ -428,8 +448,8 @@ def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
     run: Size = operand.node.source.dtype.bytes
     goes_on: Size = True
     for dimension in operand.order:
-        extent = extent_of(operand.node.source.shape[dimension])
-        size = index_size(simplify(operand.node.indices[dimension]), sizes, extent)
+        index, extent = operand.dims[dimension]
+        size = index_size(index, sizes, extent)
         run = np.where(goes_on, run * size, run)
         goes_on = np.logical_and(goes_on, size >= extent)
     run = np.maximum(run, 1)  # of nothing, where an axis is empty

@@ -41,6 +41,7 @@ from tilewright.tile_graph.propagate import (
     Size,
     box_elements,
     extent_of,
+    key_of,
     propagate,
     reads_box,
     whole_blocks,
@@ -96,7 +97,6 @@ def choose_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(times.traffic[best] * times.tiles[best]),
                   int(block[best]))  # fmt: skip
 
 
@@ -133,17 +133,16 @@ def choose_window(
     cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
     tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
-                  int(times.traffic[best] * times.tiles[best]), step=int(steps[best]))  # fmt: skip
+                  step=int(steps[best]))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Times:
-    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds and moves."""
+    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds."""
 
     seconds: Numbers
     tiles: Numbers
     held: Numbers
-    traffic: Numbers
     again: Size = 0.0  # rows of the root whose time windows take once more where they begin
 
 
@@ -154,9 +153,7 @@ def predict(
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
     batch = context.memo.batch(root)
-    if not batch.axes:
-        batch.axes.update({axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)})
-    origins = batch.axes
+    origins = dict(zip(root.axes, batch.origins, strict=True))
     units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
     box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
@@ -176,7 +173,7 @@ def predict(
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
-    traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    far, near = _traffic(nests, boxes, context, stored, repeats, waves)
     far = far * resting_share(tiles, context)
     held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
@@ -202,7 +199,7 @@ def predict(
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
-    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole), again)
+    return Times(seconds, tiles, np.broadcast_to(held, whole), again)
 
 
 def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[Sequence[Nest], Sequence[Leaf]]:
@@ -328,29 +325,39 @@ def _compute_seconds(
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
-    rate = context.target.fma_rate
-    wide = context.target.lanes(4)
+    known = context.memo.batch(nests[-1]).arithmetic
     for nest, plan in zip(nests, plans, strict=True):
-        times = repeats.get(nest, 1)
-        points = box_elements(boxes[nest]) * times
-        per_point = epilogue_cost(nest, plan, context)
-        if stream is not None and nest in stream.reducers:
-            per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
-        if is_contraction(nest):
-            total = total + known_seconds(nest, plan, boxes[nest], nests[-1], context) * times
-            if plan.instruction is None:
-                vector = nest.named(plan.vector) if plan.vector else None
-                register = {nest.named(a): n for a, n in plan.register}
-                total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
-        else:
-            per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
-            slots = _ROW_SLOTS
-            if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
-                slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
-            total = total + row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
-        vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-        total = total + points * per_point * vectors / register_fill(nest, plan, boxes[nest], context) / rate
+        box, times = boxes[nest], repeats.get(nest, 1)
+        if stream is not None or context.served is not None:
+            carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
+            total = total + _nest_seconds(nest, plan, box, context, times, carried)
+            continue
+        key = key_of(nest, box), plan
+        if key not in known:
+            known[key] = box, _nest_seconds(nest, plan, box, context, 1, 0)
+        total = total + known[key][1]
     return total
+
+
+def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size) -> Size:
+    """Arithmetic of a nest on its part of a tile, so many times; `carried` operations more for each of its results."""
+    rate, wide = context.target.fma_rate, context.target.lanes(4)
+    points = box_elements(box) * times
+    per_point = epilogue_cost(nest, plan, context) + carried
+    if is_contraction(nest):
+        total = known_seconds(nest, plan, box, context) * times
+        if plan.instruction is None:
+            vector = nest.named(plan.vector) if plan.vector else None
+            register = {nest.named(a): n for a, n in plan.register}
+            total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
+    else:
+        per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+        slots = _ROW_SLOTS
+        if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
+            slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
+        total = row_starts(nest, plan, box) * times * slots * wide / rate
+    vectors = wide / max(plan.lanes, 1) if plan.vector else wide
+    return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate
 
 
 def _scratch_seconds(
@@ -374,12 +381,19 @@ def _scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
+def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
+    moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, own, context))
+    if tensor in nest.tables:
+        moved = np.minimum(moved, looked_up(nest, tensor, box_elements(own), context))
+    return moved
+
+
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
     repeats: Mapping[Nest, Size], waves: Numbers,
-) -> tuple[Size, Size, Size]:  # fmt: skip
-    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
-    total: Size = 0
+) -> tuple[Size, Size]:  # fmt: skip
+    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones."""
     far: Size = 0.0
     near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
@@ -392,10 +406,10 @@ def _traffic(
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], {}, outside, batch.reads).items():
-            moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
-            if tensor in nest.tables:
-                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
-            moved = moved * repeats.get(nest, 1)
+            key = key_of(nest, boxes[nest]), tensor, context.layout(tensor)
+            if key not in batch.moved:
+                batch.moved[key] = boxes[nest], _moved(nest, boxes[nest], tensor, box, context)
+            moved = batch.moved[key][1] * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
@@ -405,7 +419,6 @@ def _traffic(
                 written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        total = total + moved
         if context.served is not None and tensor in context.served:
             served = context.served[tensor]
             far = far + moved * served.far * served.far_byte
@@ -418,8 +431,7 @@ def _traffic(
         if tensor not in counted or tensor in inside:
             near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
     for tensor, moved in written.items():
-        total = total + 2 * moved  # a line is read before it is written
         kept = stays(tensor, moved * waves, context)
         near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
         far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
-    return total, far, near
+    return far, near
