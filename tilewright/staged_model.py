@@ -27,7 +27,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.graph import ASKED, NUMBERS, Form, Graph, Node, Part, Room, Value, filled, item_name
 from tilewright.late_model import Compiled, LateModel, printable
 from tilewright.profiles import KernelTime, Profile
-from tilewright.stages import Following, Forms, Numbers, Opening, Slots, Stage, arrays_of, cropped, padded
+from tilewright.stages import Following, Forms, Numbers, Opening, Slots, Stage, arrays_of, cropped, padded, rooms_of
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -332,7 +332,7 @@ class StagedModel(LateModel[Border]):
         _LOG.log(level, "%s", printable(text))
 
     def _tell_refused(self, slots: Slots, error: TilewrightError) -> None:
-        rooms = " and ".join(f"from {room.low} to {room.high}" for room in slots if room is not None)
+        rooms = " and ".join(f"from {room.low} to {room.high}" for room in rooms_of(slots))
         text = f"a part of {self._name} is not compiled for all numbers of elements {rooms} at once: {error}"
         _LOG.info("%s", printable(text))
 

@@ -26,7 +26,18 @@ _NARROWER = 5  # rooms that are tried, each half of the one before: operators ma
 _MOST_ROOMS = 4  # numbers that one part leaves to the run: each is lowered for a few more values
 
 Forms = Mapping[str | int, tuple[Form, ...]]
-Slots = tuple[Room | None, ...]  # of every number: what it may be where the run tells, None where it is compiled for
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A number that is so much more than another one, whatever that is: the extents of values that grow together."""
+
+    leader: int
+    offset: int
+
+
+# Of every number: what it may be where the run tells, which other one tells it, None where it is compiled for.
+Slots = tuple[Room | Tie | None, ...]
 Refuse = Callable[[Slots, TilewrightError], None]  # told of rooms that cannot be compiled for, and why
 
 
@@ -94,11 +105,11 @@ class Stage:
 
     @property
     def rooms(self) -> tuple[Room, ...]:
-        return tuple(slot for slot in self.slots if slot is not None)
+        return rooms_of(self.slots)
 
     def left(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """Of the numbers that it was found by, those that it leaves to the run."""
-        return tuple(n for n, slot in zip(numbers, self.slots, strict=True) if slot is not None)
+        return tuple(n for n, slot in zip(numbers, self.slots, strict=True) if isinstance(slot, Room))
 
 
 @dataclass(frozen=True)
@@ -110,15 +121,26 @@ class Opening:
 
     @property
     def rooms(self) -> tuple[Room, ...]:
-        return tuple(slot for slot in self.slots if slot is not None)
+        return rooms_of(self.slots)
 
     def own(self, inherited: int, numbers: Numbers) -> list[Form]:
         """What stands for the numbers that no stage before has."""
-        found, place = [], inherited
-        for slot, number in list(zip(self.slots, numbers.values, strict=True))[inherited:]:
-            found.append(Form(number) if slot is None else Form(0, (*[0] * place, 1)))
-            place += slot is not None
-        return found
+        found: list[Form] = []
+        place = 0
+        for slot, number in zip(self.slots, numbers.values, strict=True):
+            if isinstance(slot, Tie):
+                leader = found[slot.leader]
+                found.append(Form(leader.constant + slot.offset, leader.factors))
+            elif slot is None:
+                found.append(Form(number))
+            else:
+                found.append(Form(0, (*[0] * place, 1)))
+                place += 1
+        return found[inherited:]
+
+
+def rooms_of(slots: Slots) -> tuple[Room, ...]:
+    return tuple(slot for slot in slots if isinstance(slot, Room))
 
 
 class Following:
@@ -135,15 +157,18 @@ class Following:
         refuse: Refuse,
     ) -> Stage:  # fmt: skip
         """The stage for numbers, of which the first have the rooms of the stage before; built where there is none."""
-        key: tuple[Any, tuple[Room | int, ...]] = (numbers.kind, numbers.values)
+        key: tuple[Any, tuple[Room | Tie | int, ...]] = (numbers.kind, numbers.values)
         slots = self._slots(inherited, numbers)
         if key not in self._kept:
-            for _ in range(_NARROWER if any(slots) else 0):
-                open_key = (numbers.kind, tuple(s or n for s, n in zip(slots, numbers.values, strict=True)))
+            for _ in range(_NARROWER):
+                if all(room.low == room.high for room in rooms_of(slots)):
+                    break
+                pairs = list(zip(slots, numbers.values, strict=True))
+                open_key = (numbers.kind, tuple(n if s is None else s for s, n in pairs))
                 if self._is_open(open_key, slots, build, refuse):
                     key = open_key
                     break
-                slots = tuple(s and s.around(n) for s, n in zip(slots, numbers.values, strict=True))
+                slots = tuple(s.around(n) if isinstance(s, Room) else s for s, n in pairs)
         if key not in self._kept:
             self._kept[key] = build((None,) * len(slots))
         self._kept.move_to_end(key)
@@ -163,12 +188,19 @@ class Following:
         return key in self._kept
 
     def _slots(self, inherited: Sequence[Room], numbers: Numbers) -> Slots:
-        own = numbers.values[len(inherited) :]
-        first = self._first.setdefault(numbers.kind, own)
+        """The rooms of the stage before; of the other numbers one for each that was another before, unless it follows
+        from one that has a room: then and now it was as much more."""
+        values = numbers.values
+        first = self._first.setdefault(numbers.kind, values)
         differ = self._differ.setdefault(numbers.kind, set())
-        differ.update(k for k, (a, b) in enumerate(zip(first, own, strict=True)) if a != b)
-        found = (*inherited, *(room_for(n, numbers.most) if k in differ else None for k, n in enumerate(own)))
-        return found if sum(s is not None for s in found) <= _MOST_ROOMS else (None,) * len(found)
+        differ.update(k for k, (a, b) in enumerate(zip(first, values, strict=True)) if a != b)
+        found: list[Room | Tie | None] = list(inherited)
+        for place in range(len(inherited), len(values)):
+            room = room_for(values[place], numbers.most) if place in differ else None
+            ties = (Tie(k, values[place] - values[k]) for k, slot in enumerate(found)
+                    if isinstance(slot, Room) and values[place] - values[k] == first[place] - first[k])  # fmt: skip
+            found.append(room and next(ties, room))
+        return tuple(found) if len(rooms_of(tuple(found))) <= _MOST_ROOMS else (None,) * len(found)
 
 
 def room_for(number: int, most: int | None = None) -> Room | None:

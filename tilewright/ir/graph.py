@@ -46,11 +46,10 @@ class Room:
     low: int
     high: int
 
-    def around(self, number: int) -> Room | None:
-        """The half of it that the number is in; None where that is the number alone."""
+    def around(self, number: int) -> Room:
+        """The half of it that the number is in."""
         middle = (self.low + self.high) // 2
-        half = Room(self.low, middle) if number <= middle else Room(middle + 1, self.high)
-        return half if half.low < half.high else None
+        return Room(self.low, middle) if number <= middle else Room(middle + 1, self.high)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _samples(rooms: Sequence[Room]) -> list[tuple[int, ...]]:
     highest = tuple(r.high for r in rooms)
     found = [highest]
     for place, room in enumerate(rooms):
-        for number in (room.low, room.high - 1, (room.low + room.high) // 2):
+        for number in (room.low, max(room.high - 1, room.low), (room.low + room.high) // 2):
             found.append((*highest[:place], number, *highest[place + 1 :]))
     found.append(tuple(r.low for r in rooms))
     return list(dict.fromkeys(found))
