@@ -178,3 +178,24 @@ def test_pieces_that_fill_vectors_or_have_nothing_before_them_stay() -> None:
     assert pieces(whole(24), 16, 4, Remainder.EARLIER) == pieces(whole(24), 16, 4)
     assert pieces(whole(3), 16, 4, Remainder.EARLIER) == pieces(whole(3), 16, 4)
     assert pieces(Range(const(0), 3, 3), 16, 4, Remainder.PADDED)[0].kept == 3
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "avx2_desktop", "emerald_rapids"])
+def test_a_window_may_reach_into_a_group(name: str, kernel_cache: Path) -> None:
+    """Pixels are read in pairs of neighbours (axis // 2, axis % 2), and tiles reach a column over their ends: a range
+    that begins inside a pair is no whole number of pairs from its beginning."""
+    there = machine(name)
+    steps: list[Step] = [
+        ("DepthToSpace", ["x"], "d", {"blocksize": 2}),
+        ("ReduceMean", ["d"], "m", {"axes": [1], "keepdims": 1}),
+        ("AveragePool", ["m"], "y", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ]
+    program = programs(model_of(steps, {"x": (1, 32, 8, 8)}, {"y": (1, 1, 16, 16)}), there)["layout"]
+    plan = lowered(program, target=there).plan
+    assert [len(k.leaves) for k in plan.kernels] == [2]
+    tiled = [resized(k, program, {"o2": 4, "o3": 8}) for k in plan.kernels]
+    made = lowered(program, plan=with_kernels(plan, tiled), target=there)
+    inputs = random_inputs(program)
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6

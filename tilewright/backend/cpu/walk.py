@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.backend.cpu.lower.instruction import CpuInstruction
 from tilewright.backend.cpu.lower.nest import CpuNest
 from tilewright.backend.cpu.lower.padding import filled_extent
+from tilewright.backend.cpu.lower.remainders import are_whole_groups
 from tilewright.backend.cpu.lower.rows import range_of, run_of_blocks
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, le, loads, lt, select, var
 from tilewright.ir.loops import Memory
@@ -70,7 +71,7 @@ class _Leaf:
         lanes = low.plan.lanes if axis is low.vector else 1
         group = period(self.nest, axis)
         groups: Size = 1
-        if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
+        if group is not None and are_whole_groups(extent, group):
             groups = self.spreads[axis].mean() / group
             extent = Range(const(0), group, group)
         parts = [extent]

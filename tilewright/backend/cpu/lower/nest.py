@@ -12,7 +12,14 @@ from dataclasses import replace
 from tilewright.backend.cpu.lower.ahead import hints
 from tilewright.backend.cpu.lower.guards import strip, worst
 from tilewright.backend.cpu.lower.lanes import LaneSums
-from tilewright.backend.cpu.lower.remainders import Group, is_everywhere, kept_parts, remainder_form, whole_lanes
+from tilewright.backend.cpu.lower.remainders import (
+    Group,
+    are_whole_groups,
+    is_everywhere,
+    kept_parts,
+    remainder_form,
+    whole_lanes,
+)
 from tilewright.backend.cpu.lower.rows import places, range_of, run_of_blocks
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
@@ -88,7 +95,7 @@ class CpuNest(LaneSums):
             inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
         group = period(self.nest, axis)
-        if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
+        if group is not None and are_whole_groups(extent, group):
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
             loop = Axis(f"{axis.name}_group", trip_count(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)

@@ -18,7 +18,7 @@ from tilewright.lower.access import Access
 from tilewright.lower.blocks import Remainder
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.propagate import Range, extent_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class Group:
         """Where all axes are, from where the axis itself is."""
         here = {self.number: simplify(self.low // self.size), self.place: simplify(at[self.axis] - self.low)}
         return {**at, **here}
+
+
+def are_whole_groups(extent: Range, size: int) -> bool:
+    """Whether a range is several groups of this size from the beginning of one. What a window reaches over its tile's
+    ends may begin inside of one: it is then read element by element, wherever each of them lies."""
+    low = linear(extent.low)
+    is_aligned = low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())
+    return is_aligned and int(extent.size) > size and int(extent.size) % size == 0 and extent.extent % size == 0
 
 
 def remainder_form(elements: Sequence[Expr], places: Mapping[Axis, Expr], inside: Axis, access: Access) -> Remainder:
