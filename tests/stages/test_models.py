@@ -63,7 +63,7 @@ def test_programs(export, name: str, exporter: str) -> None:
     for stage, program in made.stages.items():
         assert zoo.relative_error(evaluated(program, made.inputs), made.reference) < LIMIT, stage
     wide = evaluated(made.stages["layout"], made.inputs, wide=True)
-    assert zoo.relative_error(wide, made.reference) < 5e-7  # exporters fold batch norms in float32
+    assert zoo.relative_error(wide, made.reference) < 1e-6  # exporters fold batch norms in float32
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
