@@ -23,14 +23,18 @@ from tilewright.ir import dtypes
 from tilewright.ir.compute import Monoid
 from tilewright.ir.expr import (
     Axis,
+    Const,
     Expr,
     Load,
+    Var,
     all_of,
+    axes_of,
     const,
     eq,
     load,
     loads,
     lt,
+    minimum,
     replace_nodes,
     select,
     substitute,
@@ -222,13 +226,41 @@ class RegisterStream:
     def _map(self, work: Work) -> tuple[Stmt, ...]:
         spot = self._spot(self._kind(work))
         body: list[Stmt] = []
+        own: list[Buffer] = []
         for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
-            made = self._value(work, value, spot)
+            made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
             if tensor in self.registers:
                 body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
             else:
                 body.extend(self._stored(work, tensor, made, spot))
-        return tuple(body)
+        return alloc(own, body)
+
+    def _rows_first(self, work: Work, value: Expr, spot: _Spot, body: list[Stmt], own: list[Buffer]) -> Expr:
+        """What is the same along a row is computed once, before all else."""
+        if spot.kind == ROW:
+            return value
+        rows = self._spot(ROW)
+        found: dict[Expr, Expr] = {}
+        stack, seen = [value], set[Expr]()
+        while stack:
+            node = stack.pop()
+            if node in seen or isinstance(node, Load | Const | Var):
+                continue
+            seen.add(node)
+            if not self._is_of_rows(work, node):
+                stack.extend(node.args)
+                continue
+            kept = Buffer(self.kernel.names.fresh("row"), (self.fragments, 2), node.dtype, Memory.REGISTER)
+            own.append(kept)
+            body.extend(unrolled(rows.loops, (Store(kept, rows.index, self._value(work, node, rows)),)))
+            found[node] = load(kept, (spot.index[0], spot.half))
+        return replace_nodes(value, found)
+
+    def _is_of_rows(self, work: Work, node: Expr) -> bool:
+        read = loads(node)
+        if not read or any(self.registers.get(n.source, (COLUMN,))[0] != ROW for n in read):
+            return False
+        return not any(self.roles.get(_own(work, a)) in (STREAM, COLUMN) for a in axes_of(node))
 
     def _stored(self, work: Work, tensor: Tensor, value: Expr, spot: _Spot) -> tuple[Stmt, ...]:
         """To memory, two neighbours along the columns at a time where they lie beside each other."""
@@ -324,7 +356,10 @@ class RegisterStream:
         return GpuNest(work.nest, work.leaf, box, limits, kernel.access, kernel.names, kernel.thread, kernel.shared)
 
     def _moved(self, part: Range, block: Expr) -> Range:
-        return Range(simplify(substitute(part.low, {self.loop.axis: block})), part.size, part.extent)
+        low = simplify(substitute(part.low, {self.loop.axis: block}))
+        if low is not part.low and part.extent % int(part.size) == 0:
+            low = simplify(minimum(low, part.extent - int(part.size)))  # no block that is copied begins later
+        return Range(low, part.size, part.extent)
 
     def _fixed(self, work: Work) -> dict[Axis, Expr]:
         ranges = self._ranges(work)
