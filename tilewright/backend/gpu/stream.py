@@ -9,7 +9,7 @@ rows' operand of a product lies too. What is outside the streamed axis is left o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilewright.backend.gpu.matrix import MatrixContract
@@ -20,7 +20,7 @@ from tilewright.backend.gpu.stream_form import COLUMN, ROW, STREAM
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Monoid
+from tilewright.ir.compute import Map, Monoid
 from tilewright.ir.expr import (
     Axis,
     Const,
@@ -45,6 +45,7 @@ from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.kernel import Loop, works
 from tilewright.lower.nesting import alloc, unrolled
+from tilewright.tile_graph.nest import inline
 from tilewright.tile_graph.plan import COPIED, Hold, Tile
 from tilewright.tile_graph.propagate import Range, extent_of, whole
 from tilewright.tile_graph.streams import Work
@@ -89,6 +90,9 @@ class RegisterStream:
         self.items = items
         (self.loop,) = (item for item in items if isinstance(item, Loop))
         self.trips = extent_of(self.loop.axis.extent)
+        # maps that are computed where an operand is brought
+        first = [w for w in items[: items.index(self.loop)] if isinstance(w, Work) and w.owner is None]
+        self.composed = {w.nest.tensor: Map(w.nest.tensor, w.nest.axes, w.nest.values[0]) for w in first}
         products = [w for w in self.loop.works() if w.leaf.instruction is not None]
         self.form = FORMS[products[0].leaf.instruction or ""]
         thread = var(kernel.thread)
@@ -101,7 +105,8 @@ class RegisterStream:
         self.stages = next(h.stages for h in walked.holds if h.fill == COPIED)
         self.registers: dict[Tensor, tuple[str, Buffer]] = {}
         for work in works(items):
-            self._keep(work)
+            if work.nest.tensor not in self.composed:
+                self._keep(work)
         self.row_fragments: dict[int, list[Buffer]] = {}
 
     # --- the whole
@@ -137,6 +142,8 @@ class RegisterStream:
     def _work(self, work: Work | Loop) -> tuple[Stmt, ...]:
         if isinstance(work, Loop):
             raise InternalError(f"kernel '{self.kernel.plan.name}': a loop beside its stream")
+        if work.nest.tensor in self.composed:
+            return ()
         if work.nest.monoid is None:
             return self._map(work)
         if id(work) not in self.contracts:
@@ -341,7 +348,8 @@ class RegisterStream:
     def _sides(self, work: Work) -> Sides:
         kind = self._kind(work)
         last = next(a for a in work.nest.axes if self.roles.get(a) == kind)
-        sides = sides_of(work.nest, last)
+        elements = tuple(inline(e, self.composed) for e in work.nest.elements)
+        sides = sides_of(replace(work.nest, elements=elements), last)
         if sides is None:
             raise InternalError(f"'{work.nest.tensor.name}' is no product that {work.leaf.instruction} runs")
         return sides

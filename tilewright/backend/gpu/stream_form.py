@@ -3,7 +3,8 @@
 Every axis of the nests is one of: the rows, which warps share out; the streamed axis, walked in blocks; the columns of
 what is summed up along it; or an axis of which a block has one place. Rows by the streamed axis and rows by columns are
 fragments of tensor cores; what has rows alone is kept by each of the lanes that share a row of a fragment. The sums of
-one product leave lanes with what they must have as rows' operand of the next.
+one product leave lanes with what they must have as rows' operand of the next. A map that nothing but the rows' operand
+of a product reads is computed as that is brought.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.streams import Stream
 
-ROW, COLUMN, STREAM = "row", "column", "stream"
+ROW, COLUMN, STREAM, SINGLE = "row", "column", "stream", "single"
 _MOST_SUMMED, _MOST_COLUMNS = 256, 256
 
 
@@ -42,13 +43,15 @@ class RegisterForm:
 def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream) -> RegisterForm | None:
     """How a stream lies in registers; None where it cannot."""
     found = _Roles(nests, leaves, stream)
-    if not found.start() or not found.spread():
+    if not found.start() or not found.spread() or not found.single():
         return None
     products: dict[Nest, Sides] = {}
     summed, columns, work = 1, 1, 0
     done: set[Tensor] = set()
     for nest, leaf in zip(nests, leaves, strict=True):
         kind = found.kind(nest)
+        if found.is_operand(nest):
+            continue
         if kind is None or nest.initial or any(t.dtype not in _KEPT for t in nest.stores):
             return None
         if nest in stream.wide or nest in stream.reducers:
@@ -120,6 +123,26 @@ class _Roles:
             if len(self.roles) == before:
                 return True
 
+    def single(self) -> bool:
+        """Of the root's other axes a block has one place each, and every axis of all nests is known."""
+        for axis in self.nests[-1].axes:
+            self.roles.setdefault(axis, SINGLE)
+        if not self.spread():
+            return False
+        return all(a in self.roles or extent_of(a.extent) == 1
+                   for n in self.nests if not self.is_operand(n) for a in n.axes)  # fmt: skip
+
+    def is_operand(self, nest: Nest) -> bool:
+        """Whether a map of what is outside is the rows' operand of products along the streamed axis, and no more."""
+        if nest.monoid is not None or nest in self.stream.wide or any(t in self.inside for t in nest.reads()):
+            return False
+        readers = [n for n in self.nests if nest.tensor in n.reads()]
+        return bool(readers) and all(
+            n in self.stream.wide and self.leaves[n].instruction in FORMS and len(self.own(n, STREAM)) == 1
+            and (sides := sides_of(n, self.own(n, STREAM)[0])) is not None
+            and not any(x.source is nest.tensor for x in loads(sides.columns.value, *n.values)) for n in readers
+        )  # fmt: skip
+
     def _along(self, node: Load) -> bool:
         assert isinstance(node.source, Tensor)
         for axis, index in zip(self.inside[node.source].axes, node.indices, strict=True):
@@ -162,7 +185,8 @@ class _Roles:
         for side, role in ((sides.rows, ROW), (sides.columns, kind)):
             if [a for a in side.axes if extent_of(a.extent) > 1] != self.own(nest, role):
                 return None
-        from_registers = self._reads_inside(sides.rows.value)
+        inside = [self.inside[x.source] for x in loads(sides.rows.value) if x.source in self.inside]
+        from_registers = any(not self.is_operand(n) for n in inside)
         if self._reads_inside(sides.columns.value) or from_registers != (nest in self.stream.reducers):
             return None
         return sides

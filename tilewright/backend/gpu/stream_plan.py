@@ -18,7 +18,7 @@ from tilewright.backend.gpu.matrix_plan import (
     layout_for,
     seconds,
 )
-from tilewright.backend.gpu.stream_form import COLUMN, ROW, RegisterForm, register_form
+from tilewright.backend.gpu.stream_form import COLUMN, ROW, SINGLE, RegisterForm, register_form
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.expr import Load, walk
 from tilewright.target import Target
@@ -30,6 +30,7 @@ from tilewright.tile_graph.streams import Stream
 _UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
 _BLOCKS = (32, 64, 128)
 _ROWS = (16, 32, 64, 128, 256)
+_WARP_ROWS = (16, 32)
 _MOST_WARPS = 8
 _SLOT = 0.6  # issue slots of an operation as nests count them
 _APART = 1.6  # cycles from an instruction of a warp to the next that depends on it, others between them
@@ -91,7 +92,7 @@ def choose_stream(
     sizes = sorted({min(n, length) for n in _ROWS if n < 2 * length})
     blocks = sorted({min(b, stream.extent) for b in _BLOCKS})
     for size in sizes:
-        cut = {a: 1 for a in root.axes if form.roles.get(a) is None} | ({row: size} if size < length else {})
+        cut = {a: 1 for a in root.axes if form.roles[a] == SINGLE} | ({row: size} if size < length else {})
         tiles = prod(-(-extent_of(a.extent) // n) for a, n in cut.items())
         for block in blocks:
             found = fragments_of(form, stream.extent, size, block, tiles, target)
@@ -116,7 +117,7 @@ def planned(
     (row,) = form.axes(root, ROW)
     given = dict(tile)
     whole = {a: given.get(n, extent_of(a.extent)) for a, n in root.axis_names().items() if a in root.axes}
-    if any(n > 1 for a, n in whole.items() if form.roles.get(a) is None):
+    if any(n > 1 for a, n in whole.items() if form.roles[a] == SINGLE):
         return None
     found = fragments_of(form, stream.extent, whole[row], block, tiles, target)
     return None if found is None else (form, found[1])
@@ -128,7 +129,7 @@ def fragments_of(
     """The best way to share so many rows out to warps, and the time of all tiles."""
     best: tuple[float, StreamFragments] | None = None
     padded = _whole(rows)
-    for each in (_UNIT, 2 * _UNIT):
+    for each in _WARP_ROWS:
         if padded % each or padded // each > _MOST_WARPS:
             continue
         trips = ceil(extent / block)
