@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static, upper
@@ -81,7 +82,7 @@ CUDA = Dialect(
         "sign": Function("tw::sign<{t}>"),
         **{
             name: Function(f"tw::{name}")
-            for name in ("pow", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "floor",
+            for name in ("pow", "exp", "exp2", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "floor",
                          "ceil", "round", "trunc")
         },
         "isnan": Function("tw::is_nan<{t}>"),
@@ -130,6 +131,11 @@ def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
             rules = GPU[stmt.name].operands
             targets |= {o.buffer for o, r in zip(stmt.operands, rules, strict=True) if r.written}
     return tuple(p for p in kernel.params if p in targets)
+
+
+def _multiplies_matrices(loop: For) -> bool:
+    return any(isinstance(s, Instruction) and GPU[s.name].scope == "warp" and s.name in FORMS
+               for s in statements(loop.body))  # fmt: skip
 
 
 def _read_buffers(kernel: Kernel) -> set[Buffer]:
@@ -273,6 +279,8 @@ class _Writer:
             return
         if loop.kind in (ForKind.UNROLL, ForKind.VECTOR):
             self.line("#pragma unroll")
+        elif _multiplies_matrices(loop):
+            self.line("#pragma unroll 1")  # what is written out already fills the registers
         (end,) = self._let(as_expr(axis.extent))
         self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)
         self.line("}")

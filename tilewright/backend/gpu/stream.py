@@ -31,11 +31,14 @@ from tilewright.ir.expr import (
     axes_of,
     const,
     eq,
+    is_op,
     load,
     loads,
     lt,
     minimum,
+    op,
     replace_nodes,
+    rewrite,
     select,
     substitute,
     var,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from tilewright.backend.gpu.kernel import GpuKernel
 
 _PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
+_LOG2_E = 1.4426950408889634
 _QUAD = (1, 2)  # distances of the lanes that share a row
 
 
@@ -235,6 +239,7 @@ class RegisterStream:
         body: list[Stmt] = []
         own: list[Buffer] = []
         for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
+            value = rewrite(value, _as_power_of_two)
             made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
             if tensor in self.registers:
                 body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
@@ -449,6 +454,18 @@ class RegisterStream:
         operand = Buffer(self.kernel.names.fresh("a"), shape, self.form.operand, Memory.REGISTER)
         body.extend(unrolled(spot.loops, (Store(operand, spot.index, value),)))
         return operand
+
+
+def _as_power_of_two(node: Expr) -> Expr | None:
+    """exp(a - b) as the instruction that there is has it, exact enough beside operands of 16 bits; b, which is mostly
+    the same for a whole row, is scaled by itself, so that an element takes one multiply-add."""
+    if not is_op(node, "exp") or node.dtype is not dtypes.float32:
+        return None
+    scale = const(_LOG2_E, node.dtype)
+    inner = node.args[0]
+    if is_op(inner, "sub"):
+        return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
+    return op("exp2", op("mul", inner, scale))
 
 
 def _own(work: Work, axis: Axis) -> Axis:

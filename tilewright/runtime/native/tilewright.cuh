@@ -300,6 +300,15 @@ template <class T> TW_FN T shift_right(T a, T count) { return static_cast<T>(a >
 
 TW_FN float absolute(float a) { return TW_MATH(fabsf)(a); }
 TW_FN float exp(float a) { return TW_MATH(expf)(a); }
+#if defined(__CUDACC__)
+TW_FN float exp2(float a) {  // two units in the last place of 24; below 2^-126 zero
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));
+  return result;
+}
+#else
+TW_FN float exp2(float a) { return TW_MATH(exp2f)(a); }
+#endif
 TW_FN float log(float a) { return TW_MATH(logf)(a); }
 TW_FN float sqrt(float a) { return TW_MATH(sqrtf)(a); }
 TW_FN float rsqrt(float a) { return 1.0f / TW_MATH(sqrtf)(a); }
@@ -317,6 +326,7 @@ TW_FN float fmod(float a, float b) { return TW_MATH(fmodf)(a, b); }
 
 TW_FN double absolute(double a) { return TW_MATH(fabs)(a); }
 TW_FN double exp(double a) { return TW_MATH(exp)(a); }
+TW_FN double exp2(double a) { return TW_MATH(exp2)(a); }
 TW_FN double log(double a) { return TW_MATH(log)(a); }
 TW_FN double sqrt(double a) { return TW_MATH(sqrt)(a); }
 TW_FN double rsqrt(double a) { return 1.0 / TW_MATH(sqrt)(a); }
