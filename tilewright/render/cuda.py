@@ -133,9 +133,8 @@ def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
     return tuple(p for p in kernel.params if p in targets)
 
 
-def _multiplies_matrices(loop: For) -> bool:
-    return any(isinstance(s, Instruction) and GPU[s.name].scope == "warp" and s.name in FORMS
-               for s in statements(loop.body))  # fmt: skip
+def _multiplies_matrices(body: tuple[Stmt, ...]) -> bool:
+    return any(isinstance(s, Instruction) and s.name in FORMS for s in statements(body))
 
 
 def _read_buffers(kernel: Kernel) -> set[Buffer]:
@@ -218,7 +217,9 @@ class _Writer:
         self.line(f'#include "{HEADER}"')
         self.line("")
         self.line(f"// grid {grid}, {shape.threads} threads a block")
-        self.line(f'extern "C" __global__ void __launch_bounds__({shape.threads})')
+        # fragments fill the registers: the assembler is not to spill them for more blocks at a time
+        bounds = f"{shape.threads}, 1" if _multiplies_matrices(kernel.body) else f"{shape.threads}"
+        self.line(f'extern "C" __global__ void __launch_bounds__({bounds})')
         self.line(f"{function}({', '.join(params)}) {{")
         self.depth += 1
         for buffer, kind, name, data in views:
@@ -279,7 +280,7 @@ class _Writer:
             return
         if loop.kind in (ForKind.UNROLL, ForKind.VECTOR):
             self.line("#pragma unroll")
-        elif _multiplies_matrices(loop):
+        elif _multiplies_matrices(loop.body):
             self.line("#pragma unroll 1")  # what is written out already fills the registers
         (end,) = self._let(as_expr(axis.extent))
         self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)

@@ -14,7 +14,7 @@
 #define TW_MATH(name) __builtin_##name
 #define TW_MEMCPY __builtin_memcpy
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #endif
 
 namespace tw {
