@@ -6,7 +6,7 @@ The same text compiles for the device and, by a host compiler, for the emulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.errors import InternalError
@@ -16,7 +16,7 @@ from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static, upper
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, as_expr, loads, walk
+from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Var, as_expr, const, loads, walk
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -161,8 +161,12 @@ class CudaPrinter(ExprPrinter):
     def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         return f"{self.names.of(buffer, buffer.name)}({', '.join(self.text(i) for i in indices)})"
 
-    def place(self, operand: Operand) -> str:
+    def place(self, operand: Operand, written_out: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
+        if operand.buffer.memory is Memory.SHARED:
+            near, far = zip(*(_apart(i, written_out) for i in operand.origin), strict=True)
+            if any(not isinstance(f, Const) or f.value for f in far):
+                return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
     def value_type(self, node: Expr) -> str:
@@ -177,12 +181,23 @@ class CudaPrinter(ExprPrinter):
         return super().convert(dtype, text, precedence)
 
 
+def _apart(index: Expr, written_out: Collection[Axis]) -> tuple[Expr, Expr]:
+    """What of an index is known only when the kernel runs, and what when it is compiled."""
+    form = linear(index)
+    known: Expr = const(form.constant)
+    for term, factor in form.terms.items():
+        if isinstance(term, Var) and term.axis in written_out:
+            known = simplify(known + term * factor)
+    return simplify(index - known), known
+
+
 @dataclass
 class _Writer:
     kernel: Kernel
     shared_offsets: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
     depth: int = 0
+    written_out: set[Axis] = field(default_factory=set)  # loops around that are unrolled
     block_axes: dict[Axis, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -283,7 +298,9 @@ class _Writer:
         elif _multiplies_matrices(loop.body):
             self.line("#pragma unroll 1")  # what is written out already fills the registers
         (end,) = self._let(as_expr(axis.extent))
+        self.written_out.update((axis,) if loop.kind is ForKind.UNROLL else ())
         self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)
+        self.written_out.discard(axis)
         self.line("}")
 
     def _alloc(self, alloc: Alloc) -> None:
@@ -325,7 +342,7 @@ class _Writer:
         texts = {f"scalar{i}": self.printer.text(simplify(s)) for i, s in enumerate(instruction.scalars)}
         for i, operand in enumerate(instruction.operands):
             texts[f"element{i}"] = self.printer.element(operand.buffer, operand.origin)
-            texts[f"place{i}"] = self.printer.place(operand)
+            texts[f"place{i}"] = self.printer.place(operand, self.written_out)
             texts[f"type{i}"] = self.printer.c_type(operand.buffer.dtype)
         return texts
 

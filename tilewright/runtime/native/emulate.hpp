@@ -172,6 +172,13 @@ template <class T, long long... E> struct View {
     static_assert(sizeof...(I) == sizeof...(E) && sizeof...(E) > 0, "one index per dimension");
     return {buffer, {static_cast<long long>(i)...}};
   }
+  template <class... I> Place<T> apart(I... i) const {
+    static_assert(sizeof...(I) == 2 * sizeof...(E) && sizeof...(E) > 0, "two numbers per dimension");
+    const long long given[] = {static_cast<long long>(i)...};
+    Place<T> place{buffer, {}};
+    for (int d = 0; d < static_cast<int>(sizeof...(E)); ++d) place.index[d] = given[d] + given[sizeof...(E) + d];
+    return place;
+  }
 };
 
 // A thread's register array; bit 0 of a state: written, bit 1: read.

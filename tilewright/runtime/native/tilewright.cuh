@@ -106,6 +106,16 @@ template <class T, long long... E> struct View {
   }
   template <class... I> TW_METHOD T& operator()(I... i) const { return data[offset(i...)]; }
   template <class... I> TW_METHOD T* at(I... i) const { return data + offset(i...); }
+  // Places apart by numbers that are known when this is compiled, the second half of what is given: added last, they
+  // become part of the instruction, and places that differ by them alone share a register.
+  template <class... I> TW_METHOD T* apart(I... i) const {
+    static_assert(sizeof...(I) == 2 * sizeof...(E) && Shape<E...>::open == 0, "two numbers per dimension");
+    const int given[] = {static_cast<int>(i)...};
+    int near = 0, far = 0, next = 0;
+    ((near = near * static_cast<int>(E) + given[next], far = far * static_cast<int>(E) + given[sizeof...(E) + next],
+      ++next), ...);
+    return data + near + far;
+  }
 };
 
 template <class T, long long... E> struct Global : View<T, E...> {
