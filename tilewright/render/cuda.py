@@ -295,11 +295,13 @@ class _Writer:
             return
         if loop.kind in (ForKind.UNROLL, ForKind.VECTOR):
             self.line("#pragma unroll")
-        elif _multiplies_matrices(loop.body):
-            self.line("#pragma unroll 1")  # what is written out already fills the registers
         (end,) = self._let(as_expr(axis.extent))
+        begin = f"{kind} {name} = 0"
+        if loop.kind is ForKind.SERIAL and kind == "int" and _multiplies_matrices(loop.body):
+            # what is written out already fills the registers
+            begin, end = f"{begin}, {name}_end = tw::times({end})", f"{name}_end"
         self.written_out.update((axis,) if loop.kind is ForKind.UNROLL else ())
-        self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)
+        self.block(f"for ({begin}; {name} < {end}; ++{name}) {{", loop.body)
         self.written_out.discard(axis)
         self.line("}")
 

@@ -199,6 +199,13 @@ template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }
 
+// How often a loop runs, kept from the compiler: it would write short loops out, whatever they are told to be.
+TW_FN int times(int count) {
+  int result;
+  asm volatile("mov.u32 %0, %1;" : "=r"(result) : "r"(count));
+  return result;
+}
+
 TW_FN void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> TW_FN void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 
