@@ -219,9 +219,9 @@ class _Writer:
             name = self.names.of(buffer, buffer.name)
             kind = ("" if buffer in written else "const ") + self.printer.c_type(buffer.dtype)
             data = self.names.fresh(f"{name}_data")
-            # What threads hand to each other must not be restrict: the promise that nobody else writes it would let
-            # a load move above the barrier that orders it.
-            alone = "" if buffer in written and buffer in read else " __restrict__"
+            # What threads, or kernels, hand to each other must not be restrict: the promise that nobody else writes it
+            # would let a load move above the barrier, or the wait for the kernel before, that orders it.
+            alone = " __restrict__" if buffer in written and buffer not in read else ""
             params.append(f"{kind}*{alone} {data}")
             views.append((buffer, kind, name, data))
         for symbol in kernel.symbols:
@@ -237,6 +237,7 @@ class _Writer:
         self.line(f'extern "C" __global__ void __launch_bounds__({bounds})')
         self.line(f"{function}({', '.join(params)}) {{")
         self.depth += 1
+        self.line("tw::begin();")
         for buffer, kind, name, data in views:
             self._global_view(buffer, kind, name, data)
         self.body(kernel.body)

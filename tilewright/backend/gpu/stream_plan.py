@@ -37,7 +37,6 @@ _APART = 1.6  # cycles from an instruction of a warp to the next that depends on
 _LOADED = 2.0  # times the latency of memory that is idle
 _STAGES = 2
 _BYTES = 2  # of an operand's element
-_FETCHED = 24  # registers of the columns' fragments that are under way
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class StreamFragments:
     def registers(self) -> int:
         """32-bit registers of a thread."""
         own = self.warp_rows // _UNIT
-        kept = self.columns // 2 + self.block // 2 + self.block // 4 + self.summed // 4 + 6
-        return own * kept + _FETCHED + REGISTERS_BESIDE
+        kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
+        return own * kept + self.block // 2 + REGISTERS_BESIDE  # and the columns' fragments that are under way
 
 
 @dataclass(frozen=True)

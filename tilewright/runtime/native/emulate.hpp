@@ -346,6 +346,7 @@ template <int N, class To, class From> TW_FN void copy_async_or_zero(const To& t
   const long long target = to.first(N);
   if (target >= 0) emulate::engine->zero_async(to.buffer, target, N);
 }
+TW_FN void begin() {}
 TW_FN int times(int count) { return count; }
 TW_FN void commit() { emulate::engine->commit(); }
 template <int Pending> TW_FN void wait() { emulate::engine->wait(Pending); }

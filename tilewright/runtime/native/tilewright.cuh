@@ -199,6 +199,14 @@ template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }
 
+// A kernel's first step: the one after it may start its blocks, which wait here until all before it is done and seen.
+TW_FN void begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // How often a loop runs, kept from the compiler: it would write short loops out, whatever they are told to be.
 TW_FN int times(int count) {
   int result;
