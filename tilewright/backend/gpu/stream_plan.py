@@ -11,10 +11,7 @@ from tilewright.backend.gpu.matrix_plan import (
     REGISTER_FILE,
     REGISTERS,
     REGISTERS_BESIDE,
-    START,
-    SYNC,
     THREADS,
-    UNEVEN,
     layout_for,
     seconds,
 )
@@ -32,9 +29,11 @@ _BLOCKS = (32, 64, 128)
 _ROWS = (16, 32, 64, 128, 256)
 _WARP_ROWS = (16, 32)
 _MOST_WARPS = 8
-_SLOT = 0.6  # issue slots of an operation as nests count them
-_APART = 1.6  # cycles from an instruction of a warp to the next that depends on it, others between them
-_LOADED = 2.0  # times the latency of memory that is idle
+_SLOT = 0.75  # issue slots of an operation as nests count them
+_APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
+_LOADED = 4.0  # times the latency of memory that is idle
+_START = 650  # cycles until a block's first copies are issued, and after its last store
+_TRIP, _TRIP_BUSY = 350, 55  # cycles of a block: the barrier, what lanes of a row tell each other, what rows take
 _STAGES = 2
 _BYTES = 2  # of an operand's element
 
@@ -155,18 +154,17 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     near = target.tile_level.bandwidth / target.clock
     shared = _BYTES * made.block * depth * (made.warps + 1) / near
     beyond = _BYTES * made.block * depth / ((target.outer or target.main).bandwidth / target.clock)
-    inside = max(tensor, shared) + UNEVEN * min(tensor, shared)
+    inside = max(tensor, shared)
     slots = form.work * _SLOT
     vector = made.rows * made.block * slots / lanes
-    step = max(inside, vector) + UNEVEN * min(inside, vector)
-    busy = max(step, beyond)
+    busy = max(max(inside, vector) + _TRIP_BUSY, beyond)
     own = inside * max(1.0, 4 / made.warps) if made.warps < 4 else inside
     waiting = made.warp_rows * made.block / 32 * slots * _APART * max(1.0, made.warps / 4)
     reach = _LOADED * (target.outer or target.main).latency * target.clock
-    alone = max(own + waiting + SYNC, reach, beyond)
+    alone = max(own + waiting + _TRIP, reach, beyond)
     ends = made.rows * made.columns * 8 / lanes
     first = _LOADED * target.main.latency * target.clock
-    return trips * busy + ends, START + first + trips * alone + 2 * ends
+    return trips * busy + ends, _START + first + trips * alone + 2 * ends
 
 
 def _whole(n: int) -> int:
