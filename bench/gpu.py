@@ -226,8 +226,9 @@ def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
     from bench import zoo
     from bench.zoo import vit_s32
 
-    made: tuple[Any, dict[str, np.ndarray]] = vit_s32.build_base_16(size) if name == "vit_b16" else zoo.build(name, size)
-    return made
+    if name == "vit_b16":
+        return vit_s32.build_base_16(size)
+    return zoo.build(name, size)
 
 
 def equal_replays(call: Callable[[], Any], outputs: Sequence[Any], count: int) -> int:

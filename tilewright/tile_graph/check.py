@@ -216,7 +216,7 @@ class _Walker:
 
     def _streaming_warps(self, tile: Tile, lanes: Sequence[int]) -> None:
         """Warps that keep a stream in registers: each has some of the rows, and all columns."""
-        forms = {FORMS[x.instruction] for x in tile.leaves if x.instruction in FORMS}
+        forms = {FORMS[x.instruction or ""] for x in tile.leaves if x.instruction in FORMS}
         if not lanes or len(forms) != 1 or len(tile.axes) != 2 or len(tile.sizes) != 2:
             raise ValueError("warps that keep a stream share the rows of its products, of one instruction, in a block")
         (form,) = forms
@@ -236,7 +236,8 @@ class _Walker:
         if leaf.part not in PARTS:
             raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
         streams = _in_registers(around)
-        walked = around[-1] if streams or around[-1].over != "warps" else around[-3]  # but for the tiles of its operands and warps
+        # but for the tiles of its operands and warps
+        walked = around[-1] if streams or around[-1].over != "warps" else around[-3]
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
         runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
         if not streams and runs != (around[-1].over == "warps"):

@@ -214,7 +214,7 @@ class Work:
     box: Box
     limits: Mapping[Axis, Range] = field(default_factory=dict)
     owner: Nest | None = None
-    along: tuple[Axis, ...] = ()  # by axis of the nest the owner's axis that it stands for, where it has axes of its own
+    along: tuple[Axis, ...] = ()  # the owner's axes that those of the nest stand for, where they are not the same
     prologue: int = 0  # before the first step of a window, the first, second.. one: places are those of that step
 
 

@@ -179,7 +179,8 @@ class MatrixContract:
             ]
 
         def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
-            return [*self.row_fragments(a[number], slot, const(step)), *self.column_fragments(b[number], slot, const(step))]
+            at = slot, const(step)
+            return [*self.row_fragments(a[number], *at), *self.column_fragments(b[number], *at)]
 
         def use(number: int) -> tuple[Stmt, ...]:
             return self._multiply(total, a[number], b[number])

@@ -221,7 +221,7 @@ class RegisterStream:
 
     def _value(self, work: Work, value: Expr, spot: _Spot) -> Expr:
         """An expression on what a lane keeps and what memory has; nothing is read outside."""
-        here = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
+        here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
         env, inside = self._env(work, spot)
         made = simplify(self.kernel.access.lower(substitute(replace_nodes(value, here), env)))
         conditions = known_true_left_out(list(inside.values()))
@@ -321,7 +321,7 @@ class RegisterStream:
         for distance in _QUAD:
             body.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(total, ())), (const(distance),)))
             body.append(Store(total, (), _combined(monoid, load(total, ()), load(other, ()))))
-        result = load(total, ())
+        result: Expr = load(total, ())
         if nest.initial:
             result = _combined(monoid, self._value(work, nest.initial[0], rows), result)
         body.append(Store(total, (), result))
@@ -334,11 +334,12 @@ class RegisterStream:
         monoid = nest.monoid
         assert monoid is not None
         here = [var(a) for a in nest.axes]
-        done = {monoid.left[0]: load(total, index)}
+        done: dict[Expr, Expr] = {monoid.left[0]: load(total, index)}
         known: dict[Expr, Expr] = {load(nest.accumulated[0], here): replace_nodes(monoid.final[0], done)}
         made: list[Stmt] = []
         for tensor, value in zip(nest.stores, nest.values, strict=True):
-            made.append(Store(self.registers[tensor][1], spot.index, self._value(work, replace_nodes(value, known), spot)))
+            final = self._value(work, replace_nodes(value, known), spot)
+            made.append(Store(self.registers[tensor][1], spot.index, final))
         return made
 
     # --- products

@@ -166,7 +166,7 @@ class _Roles:
         return [a for a in nest.axes if self.roles.get(a) == role]
 
     def kind(self, nest: Nest) -> str | None:
-        """What a nest's results have beside rows: STREAM, COLUMN, or nothing (ROW); None: they have no rows, or more."""
+        """What a nest's results have beside rows: STREAM, COLUMN, or nothing (ROW); None: no rows, or more."""
         rows, columns, streamed = (len(self.own(nest, role)) for role in (ROW, COLUMN, STREAM))
         if rows != 1 or columns + streamed > 1:
             return None

@@ -171,7 +171,9 @@ def _whole(n: int) -> int:
     return -(-n // _UNIT) * _UNIT
 
 
-def finished_stream(leaves: Sequence[Leaf], form: RegisterForm, made: StreamFragments, stream: Stream) -> tuple[Leaf, ...]:
+def finished_stream(
+    leaves: Sequence[Leaf], form: RegisterForm, made: StreamFragments, stream: Stream
+) -> tuple[Leaf, ...]:
     """The leaves with the steps of their products: all that is summed up at a time."""
     steps = {n.tensor.name: made.summed if n in stream.wide else made.block for n in form.products}
     return tuple(replace(x, step=steps[x.tensor]) if x.tensor in steps else x for x in leaves)
