@@ -1,4 +1,4 @@
-"""Times products and whole models on this machine's GPU beside PyTorch: `python bench/gpu.py products | models`.
+"""Times products, models and plans on this machine's GPU: `python bench/gpu.py products | models | ablation | model`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
+from bench import gpu_plans
 from bench.device import relative_error
 from tilewright.errors import TilewrightError
 
@@ -76,14 +77,35 @@ def main() -> int:
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
-    for command in (products, models):
+    steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
+    kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
+    for command in (steps, kernels):
+        command.add_argument("--model", action="append", help="one of the zoo; repeatable")
+        command.add_argument("--size", default="full", choices=("small", "full"))
+    for command in (products, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.command in ("ablation", "model"):
+        return run_plans(arguments)
     rows = run_products(arguments) if arguments.command == "products" else run_models(arguments)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 1 if any(row.refused for row in rows) else 0
+
+
+def run_plans(arguments: argparse.Namespace) -> int:
+    warm_up()
+    run, usual = (
+        (gpu_plans.ablation, gpu_plans.ABLATED) if arguments.command == "ablation"
+        else (gpu_plans.predictions, gpu_plans.PREDICTED)
+    )  # fmt: skip
+    rows: Sequence[Any] = run(
+        arguments.model or usual, arguments.size, arguments.precision, built, device_microseconds
+    )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
 
 
 # ---- products

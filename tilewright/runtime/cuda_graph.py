@@ -65,16 +65,21 @@ class LaunchGraph:
     def _launch_each(self, stream: int, pointers: Pointers) -> None:
         """Kernel by kernel into a graph of the caller's: an executable graph cannot become part of another. The
         parameters are copied at the launch, and the graph's own pointers are put back."""
-        for node in self._nodes:
-            p = node.parameters
-            before = [node.values[place] for place, _ in node.ports]
-            for place, port in node.ports:
-                node.values[place] = pointers[port]
-            function = self._driver.CUfunction(int(p.kern))
-            config = self._config(p, stream)
-            check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
-            for (place, _), value in zip(node.ports, before, strict=True):
-                node.values[place] = value
+        for number in range(len(self._nodes)):
+            self.launch_one(number, stream, pointers)
+
+    def launch_one(self, number: int, stream: int, pointers: Pointers) -> None:
+        """One of the launches by itself; those of empty grids are not counted."""
+        node = self._nodes[number]
+        p = node.parameters
+        before = [node.values[place] for place, _ in node.ports]
+        for place, port in node.ports:
+            node.values[place] = pointers[port]
+        function = self._driver.CUfunction(int(p.kern))
+        config = self._config(p, stream)
+        check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
+        for (place, _), value in zip(node.ports, before, strict=True):
+            node.values[place] = value
 
     def _config(self, parameters: Any, stream: int) -> Any:
         driver = self._driver
