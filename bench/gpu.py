@@ -1,4 +1,4 @@
-"""Times products and whole models on this machine's GPU beside PyTorch: `python bench/gpu.py products | models`.
+"""Times products, models and plans on this machine's GPU: `python bench/gpu.py products | models | ablation | model`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
@@ -24,11 +24,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
+from bench import gpu_plans
 from bench.device import relative_error
 from tilewright.errors import TilewrightError
 
+REPLAYS = 1000
 BEYOND_L2 = 256 << 20  # bytes of all sets of operands
-MODELS = ("bert_384", "bert_base", "vit_s32", "swin_t", "lstm", "mmoe")
+MODELS = ("bert_384", "bert_base", "vit_b16", "vit_s32", "swin_t", "swin_b", "lstm", "mmoe", "efficientnet_b0",
+          "resnext101", "resnet50", "mobilenet_v2")  # fmt: skip
 
 # rows, summed, columns, products beside each other, whether the second operand lies transposed
 Shape = tuple[int, int, int, int, bool]
@@ -61,6 +64,7 @@ class Row:
     predicted: float = 0.0
     kernels: int = 0
     compile_seconds: float = 0.0
+    replays: int = 0  # that gave the same bits
     refused: str = ""
 
 
@@ -73,14 +77,35 @@ def main() -> int:
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
-    for command in (products, models):
+    steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
+    kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
+    for command in (steps, kernels):
+        command.add_argument("--model", action="append", help="one of the zoo; repeatable")
+        command.add_argument("--size", default="full", choices=("small", "full"))
+    for command in (products, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.command in ("ablation", "model"):
+        return run_plans(arguments)
     rows = run_products(arguments) if arguments.command == "products" else run_models(arguments)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 1 if any(row.refused for row in rows) else 0
+
+
+def run_plans(arguments: argparse.Namespace) -> int:
+    warm_up()
+    run, usual = (
+        (gpu_plans.ablation, gpu_plans.ABLATED) if arguments.command == "ablation"
+        else (gpu_plans.predictions, gpu_plans.PREDICTED)
+    )  # fmt: skip
+    rows: Sequence[Any] = run(
+        arguments.model or usual, arguments.size, arguments.precision, built, device_microseconds
+    )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
 
 
 # ---- products
@@ -181,7 +206,8 @@ def run_models(arguments: argparse.Namespace) -> list[Row]:
             continue
         ratio = row.torch / row.microseconds
         print(f"{row.name:16} {row.microseconds:9.1f} {row.torch:9.1f} {ratio:6.2f} {row.predicted:9.1f} "
-              f"{row.kernels:7} {row.compile_seconds:9.1f}  {row.error:.1e} ({row.torch_error:.1e})")  # fmt: skip
+              f"{row.kernels:7} {row.compile_seconds:9.1f}  {row.error:.1e} ({row.torch_error:.1e})"
+              f"{'' if row.replays == REPLAYS else f'  {REPLAYS - row.replays} replays differ'}")  # fmt: skip
     return rows
 
 
@@ -190,7 +216,7 @@ def model_row(name: str, arguments: argparse.Namespace) -> Row:
 
     from bench import zoo
 
-    module, inputs = zoo.build(name, arguments.size)
+    module, inputs = built(name, arguments.size)
     reference = list(zoo.reference(module, inputs).values())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -207,13 +233,42 @@ def model_row(name: str, arguments: argparse.Namespace) -> Row:
     torch.cuda.synchronize()
     error = max(relative_error(o.cpu().numpy(), r) for o, r in zip(outputs, reference, strict=True))
     ours = device_microseconds(lambda _: model.run_into(given, outputs), 10)
+    same = equal_replays(lambda: model.run_into(given, outputs), outputs, REPLAYS)
     if arguments.profile:
         show_profile(model, inputs, arguments.profile)
     predicted = predicted_microseconds(model)
     theirs, torch_error = torch_model(module, inputs, reference, arguments.precision)
     kernels = len(model.artifact.loops.calls)
     print(f"{name}: {ours:.1f} us, torch {theirs:.1f} us", flush=True)
-    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken)
+    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same)
+
+
+def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """A model of the zoo, or one that is measured on GPUs alone."""
+    from bench import zoo
+    from bench.zoo import vit_s32
+
+    if name == "vit_b16":
+        return vit_s32.build_base_16(size)
+    return zoo.build(name, size)
+
+
+def equal_replays(call: Callable[[], Any], outputs: Sequence[Any], count: int) -> int:
+    """How many of so many calls, one after the other, gave the bits of the first."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    first = [o.clone() for o in outputs]
+    same = torch.ones((), dtype=torch.int64, device="cuda")
+    total = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(count):
+        call()
+        same.fill_(1)
+        for output, expected in zip(outputs, first, strict=True):
+            same *= (output.view(torch.uint8) == expected.view(torch.uint8)).all()
+        total += same
+    return int(total)
 
 
 def show_profile(model: tilewright.Model, inputs: dict[str, np.ndarray], count: int) -> None:

@@ -1,4 +1,4 @@
-"""ViT-S/32: an image cut into patches, a class token, pre-norm transformer layers with erf-GELU."""
+"""ViT-S/32, and ViT-B/16: an image cut into patches, a class token, pre-norm transformer layers with erf-GELU."""
 
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ class Config:
 
 FULL = Config(resolution=224, patch=32, width=384, depth=12, heads=6, intermediate=1536, classes=1000)
 SMALL = Config(resolution=24, patch=8, width=32, depth=2, heads=2, intermediate=64, classes=10)
+BASE_16 = Config(resolution=224, patch=16, width=768, depth=12, heads=12, intermediate=3072, classes=1000)
 CONFIGS = {"full": FULL, "small": SMALL}
 
 
@@ -83,7 +84,14 @@ class VisionTransformer(nn.Module):
 
 
 def build(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
-    config = CONFIGS[size]
+    return build_sized(CONFIGS[size])
+
+
+def build_base_16(size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
+    return build_sized({"full": BASE_16, "small": SMALL}[size])
+
+
+def build_sized(config: Config) -> tuple[nn.Module, dict[str, np.ndarray]]:
     generator = torch.Generator().manual_seed(17)
     module = VisionTransformer(config)
     initialise_layers(module, generator)

@@ -235,8 +235,9 @@ def test_instructions_mean_what_the_interpreter_says(tmp_path: Path) -> None:
     assert set(MEANINGS) == set(GPU)
 
 
-def test_what_threads_hand_to_each_other_is_not_restrict() -> None:
-    """Restrict would promise that nobody else writes it, and a load could move above the barrier."""
+def test_only_what_is_written_alone_is_restrict() -> None:
+    """Restrict would promise that nobody else writes it, and a load could move above the barrier, or above the wait
+    for the kernel before, which stands first."""
     source, passed, result = tensor("source", 32), tensor("passed", 32), tensor("result", 32)
     tile, thread = Axis("tile", 1), Axis("thread", 32)
     body: tuple[Stmt, ...] = (
@@ -245,9 +246,10 @@ def test_what_threads_hand_to_each_other_is_not_restrict() -> None:
         Store(result, (var(thread),), load(passed, [const(31) - var(thread)])),
     )
     kernel = Kernel("k", (source, passed, result), (For(tile, ForKind.BLOCK, (For(thread, ForKind.THREAD, body),)),))
-    head = next(line for line in render_kernel(kernel, {}).splitlines() if line.startswith("k("))
-    assert "const float* __restrict__ source_data" in head and "float* __restrict__ result_data" in head
-    assert "float* passed_data" in head
+    lines = render_kernel(kernel, {}).splitlines()
+    (head,) = (line for line in lines if line.startswith("k("))
+    assert "const float* source_data" in head and "float* __restrict__ result_data" in head
+    assert "float* passed_data" in head and lines[lines.index(head) + 1] == "  tw::begin();"
 
 
 def test_a_named_half_is_held_as_it_is_computed_with() -> None:

@@ -78,6 +78,9 @@ class Backend(Protocol):
     ) -> Choice | None:  # fmt: skip
         """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
 
+    def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
+        """The stream of nests that pass all to each other in registers; None where there is none."""
+
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
         overlaps: Sequence[Overlap],

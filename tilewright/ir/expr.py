@@ -271,6 +271,10 @@ def op(name: str, *values: ExprLike) -> Expr:
     return _make_op(row, args, dtypes.bool_ if row.result == "bool" else dtype)
 
 
+def _widens(narrow: DType, wide: DType) -> bool:
+    return narrow.is_float and wide.is_float and narrow.bits < wide.bits
+
+
 def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype is dtype:
         return value
@@ -278,6 +282,8 @@ def cast(value: Expr, dtype: DType) -> Expr:
         if dtype.is_int and value.dtype.is_int:
             return const(wrapped_integer(int(value.value), dtype), dtype)
         return const(value.value, dtype)
+    if is_op(value, "cast") and value.args[0].dtype is dtype and _widens(dtype, value.dtype):
+        return value.args[0]  # there and back
     return _make_op(OPS["cast"], (value,), dtype)
 
 

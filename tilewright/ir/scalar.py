@@ -139,6 +139,7 @@ _ROWS = [
     _op("sign", 1, "same", np.sign, lambda a: (-1, 1), "fi"),
     # real functions
     _op("exp", 1, "same", np.exp, lambda a: (0, math.inf), "f"),
+    _op("exp2", 1, "same", np.exp2, lambda a: (0, math.inf), "f"),
     _op("log", 1, "same", np.log, None, "f"),
     _op("sqrt", 1, "same", np.sqrt, lambda a: (0, math.inf), "f"),
     _op("rsqrt", 1, "same", lambda x: 1 / np.sqrt(x), lambda a: (0, math.inf), "f"),

@@ -156,6 +156,9 @@ static inline $V tw_erf_$V($V x) {
     return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
 """),
+    "exp2": (("exp",), """
+static inline $V tw_exp2_$V($V x) { return tw_exp_$V(x * 0.693147181f); }
+"""),
     # 1 / (1 + e^-c) as p / (p + e), where e^-c = 2^n q / p. p and q are about 2^-32, so that e is a normal number for
     # every c, and small results come out of the division as denormals. Where c is NaN p is, whatever e may be.
     "sigmoid": (("addend", "max_constant", "min_constant"), """
@@ -364,7 +367,7 @@ FUNCTIONS = frozenset(_TEXT)
 # Every machine has vectors of four, and compilers move a single lane to and from integers more slowly than four.
 LEAST_LANES = 4
 # Those that a single element takes from here too; for the others C has an operation of its own.
-TRANSCENDENTAL = frozenset({"exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"})
+TRANSCENDENTAL = frozenset({"exp", "exp2", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"})
 
 
 def text(used: set[str], vector: str, integer: str, lanes: int) -> str:

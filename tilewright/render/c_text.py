@@ -25,8 +25,8 @@ WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs"})  # of integers, what m
 # of integers; C's own operators where the signs allow
 DIVISIONS = {"truncdiv": "/", "floordiv": "/", "mod": "%", "fmod": "%"}
 MASK_INFIX = {"and": "&", "or": "|"}
-_LIBM = {"exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "sin": "sin", "cos": "cos",
-         "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow",
+_LIBM = {"exp": "exp", "exp2": "exp2", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "erf": "erf", "sin": "sin",
+         "cos": "cos", "floor": "floor", "ceil": "ceil", "round": "nearbyint", "trunc": "trunc", "pow": "pow",
          "fmod": "fmod", "abs": "fabs"}  # fmt: skip
 
 _INTEGERS = "".join(

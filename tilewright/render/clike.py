@@ -252,6 +252,10 @@ class ExprPrinter:
         args = [self._in_compute_type(a, t) for a, t in zip(node.args, args, strict=True)]
         if isinstance(spelling, Ternary):
             condition, then, otherwise = args
+            if node.dtype.name in self.dialect.computes_as:
+                # what is stored in 16 bits and what it is read as convert to each other: C++ would not choose
+                wide = self.c_type(self.dialect.computes_as[node.dtype.name])
+                then, otherwise = ((f"({wide}){_wrapped(t, UNARY)}", UNARY) for t in (then, otherwise))
             if node.dtype is dtypes.int64 and node.wraps:
                 # a short literal beside a view's element, which converts to any integer, would make both short
                 wide = self.c_type(node.dtype)

@@ -6,16 +6,17 @@ The same text compiles for the device and, by a host compiler, for the emulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static, upper
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, Extent, Load, Var, as_expr, loads, walk
+from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Var, as_expr, const, loads, walk
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -81,7 +82,7 @@ CUDA = Dialect(
         "sign": Function("tw::sign<{t}>"),
         **{
             name: Function(f"tw::{name}")
-            for name in ("pow", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "floor",
+            for name in ("pow", "exp", "exp2", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "floor",
                          "ceil", "round", "trunc")
         },
         "isnan": Function("tw::is_nan<{t}>"),
@@ -132,6 +133,10 @@ def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
     return tuple(p for p in kernel.params if p in targets)
 
 
+def _multiplies_matrices(body: tuple[Stmt, ...]) -> bool:
+    return any(isinstance(s, Instruction) and s.name in FORMS for s in statements(body))
+
+
 def _read_buffers(kernel: Kernel) -> set[Buffer]:
     found: set[Buffer] = set()
     for stmt in statements(kernel.body):
@@ -156,8 +161,12 @@ class CudaPrinter(ExprPrinter):
     def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         return f"{self.names.of(buffer, buffer.name)}({', '.join(self.text(i) for i in indices)})"
 
-    def place(self, operand: Operand) -> str:
+    def place(self, operand: Operand, written_out: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
+        if operand.buffer.memory is Memory.SHARED:
+            near, far = zip(*(_apart(i, written_out) for i in operand.origin), strict=True)
+            if any(not isinstance(f, Const) or f.value for f in far):
+                return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
     def value_type(self, node: Expr) -> str:
@@ -172,12 +181,23 @@ class CudaPrinter(ExprPrinter):
         return super().convert(dtype, text, precedence)
 
 
+def _apart(index: Expr, written_out: Collection[Axis]) -> tuple[Expr, Expr]:
+    """What of an index is known only when the kernel runs, and what when it is compiled."""
+    form = linear(index)
+    known: Expr = const(form.constant)
+    for term, factor in form.terms.items():
+        if isinstance(term, Var) and term.axis in written_out:
+            known = simplify(known + term * factor)
+    return simplify(index - known), known
+
+
 @dataclass
 class _Writer:
     kernel: Kernel
     shared_offsets: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
     depth: int = 0
+    written_out: set[Axis] = field(default_factory=set)  # loops around that are unrolled
     block_axes: dict[Axis, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -199,9 +219,9 @@ class _Writer:
             name = self.names.of(buffer, buffer.name)
             kind = ("" if buffer in written else "const ") + self.printer.c_type(buffer.dtype)
             data = self.names.fresh(f"{name}_data")
-            # What threads hand to each other must not be restrict: the promise that nobody else writes it would let
-            # a load move above the barrier that orders it.
-            alone = "" if buffer in written and buffer in read else " __restrict__"
+            # What threads, or kernels, hand to each other must not be restrict: the promise that nobody else writes it
+            # would let a load move above the barrier, or the wait for the kernel before, that orders it.
+            alone = " __restrict__" if buffer in written and buffer not in read else ""
             params.append(f"{kind}*{alone} {data}")
             views.append((buffer, kind, name, data))
         for symbol in kernel.symbols:
@@ -212,9 +232,12 @@ class _Writer:
         self.line(f'#include "{HEADER}"')
         self.line("")
         self.line(f"// grid {grid}, {shape.threads} threads a block")
-        self.line(f'extern "C" __global__ void __launch_bounds__({shape.threads})')
+        # fragments fill the registers: the assembler is not to spill them for more blocks at a time
+        bounds = f"{shape.threads}, 1" if _multiplies_matrices(kernel.body) else f"{shape.threads}"
+        self.line(f'extern "C" __global__ void __launch_bounds__({bounds})')
         self.line(f"{function}({', '.join(params)}) {{")
         self.depth += 1
+        self.line("tw::begin();")
         for buffer, kind, name, data in views:
             self._global_view(buffer, kind, name, data)
         self.body(kernel.body)
@@ -274,7 +297,13 @@ class _Writer:
         if loop.kind in (ForKind.UNROLL, ForKind.VECTOR):
             self.line("#pragma unroll")
         (end,) = self._let(as_expr(axis.extent))
-        self.block(f"for ({kind} {name} = 0; {name} < {end}; ++{name}) {{", loop.body)
+        begin = f"{kind} {name} = 0"
+        if loop.kind is ForKind.SERIAL and kind == "int" and _multiplies_matrices(loop.body):
+            # what is written out already fills the registers
+            begin, end = f"{begin}, {name}_end = tw::times({end})", f"{name}_end"
+        self.written_out.update((axis,) if loop.kind is ForKind.UNROLL else ())
+        self.block(f"for ({begin}; {name} < {end}; ++{name}) {{", loop.body)
+        self.written_out.discard(axis)
         self.line("}")
 
     def _alloc(self, alloc: Alloc) -> None:
@@ -315,7 +344,7 @@ class _Writer:
         texts = {f"scalar{i}": self.printer.text(simplify(s)) for i, s in enumerate(instruction.scalars)}
         for i, operand in enumerate(instruction.operands):
             texts[f"element{i}"] = self.printer.element(operand.buffer, operand.origin)
-            texts[f"place{i}"] = self.printer.place(operand)
+            texts[f"place{i}"] = self.printer.place(operand, self.written_out)
             texts[f"type{i}"] = self.printer.c_type(operand.buffer.dtype)
         return texts
 

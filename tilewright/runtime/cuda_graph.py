@@ -1,12 +1,15 @@
 """A model's launches as one CUDA graph: a chain of kernel nodes that follows the pointers it is given.
 
+From Hopper on a kernel's blocks may start before what the kernel before it wrote is seen: every kernel begins by
+waiting for that (tw::begin), so that only the time of starting is saved.
+
 Launches stand in a chain because the arena's places are shared by tensors that are not alive at the same time: what
 the calls' order keeps apart, parallel branches would not."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,7 @@ from tilewright.runtime.cuda_device import check
 from tilewright.runtime.gpu_model import GpuCall, GpuModelImage
 
 Pointers = tuple[int, ...]
+_STARTS_EARLY = 9  # the major compute capability from which on a kernel can wait for the one before by itself
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class LaunchGraph:
         self._none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._image = image
         self._bases = {"weight": weights, "arena": arena}
+        self._starts_early = _major() >= _STARTS_EARLY
         (self._graph,) = check(driver.cuGraphCreate(0))
         self._nodes: list[_Node] = []
         for call in image.calls:
@@ -60,18 +65,36 @@ class LaunchGraph:
     def _launch_each(self, stream: int, pointers: Pointers) -> None:
         """Kernel by kernel into a graph of the caller's: an executable graph cannot become part of another. The
         parameters are copied at the launch, and the graph's own pointers are put back."""
-        for node in self._nodes:
-            p = node.parameters
-            before = [node.values[place] for place, _ in node.ports]
-            for place, port in node.ports:
-                node.values[place] = pointers[port]
-            function = self._driver.CUfunction(int(p.kern))
-            check(self._driver.cuLaunchKernel(
-                function, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
-                p.sharedMemBytes, stream, ctypes.addressof(node.addresses), 0,
-            ))  # fmt: skip
-            for (place, _), value in zip(node.ports, before, strict=True):
-                node.values[place] = value
+        for number in range(len(self._nodes)):
+            self.launch_one(number, stream, pointers)
+
+    def launch_one(self, number: int, stream: int, pointers: Pointers) -> None:
+        """One of the launches by itself; those of empty grids are not counted."""
+        node = self._nodes[number]
+        p = node.parameters
+        before = [node.values[place] for place, _ in node.ports]
+        for place, port in node.ports:
+            node.values[place] = pointers[port]
+        function = self._driver.CUfunction(int(p.kern))
+        config = self._config(p, stream)
+        check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
+        for (place, _), value in zip(node.ports, before, strict=True):
+            node.values[place] = value
+
+    def _config(self, parameters: Any, stream: int) -> Any:
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"):
+            setattr(config, name, getattr(parameters, name))
+        config.hStream = stream
+        if self._starts_early:
+            allowed = driver.CUlaunchAttributeValue()
+            allowed.programmaticStreamSerializationAllowed = 1
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value = allowed
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
 
     def arguments(self, pointers: Pointers) -> Iterator[tuple[GpuCall, list[Any]]]:
         """Each launch by itself with its arguments, for a profile."""
@@ -118,9 +141,20 @@ class LaunchGraph:
         parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = shape.block, 1, 1
         parameters.sharedMemBytes = shape.shared_bytes
         parameters.kernelParams = ctypes.addressof(addresses)
-        before: Sequence[Any] = [self._nodes[-1].handle] if self._nodes else []
-        (handle,) = check(self._driver.cuGraphAddKernelNode(self._graph, before, len(before), parameters))
+        (handle,) = check(self._driver.cuGraphAddKernelNode(self._graph, [], 0, parameters))
+        if self._nodes:
+            self._after(self._nodes[-1].handle, handle)
         return _Node(handle, parameters, values, addresses, ports)
+
+    def _after(self, first: Any, second: Any) -> None:
+        """The second kernel waits for the first: by itself where it can, to be started elsewhere."""
+        driver = self._driver
+        edge = driver.CUgraphEdgeData()
+        if self._starts_early:
+            edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+            edge.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # as CUDA 12 calls it
+        check(add(self._graph, [first], [second], [edge], 1))
 
     def _parameters(self, call: GpuCall) -> tuple[Any, tuple[tuple[int, int], ...]]:
         """The kernel's parameters, eight bytes each, and which of them are inputs and outputs of the model."""
@@ -135,3 +169,11 @@ class LaunchGraph:
         found += [extent & (1 << 64) - 1 for extent in call.extents]
         found += [] if call.step is None else [call.step]
         return (ctypes.c_uint64 * len(found))(*found), tuple(ports)
+
+
+def _major() -> int:
+    from cuda.bindings import driver
+
+    (device,) = check(driver.cuCtxGetDevice())
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    return int(check(driver.cuDeviceGetAttribute(attribute, device))[0])

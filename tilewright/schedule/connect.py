@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.backend.protocol import Choice
+from tilewright.ir.expr import loads
 from tilewright.ir.tensor import Tensor
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.context import is_contraction
@@ -210,6 +211,7 @@ class Connector:
         groups = partition.groups
         if not is_contraction(nest) or any(t in self.costs.context.constants for t in nest.reads()):
             return
+        yield from self._kept_in_registers(partition, nest)
         taken = [groups[self.order[nest]]]
         while True:
             inside = {n for g in taken for n in g.nests}
@@ -225,6 +227,40 @@ class Connector:
             joined = self.group(merged)
             if joined.choice is not None and joined.choice.block:
                 yield _Join(partition, tuple(taken), joined)
+
+    def _kept_in_registers(self, partition: _Partition, nest: Nest) -> Iterator[_Join]:
+        """A product with all that leads to one of its operands from other products, where they pass everything to each
+        other in registers; what those products read is stored by others."""
+        groups = partition.groups
+        for start in {n.source: None for n in loads(*nest.elements) if n.source in self.producer}:
+            taken = {id(groups[self.order[nest]]): groups[self.order[nest]]}
+            stack = [start]
+            while stack:
+                group = groups[self.order[self.producer[stack.pop()]]]
+                if id(group) not in taken:
+                    taken[id(group)] = group
+                    behind = (t for n in group.nests if not is_contraction(n) for t in n.reads())
+                    stack.extend(t for t in behind if t in self.producer)
+            parts = self._without_sources(list(taken.values()))
+            merged = self._sorted(*parts)
+            leaves = [self.costs.plans[n] for n in merged]
+            if len(parts) < 2 or len(merged) > _MOST_WITH_PRODUCTS or merged[-1] is not nest:
+                continue
+            if self.costs.backend.stream_in_registers(merged, leaves) is None or self._cyclic(merged, groups):
+                continue
+            joined = self.group(merged)
+            if joined.choice is not None and joined.choice.block:
+                yield _Join(partition, tuple(parts), joined)
+
+    def _without_sources(self, groups: list[Group]) -> list[Group]:
+        """Without maps of what comes from outside alone: they are as good where they are."""
+        while True:
+            inside = {t for g in groups for n in g.nests for t in n.stores}
+            kept = [g for g in groups if any(n.monoid is not None for n in g.nests)
+                    or any(t in inside for n in g.nests for t in n.reads())]  # fmt: skip
+            if len(kept) == len(groups):
+                return kept
+            groups = kept
 
     def _error(self, nests: Sequence[Nest], choice: Choice | None) -> float:
         """What a group must gain over its parts to be believed, of its time."""

@@ -114,9 +114,12 @@ class GroupCost:
         plans = [self.plans[n] for n in nests]
         resident = self.backend.choose_tile(nests, plans, self.context, stored, fixed)
         roomy = resident is not None and resident.footprint <= self.context.target.tile_level.capacity // 4
-        if len(nests) == 1 or self.streaming == "never" or (roomy and self.streaming == "auto"):
+        if len(nests) == 1 or self.streaming == "never":
             return resident
-        stream = self.stream(nests)
+        in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
+        if roomy and self.streaming == "auto" and in_registers is None:
+            return resident
+        stream = in_registers or self.stream(nests)
         if stream is None or any(
             t in stored for n in (*stream.wide, *stream.reducers) for t in n.stores if n is not nests[-1]
         ):

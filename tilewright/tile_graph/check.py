@@ -262,8 +262,14 @@ class _Walker:
             raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
         if hold.stages < 1 or hold.layout not in LAYOUTS:
             raise ValueError(f"'{hold.tensor}' in {hold.stages} stages, {hold.layout}; a layout is one of {LAYOUTS}")
-        if len({h.stages for h in tile.holds}) > 1:
+        if len({h.stages for h in tile.holds if h.fill == COPIED}) > 1:
             raise ValueError("the operands of one leaf walk through as many stages each")
+        if _in_registers((*around, tile)):
+            read = {t.name for leaf in tile.leaves for name in (leaf.core, *leaf.composed)
+                    for t in reads(self.computes[name])}  # fmt: skip
+            if hold.tensor not in read:
+                raise ValueError(f"it brings '{hold.tensor}', which no leaf of the stream reads")
+            return
         inner = [n for n in tile.body if isinstance(n, Tile)]
         if len(inner) != len(tile.body) or len(inner) != 1 or inner[0].over != "warps" or len(tile.holds) != 2:
             raise ValueError(f"'{hold.tensor}' is brought by {COPIED}: a tile holds both operands of the warps in it")
@@ -275,6 +281,9 @@ class _Walker:
     def _warps(self, tile: Tile, around: Sequence[Tile]) -> None:
         """A tile over warps: which part of a product's rows and columns each of them takes."""
         lanes = [t.count for t in around if t.over == "lanes"]
+        if tile.stream is not None:
+            self._streaming_warps(tile, lanes)
+            return
         if not lanes or not around[-1].holds or any(h.fill != COPIED for h in around[-1].holds):
             raise ValueError("warps stand in a tile that brings their operands, among a block's threads")
         leaves = [n for n in tile.body if isinstance(n, Leaf)]
@@ -291,17 +300,35 @@ class _Walker:
         if tile.tiles * warp != lanes[-1]:
             raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
 
+    def _streaming_warps(self, tile: Tile, lanes: Sequence[int]) -> None:
+        """Warps that keep a stream in registers: each has some of the rows, and all columns."""
+        forms = {FORMS[x.instruction or ""] for x in tile.leaves if x.instruction in FORMS}
+        if not lanes or len(forms) != 1 or len(tile.axes) != 2 or len(tile.sizes) != 2:
+            raise ValueError("warps that keep a stream share the rows of its products, of one instruction, in a block")
+        (form,) = forms
+        (_, rows), (_, columns) = tile.sizes
+        if rows % form.c.rows or tile.axes[0].extent % rows or columns % 16 or columns != tile.axes[1].extent:
+            raise ValueError(f"{rows} rows and {columns} columns of a warp are not whole fragments")
+        warp = WARP if self.target is None else self.target.warp
+        if tile.tiles * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
+        for leaf in (x for x in tile.leaves if x.instruction in FORMS):
+            if leaf.step < form.depth or leaf.step % form.depth:
+                raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
+
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:
             raise ValueError(f"leaf '{leaf.tensor}' is part of no kernel")
         if leaf.part not in PARTS:
             raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
-        walked = around[-1] if around[-1].over != "warps" else around[-3]  # but for the tiles of its operands and warps
+        streams = _in_registers(around)
+        # but for the tiles of its operands and warps
+        walked = around[-1] if streams or around[-1].over != "warps" else around[-3]
         if len(around) > 1 and around[-2].runs == "together":
             walked = around[-2]
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
         runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
-        if runs != (around[-1].over == "warps"):
+        if not streams and runs != (around[-1].over == "warps"):
             raise ValueError(f"leaf '{leaf.tensor}' is shared out to warps where it runs on matrices, and only there")
         if (leaf.part == "step") != carried:
             raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
@@ -345,6 +372,11 @@ class _Walker:
         """What a Scan takes along or stacks up has a place that the Scan gives it."""
         scans = (c for c in self.program.computes if isinstance(c, Scan))
         return any(name in {t.name for t in (*s.following, *(b for b, _ in s.stacked))} for s in scans)
+
+
+def _in_registers(around: Sequence[Tile]) -> bool:
+    """Whether warps keep a stream in registers."""
+    return any(t.over == "warps" and t.stream is not None for t in around)
 
 
 def _reductions(compute: Compute) -> int:

@@ -12,7 +12,7 @@ from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
 from tilewright.tile_graph.occurrences import apart_nests, told_apart
 from tilewright.tile_graph.parts import between_barriers
-from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan import COPIED, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
@@ -42,6 +42,8 @@ def leaf_nest(leaf: Leaf, computes: Mapping[str, Compute]) -> Nest:
 
 def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     """The most bytes of intermediates alive at once in one tile of a kernel."""
+    if any(t.over == "warps" and t.stream is not None for t in kernel.walk() if isinstance(t, Tile)):
+        return _stream_rings(kernel)
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
     boxes = boxes_of(kernel, nests)
@@ -91,6 +93,24 @@ def ring_bytes(kernel: Tile) -> int:
             sums = rows * columns * _SUM_BYTES if leaf.lanes > 1 else 0
             most = max(most, around.holds[0].stages * leaf.step * width * (rows + columns), sums)
     return most
+
+
+def _stream_rings(kernel: Tile) -> int:
+    """Operands of a stream that warps keep in registers: rows once, blocks of the streamed axis in their stages."""
+    (warps,) = (t for t in kernel.walk() if isinstance(t, Tile) and t.over == "warps")
+    walked = warps.stream
+    assert walked is not None
+    rows, columns = (a.extent for a in warps.axes)
+    total = 0
+    for leaf in (x for x in walked.leaves if x.instruction in FORMS):
+        width = FORMS[leaf.instruction or ""].operand.bytes
+        stages = next(h.stages for h in walked.holds if h.fill == COPIED)
+        if leaf.part == "whole":
+            block = -(-dict(walked.sizes)[walked.sizes[0][0]] // 16) * 16
+            total += width * leaf.step * (rows + stages * block)
+        else:
+            total += width * leaf.step * stages * columns
+    return total
 
 
 def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:

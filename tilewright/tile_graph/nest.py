@@ -289,6 +289,7 @@ def _here(node: Expr, accumulated: tuple[Tensor, ...], axes: tuple[Axis, ...]) -
 # in slots of a multiply-add; measured on vectors of four, chains of dependent operations in fours
 _HEAVY = {
     "exp": 25,
+    "exp2": 26,
     "log": 41,
     "tanh": 27,
     "erf": 31,

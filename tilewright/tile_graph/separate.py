@@ -20,8 +20,15 @@ def mentions(node: Expr, variables: frozenset[Load]) -> bool:
     return any(n in variables for n in walk(node))
 
 
-def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
-    """node = a · b with b free of everything but the variables; None where the rules find no such split."""
+def _never(_: Expr) -> bool:
+    return False
+
+
+def split_product(
+    node: Expr, variables: frozenset[Load], at_most_one: Callable[[Expr], bool] = _never
+) -> Split | None:
+    """node = a · b with b free of everything but the variables; None where the rules find no such split. Of some
+    values it is known that they never exceed 1, as long as the variables are those of all that was seen so far."""
     if not mentions(node, variables):
         return node, None
     if not _others(node, variables):
@@ -30,7 +37,7 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         return None
     name = node.op.name
     if name in ("mul", "div"):
-        left, right = (split_product(a, variables) for a in node.args)
+        left, right = (split_product(a, variables, at_most_one) for a in node.args)
         if left is None or right is None:
             return None
         if left[1] is not None and right[1] is not None and left[1].dtype is not right[1].dtype:
@@ -40,14 +47,16 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         inner = split_sum(node.args[0], variables)
         return _each(inner, lambda part: op("exp", part))
     if name in ("neg", "cast"):
-        inner = split_product(node.args[0], variables)
+        inner = split_product(node.args[0], variables, at_most_one)
         if inner is None:
             return None
         rest = inner[1]
         if name == "cast" and rest is not None:
-            # bfloat16 has float32's range, so that its rounding is relative: a factor may as well be applied after it
+            # bfloat16 has float32's range, so that its rounding is relative: a factor may as well be applied after it;
+            # what float16 rounds to nothing beside 1 stays nothing beside what replaces that 1
             widens = node.dtype.is_float and node.args[0].dtype.is_float and node.dtype.bits > node.args[0].dtype.bits
-            if not widens and node.dtype is not dtypes.bfloat16:
+            fits = node.dtype is dtypes.bfloat16 or (node.dtype is dtypes.float16 and at_most_one(node.args[0]))
+            if not widens and not fits:
                 return None
             rest = cast(rest, node.dtype) if node.dtype.bits > rest.dtype.bits else rest
         return node.rebuild((inner[0] if inner[0] is not None else const(1, node.args[0].dtype),)), rest
@@ -60,15 +69,15 @@ def split_product(node: Expr, variables: frozenset[Load]) -> Split | None:
         whole = float(node.args[1].value).is_integer()
         return _each(inner, lambda part: op("pow", part, node.args[1])) if whole or _not_negative(inner) else None
     if name == "select" and not mentions(node.args[0], variables):
-        return _split_select(node, variables)
+        return _split_select(node, variables, at_most_one)
     return None
 
 
-def _split_select(node: Op, variables: frozenset[Load]) -> Split | None:
+def _split_select(node: Op, variables: frozenset[Load], at_most_one: Callable[[Expr], bool]) -> Split | None:
     condition, then, otherwise = node.args
     zero = isinstance(otherwise, Const) and otherwise.value == 0
-    a = split_product(then, variables)
-    b = (otherwise, None) if zero else split_product(otherwise, variables)
+    a = split_product(then, variables, at_most_one)
+    b = (otherwise, None) if zero else split_product(otherwise, variables, at_most_one)
     if a is None or b is None:
         return None
     if not zero and a[1] is not b[1]:

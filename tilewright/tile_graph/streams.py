@@ -34,6 +34,7 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
+from tilewright.ir.normalised import Largest, at_most_one
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
@@ -145,6 +146,14 @@ def _factors(
     late = {t for n in reducers for t in n.stores[1:]}  # only a reducer's first result is kept up to date in a block
     if any(x.source in late for n in (*wide, *reducers) for x in n.loads()):
         return None
+    by_result = {n.tensor: n for n in reducers}
+
+    def largest(tensor: object) -> Largest | None:
+        known = by_result.get(tensor) if isinstance(tensor, Tensor) else None
+        if known is None or known.monoid is None or known.monoid.operator != "max" or known.epilogue:
+            return None
+        return Largest(known.axes, known.reduce_axes, inline(known.elements[0], maps))
+
     for nest in reducers:
         if nest.monoid is None:
             return None
@@ -158,7 +167,10 @@ def _factors(
             return None
         if any(set(_axes(n)) - set(nest.axes) for n in moving):
             return None
-        split = (split_product if nest.monoid.operator == "add" else split_sum)(element, moving)
+        if nest.monoid.operator == "add":
+            split = split_product(element, moving, lambda node: at_most_one(node, largest))
+        else:
+            split = split_sum(element, moving)
         if split is None or split[1] is None or not split[1].dtype.is_float:
             return None
         factors[nest] = (split[1], moving)
@@ -202,6 +214,7 @@ class Work:
     box: Box
     limits: Mapping[Axis, Range] = field(default_factory=dict)
     owner: Nest | None = None
+    along: tuple[Axis, ...] = ()  # the owner's axes that those of the nest stand for, where they are not the same
     prologue: int = 0  # before the first step of a window, the first, second.. one: places are those of that step
     shifted: int = 0  # at another part of a loop, the first, second.. such part: places are those of that part
 
@@ -213,7 +226,8 @@ class Carrier:
         self.stream = stream
         self.given = leaves
         # a reducer read by wide nests or other reducers in the block needs its current value there
-        read_inside = {x.source for n in (*stream.wide, *stream.reducers) for x in n.loads()}
+        read_inside = {x.source for n in stream.wide for x in n.loads()}
+        read_inside.update(x.source for n in stream.reducers for x in loads(*n.elements))
         self.current = {n: Tensor(f"{n.tensor.name}@now", n.tensor.shape, n.tensor.dtype)
                         for n in stream.reducers if n.tensor in read_inside}  # fmt: skip
         self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
@@ -332,7 +346,7 @@ class Carrier:
         made = Nest((tensor,), axes, (), (), None, (), (simplify(moved),), tensor.name)
         own = tuple(box[nest.axes.index(a)] for a in used)
         leaf = Leaf(tensor.name, tensor.name, order=tuple(f"o{i}" for i in range(len(axes))))
-        return Work(made, leaf, own, owner=nest), load(tensor, [var(a) for a in used])
+        return Work(made, leaf, own, owner=nest, along=tuple(used)), load(tensor, [var(a) for a in used])
 
     def _point(self, nest: Nest, tensor: Tensor, value: Expr, box: Box) -> Work:
         """A map over the reducer's own axes."""
@@ -346,7 +360,7 @@ class Carrier:
             register=tuple((a, n) for a, n in given.register if a == vector),
             order=tuple(f"o{i}" for i in range(len(axes))),
         )  # fmt: skip
-        return Work(made, leaf, box, owner=nest)
+        return Work(made, leaf, box, owner=nest, along=nest.axes)
 
 
 def stream_of(tile: Tile, nests: Sequence[Nest]) -> Stream | None:

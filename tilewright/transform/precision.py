@@ -20,6 +20,7 @@ from tilewright.ir.simplify import linear
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.extremes import extremes_of_bytes
+from tilewright.transform.late_factors import apply_factors_late
 from tilewright.transform.quantise.quantise import form_of, use_integers
 from tilewright.transform.quantise.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
@@ -38,6 +39,8 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
         program = use_narrow(program, target, _NARROW[precision])
     if precision == "tf32":
         program = use_tf32(program)
+    if target.kind != "cpu":
+        program = apply_factors_late(program)
     return _with_guards_outside(program)
 
 

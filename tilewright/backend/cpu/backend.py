@@ -56,6 +56,9 @@ class CpuBackend:
     ) -> Choice | None:  # fmt: skip
         return choose_tile(nests, leaves, context, stored, fixed, stream, blocks)
 
+    def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
+        return None
+
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
         overlaps: Sequence[Overlap],

@@ -11,9 +11,11 @@ from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.gpu.tile import choose_gpu_tile
+from tilewright.backend.gpu.stream_form import register_form
+from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
@@ -25,7 +27,7 @@ from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
 from tilewright.tile_graph.rolling import Overlap
-from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.streams import Stream, find_stream
 
 
 class GpuBackend:
@@ -50,8 +52,16 @@ class GpuBackend:
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
         fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
+        if stream is not None:
+            kept = choose_register_stream(nests, leaves, context, stored, fixed, stream)
+            if kept is not None:
+                return kept
         found = [choose_gpu_tile(nests, leaves, context, stored, fixed, stream, b) for b in blocks or (0,)]
         return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
+
+    def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
+        stream = find_stream(nests) if any(x.instruction in FORMS for x in leaves) else None
+        return None if stream is None or register_form(nests, leaves, stream) is None else stream
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.backend.gpu.nest import GpuNest
+from tilewright.backend.gpu.stream import RegisterStream, stream_tile
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, lt, var
 from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
@@ -50,6 +51,10 @@ class GpuKernel(KernelLowering):
         self.shared: list[Buffer] = []
         self.hazards = _Hazards()
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
+        warps = stream_tile(self.plan)
+        if warps is not None:  # nothing that is held leaves the registers
+            streamed = RegisterStream(self, warps, items).statements()
+            return (For(index, ForKind.BLOCK, alloc(self.shared, (For(self.thread, ForKind.THREAD, streamed),))),)
         inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
         return (For(index, ForKind.BLOCK, alloc([*self.kept, *self.shared], inside)),)
 

@@ -8,12 +8,13 @@ behind the end of the sum is zero in shared memory, so the multiplication needs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.gpu.contract import flat_offset
 from tilewright.backend.gpu.matrix_epilogue import MatrixEpilogue
-from tilewright.backend.gpu.matrix_sides import Side, sides_of
+from tilewright.backend.gpu.matrix_sides import Side, Sides, sides_of
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.pipeline import pipelined, sync
@@ -66,27 +67,44 @@ class _Ring:
 class MatrixContract:
     """The steps of a contraction on fragments, with the positions of a GpuNest."""
 
-    def __init__(self, nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> None:
+    def __init__(
+        self, nest: GpuNest, sides: Sides, block: tuple[int, int], warp: tuple[int, int], holds: Sequence[Hold | None]
+    ) -> None:
+        """`block` and `warp`: rows and columns; `holds`: how both operands come, None for one that is in registers."""
         self.base = nest
         self.form = FORMS[nest.plan.instruction or ""]
-        extents = [a.extent for a in warps.axes]
-        (_, self.warp_rows), (_, self.warp_columns) = warps.sizes
-        self.block_rows, self.block_columns = extents
-        row_axes = tuple(nest.nest.named(b.axis) for b in warps.axes[0].binds)
-        sides = sides_of(nest.nest, nest.nest.named(warps.axes[1].binds[-1].axis))
-        if sides is None or set(sides.rows.axes) != set(row_axes):
-            raise InternalError(f"'{nest.nest.tensor.name}' is no product that {self.form.name} runs")
+        self.block_rows, self.block_columns = block
+        self.warp_rows, self.warp_columns = warp
         self.sides = sides
         self.lane, self.warp = simplify(var(nest.thread) % WARP), simplify(var(nest.thread) // WARP)
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
         self.step = nest.plan.step
         self.fragments = (self.warp_rows // self.form.c.rows, self.warp_columns // self.form.c.columns)
-        rows, columns = holds
-        self.stages = rows.stages
-        self.rings = (
-            self._ring(sides.rows, self.block_rows, rows),
-            self._ring(sides.columns, self.block_columns, columns),
-        )
+        both = zip((sides.rows, sides.columns), block, holds, strict=True)
+        self.rings = [None if hold is None else self._ring(side, size, hold) for side, size, hold in both]
+
+    @staticmethod
+    def of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixContract:
+        """As a Tile over warps shares a product out."""
+        (_, rows), (_, columns) = warps.sizes
+        row_axes = tuple(nest.nest.named(b.axis) for b in warps.axes[0].binds)
+        sides = sides_of(nest.nest, nest.nest.named(warps.axes[1].binds[-1].axis))
+        if sides is None or set(sides.rows.axes) != set(row_axes):
+            raise InternalError(f"'{nest.nest.tensor.name}' is no product that {nest.plan.instruction} runs")
+        block = (warps.axes[0].extent, warps.axes[1].extent)
+        return MatrixContract(nest, sides, block, (rows, columns), holds)
+
+    def of_part(self, nest: GpuNest) -> MatrixContract:
+        """The same operands in the same places, of another part of the product."""
+        made = copy(self)
+        made.base = nest
+        return made
+
+    def ring(self, number: int) -> _Ring:
+        """Of the rows' operand, or the columns'."""
+        found = self.rings[number]
+        assert found is not None
+        return found
 
     # --- shared memory
 
@@ -98,7 +116,7 @@ class MatrixContract:
         pad = 1 if hold.layout == PADDED and packets % 2 == 0 else 0
         if hold.layout == PADDED and self.form.operand is dtypes.float32 and not along_sum:
             pad = 2  # four lines of eight neighbours in banks of their own, element by element
-        shape = (self.stages, outer, packets + pad, packet)
+        shape = (hold.stages, outer, packets + pad, packet)
         buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)
         self.base.shared.append(buffer)
         return _Ring(side, buffer, along_sum, outer, packets, packet, hold)
@@ -156,19 +174,20 @@ class MatrixContract:
             at = simplify(part * self.step)
             return [
                 g
-                for ring, start in zip(self.rings, starts, strict=True)
-                for g in self._fill(ring, at, slot, start, fixed, valid)
+                for number, start in enumerate(starts)
+                for g in self.fill(number, at, slot, start, fixed, valid)
             ]
 
         def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
-            return [*self._rows(a[number], slot, const(step)), *self._columns(b[number], slot, const(step))]
+            at = slot, const(step)
+            return [*self.row_fragments(a[number], *at), *self.column_fragments(b[number], *at)]
 
         def use(number: int) -> tuple[Stmt, ...]:
             return self._multiply(total, a[number], b[number])
 
         parts = -(-self.length // self.step)
         body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
-        steps = pipelined("part", parts, self.stages, self.step // form.depth, copies, fetch, use, reused)
+        steps = pipelined("part", parts, self.ring(0).hold.stages, self.step // form.depth, copies, fetch, use, reused)
         body.extend(alloc([*a, *b], steps))
         epilogue = MatrixEpilogue(self)
         if base.plan.lanes > 1:
@@ -242,10 +261,11 @@ class MatrixContract:
 
     # --- copies into shared memory
 
-    def _fill(
-        self, ring: _Ring, at: Expr, slot: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+    def fill(
+        self, number: int, at: Expr, slot: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> list[tuple[Stmt, ...]]:
         """All threads bring one part of an operand: packets where memory has them, elements otherwise; in groups."""
+        ring = self.ring(number)
         lane = Axis("lane", ring.packet)
         count = ring.outer * ring.packets
         if self._packets(ring, at, start, fixed, lane):
@@ -361,9 +381,9 @@ class MatrixContract:
 
     # --- fragments
 
-    def _rows(self, a: Buffer, slot: Expr, depth: Expr) -> tuple[Stmt, ...]:
+    def row_fragments(self, a: Buffer, slot: Expr, depth: Expr) -> tuple[Stmt, ...]:
         """Matrices of ldmatrix: the upper and lower rows of the first half of the depth, then of the second."""
-        ring, lane = self.rings[0], self.lane
+        ring, lane = self.ring(0), self.lane
         i = Axis("i", self.fragments[0])
         origin = simplify(self.warp_place()[0] + var(i) * self.form.a.rows)
         body: tuple[Stmt, ...]
@@ -376,9 +396,9 @@ class MatrixContract:
             body = self._by_element(a, var(i), ring, slot, self.form.a, origin, depth, is_rows=True)
         return unrolled([i], body)
 
-    def _columns(self, b: Buffer, slot: Expr, depth: Expr) -> tuple[Stmt, ...]:
+    def column_fragments(self, b: Buffer, slot: Expr, depth: Expr) -> tuple[Stmt, ...]:
         """The same for two neighbouring fragments: both halves of the depth of the first, then of the second."""
-        ring, lane = self.rings[1], self.lane
+        ring, lane = self.ring(1), self.lane
         j = Axis("j", self.fragments[1] // 2)
         origin = simplify(self.warp_place()[1] + var(j) * 16)
         body: tuple[Stmt, ...]

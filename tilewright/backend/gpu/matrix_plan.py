@@ -35,18 +35,18 @@ _MOST_BLOCK = 256  # rows or columns of a block
 _WARPS = (1, 2, 3, 4, 6, 8)
 _STEP_BYTES = (128, 64)  # of a line of shared memory along the sum
 _LEAST_STAGES, _MOST_STAGES = 4, 6  # parts arrive unevenly, whatever the mean says
-_REGISTERS = 255  # of a thread
-_REGISTERS_BESIDE = 44  # addresses, conditions and counters
-_REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
-_THREADS = 2048  # of a multiprocessor
-_START = 1200  # cycles until a block's first copies are issued, and after its last store
-_SYNC = 80  # cycles of a slab at the least: the wait and the barrier
+REGISTERS = 255  # of a thread
+REGISTERS_BESIDE = 44  # addresses, conditions and counters
+REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
+THREADS = 2048  # of a multiprocessor
+START = 1200  # cycles until a block's first copies are issued, and after its last store
+SYNC = 80  # cycles of a slab at the least: the wait and the barrier
 _DEPTH_STEP = 50  # and from the fragments of one step of the sum to those of the next, one warp alone
 _NEVER = 1e15  # cycles of what cannot be done
 _LINE = 128  # bytes that the L2 brings at a time
 _CUT_LINES, _SHORT_LINES = 2.0, 1.2  # times the bytes of runs that end inside lines, or are a part of one each
 _LOADED = 2.0  # times the latency of memory that is idle
-_UNEVEN = 0.4  # of the time of one unit that another does not hide
+UNEVEN = 0.4  # of the time of one unit that another does not hide
 _COPIED, _COMPUTED, _BY_ELEMENT = range(3)  # how operands come to shared memory
 _WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
 _WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
@@ -193,7 +193,7 @@ def _block(rows: int, columns: int, down: int, across: int) -> tuple[int, int, i
     height = ceil(min(rows, _MOST_BLOCK) / (16 * down)) * 16
     width = ceil(min(columns, _MOST_BLOCK) / (16 * across)) * 16
     kept = height * width // 32 + (height + width) // 2  # sums, and fragments of both operands, twice
-    if kept + _REGISTERS_BESIDE > _REGISTERS:
+    if kept + REGISTERS_BESIDE > REGISTERS:
         return None
     return height * down, width * across, height, width
 
@@ -280,8 +280,8 @@ def _cost(
     warps = made.warps
     depth = made.step // form.depth
     # tensor cores and shared memory wait for each other to some degree: fragments come before they are multiplied
-    inside = max(slab.tensor, slab.shared) + _UNEVEN * min(slab.tensor, slab.shared)
-    part = max(inside, slab.beyond) + _UNEVEN * min(inside, slab.beyond)
+    inside = max(slab.tensor, slab.shared) + UNEVEN * min(slab.tensor, slab.shared)
+    part = max(inside, slab.beyond) + UNEVEN * min(inside, slab.beyond)
     # elements that are not just copied: threads compute where they lie and what they are, and wait for them
     sizes = (made.rows, made.columns)
     part += made.step * sum(n * _WAY_SLOTS[way] for n, way in zip(sizes, ways, strict=True)) / lanes
@@ -289,18 +289,18 @@ def _cost(
     reach = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
     first = _LOADED * target.main.latency * target.clock
     # a multiprocessor's four schedulers each feed a quarter of its tensor cores
-    own = max(inside * max(1.0, 4 / warps), _SYNC + _DEPTH_STEP * depth)
+    own = max(inside * max(1.0, 4 / warps), SYNC + _DEPTH_STEP * depth)
     waiting = reach / max(1, made.stages - 1) + each / (32 * warps)
     step = max(own, waiting if parts > made.stages - 1 else 0.0, slab.beyond)
     # an epilogue of dependent instructions: a warp alone issues one in some cycles
     stored = min(rows, made.rows) * min(columns, made.columns) * (_STORED + work) / lanes
     epilogue = made.warp_rows * made.warp_columns / 32 * (_STORED + work) * max(1.0, warps / 4 / _APART, _APART)
     ring = ring_bytes(made, instruction)
-    registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 2 + _REGISTERS_BESIDE
-    resident = max(1, min(target.tile_level.capacity // max(ring, 1), _REGISTER_FILE // (registers * 32 * warps),
-                          _THREADS // (32 * warps)))  # fmt: skip
+    registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 2 + REGISTERS_BESIDE
+    resident = max(1, min(target.tile_level.capacity // max(ring, 1), REGISTER_FILE // (registers * 32 * warps),
+                          THREADS // (32 * warps)))  # fmt: skip
     busy = turns * (parts * part + stored)
-    alone = _START + turns * (first + parts * step + epilogue)
+    alone = START + turns * (first + parts * step + epilogue)
     return MatrixCost(busy, alone, ring, resident)
 
 

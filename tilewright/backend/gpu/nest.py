@@ -92,7 +92,7 @@ class GpuNest:
         if self.warps is not None:
             from tilewright.backend.gpu.matrix import MatrixContract
 
-            return MatrixContract(self, self.warps, self.operands).statements()
+            return MatrixContract.of(self, self.warps, self.operands).statements()
         if self.plan.step:
             from tilewright.backend.gpu.contract import GpuContract
 

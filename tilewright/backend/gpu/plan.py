@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
 from tilewright.backend.gpu.nest import WARP
+from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, loads, var
 from tilewright.ir.products import Factor, factors
@@ -227,6 +228,9 @@ def finished_leaves(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None, context: NestContext
 ) -> tuple[tuple[Leaf, ...], int]:
     """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
+    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
+    if kept is not None and stream is not None:
+        return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
     finished, most = [], 1
@@ -247,10 +251,14 @@ def shared_out(
     kernel: Tile, nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None,
     context: NestContext,
 ) -> Tile:  # fmt: skip
-    """The kernel with its products handed out to warps."""
+    """The kernel with its products handed out to warps, or all of it where it is streamed in registers."""
+    registers = context.target.levels[0].name
+    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
+    if kept is not None:
+        return in_registers(kernel, nests, *kept, registers)
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    return with_warps(kernel, nests, fragments, context.target.levels[0].name)
+    return with_warps(kernel, nests, fragments, registers)
 
 
 def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:

@@ -173,6 +173,13 @@ template <class T, long long... E> struct View {
     static_assert(sizeof...(I) == sizeof...(E) && sizeof...(E) > 0, "one index per dimension");
     return {buffer, {static_cast<long long>(i)...}};
   }
+  template <class... I> Place<T> apart(I... i) const {
+    static_assert(sizeof...(I) == 2 * sizeof...(E) && sizeof...(E) > 0, "two numbers per dimension");
+    const long long given[] = {static_cast<long long>(i)...};
+    Place<T> place{buffer, {}};
+    for (int d = 0; d < static_cast<int>(sizeof...(E)); ++d) place.index[d] = given[d] + given[sizeof...(E) + d];
+    return place;
+  }
 };
 
 // A thread's register array; bit 0 of a state: written, bit 1: read.
@@ -341,6 +348,8 @@ template <int N, class To, class From> TW_FN void copy_async_or_zero(const To& t
   const long long target = to.first(N);
   if (target >= 0) emulate::engine->zero_async(to.buffer, target, N);
 }
+TW_FN void begin() {}
+TW_FN int times(int count) { return count; }
 TW_FN void commit() { emulate::engine->commit(); }
 template <int Pending> TW_FN void wait() { emulate::engine->wait(Pending); }
 
