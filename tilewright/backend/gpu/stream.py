@@ -143,8 +143,8 @@ class RegisterStream:
         kept = [b for _, b in self.registers.values()] + [b for bs in self.row_fragments.values() for b in bs]
         return alloc(kept, body)
 
-    def _work(self, work: Work | Loop) -> tuple[Stmt, ...]:
-        if isinstance(work, Loop):
+    def _work(self, work: Item) -> tuple[Stmt, ...]:
+        if not isinstance(work, Work):
             raise InternalError(f"kernel '{self.kernel.plan.name}': a loop beside its stream")
         if work.nest.tensor in self.composed:
             return ()
