@@ -111,11 +111,11 @@ CASES = {
 
 @pytest.mark.parametrize("streaming", ["auto", "always"])
 @pytest.mark.parametrize("case", CASES)
-def test_answers_stay(case: str, streaming: str, tmp_path: Path) -> None:
+def test_answers_stay(case: str, streaming: str, kernel_cache: Path) -> None:
     program = choose_layouts(fold_constants(ops.lower(load(CASES[case], {}))), CPU)
     inputs = random_inputs(program, 7)
     wanted = evaluated(program, inputs, wide=True)
-    found = lowered(program, streaming=streaming).natively(inputs, tmp_path)
+    found = lowered(program, streaming=streaming).natively(inputs, kernel_cache)
     for name, value in wanted.items():
         if value.dtype.kind == "i":
             assert np.array_equal(found[name], value)
@@ -125,12 +125,12 @@ def test_answers_stay(case: str, streaming: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streaming", ["auto", "always"])
 @pytest.mark.parametrize("case", CASES)
-def test_answers_stay_on_a_gpu(case: str, streaming: str, tmp_path: Path) -> None:
+def test_answers_stay_on_a_gpu(case: str, streaming: str, kernel_cache: Path) -> None:
     target = machine("cuda-emulated")
     program = choose_layouts(fold_constants(ops.lower(load(CASES[case], {}))), target)
     plan = make_plan(program, target, streaming=streaming)
     loops = lower_program(program, plan, backend_for(target).lower_kernel)
-    options = Options(target=target.name, cache_dir=tmp_path)
+    options = Options(target=target.name, cache_dir=kernel_cache)
     runner = machine_code.load(machine_code.render(loops, target), loops, program, plan, target, options)
     inputs = random_inputs(program, 7)
     outputs = [np.empty([int(e) for e in t.shape], t.dtype.numpy) for t in program.outputs]

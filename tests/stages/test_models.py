@@ -46,16 +46,11 @@ class Export:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("zoo")
-
+def export(zoo_file):
     @cache
     def make(name: str, exporter: str = "torchscript") -> Export:
-        if exporter == "dynamo":
-            pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")
+        path = zoo_file(name, exporter)
         module, inputs = zoo.build(name, "small")
-        path = folder / f"{name}.{exporter}.onnx"
-        zoo.export_module(module, inputs, path, exporter=exporter)
         return Export(path, inputs, zoo.reference(module, inputs), programs(path))
 
     return make

@@ -9,39 +9,60 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
-from tests.cpu_stages import lowered, random_inputs
+from tests.cpu_stages import CPU, lowered, model_of, programs, random_inputs
 from tests.gpu_launch import grid_of, source_of
 from tests.plans import map_tiles
-from tests.trees import by_hand, close, kernels, loops_agree, planned, program_of, tree_agrees
+from tests.ten_trees import (
+    CLUSTER,
+    EXPONENTS,
+    H200,
+    HOST,
+    N1,
+    PRODUCT,
+    TWO_READERS,
+    X86,
+    case,
+    copy_of,
+    gathered,
+    persistent,
+    recomputed,
+    rows_of,
+    staged_twice,
+    streamed_model,
+    summed,
+    warps,
+    with_cases,
+)
+from tests.trees import by_hand, close, kernels, loops_agree, program_of, tree_agrees
 from tests.unit.test_rolling import chain, rolled
 from tests.unit.test_wavefront import folded, rewritten, stacked
+from tilewright import Options
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.backend.predict import predict
 from tilewright.backend.traffic import traffic_of
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Map, Program, Reduce, all_computes, plain_monoid
-from tilewright.ir.expr import Axis, load, op, symbol, var
+from tilewright.compiler import Artifact, build
+from tilewright.frontend.onnx import load
+from tilewright.ir.compute import Program, Reduce, all_computes
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Alloc, For, If, Kernel, LoopProgram, Memory, Scope, Stmt, statements
 from tilewright.ir.loops import Barrier as LoopBarrier
-from tilewright.ir.tensor import Tensor
 from tilewright.ir.traffic import count_traffic
 from tilewright.render.cuda import launch_shape
+from tilewright.report.explain import explain_text
+from tilewright.report.facts import explain_json
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import EmulatedModule, EmulationFault
 from tilewright.schedule.planner import make_plan
-from tilewright.target import Cluster, MemoryLevel, Target, machine
+from tilewright.target import Cluster, Target, machine
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.held import held_bytes, plan_nests
 from tilewright.tile_graph.interpret_tree import interpret_tree
 from tilewright.tile_graph.occurrences import told_apart
-from tilewright.tile_graph.plan import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.transform.algorithm.split import Split
 from tilewright.transform.layout import choose_layouts
-
-N1, X86, H200 = machine("neoverse_n1"), machine("emerald_rapids"), machine("h200")
-HOST = MemoryLevel("host", 1 << 30, 64, 5e10)
 
 
 def allocated(kernel: Kernel) -> list[tuple[int, ...]]:
@@ -65,31 +86,6 @@ def counted_as_predicted(program: Program, plan: Plan, target: Target, kernel: K
 
 
 # --- 1: copies double-buffered at two levels
-
-PRODUCT = """
-    x[20, 40]
-    w[40, 8]
-    y[i0:20, i1:8] = sum[r0:40] x[i0, r0] * w[r0, i1]
-"""
-
-
-def copy_of(name: str) -> Leaf:
-    return Leaf(name, name, part="copy", vector="o1", lanes=4, register=(("o1", 4),), order=("o0", "o1"))
-
-
-def staged_twice(program: Program, target: Target, stages: int) -> Plan:
-    """Rows of x come to L2 part by part, and columns of those and of w's rows to L1, each ahead of its use."""
-    y = replace(planned(program, target)["y"], part="step", cut=(), ahead=0)
-    near, tile = target.levels[1].name, target.tile_level.name
-    rows, depth = TileAxis("rows", 20, (Bind("y", "o0"),)), TileAxis("s", 40, (Bind("y", "r0"),))
-    inner = Tile(near, (("s", 16),), "order", (copy_of("x"), copy_of("w"), y),
-                 (Hold("x", fill="copy", stages=stages), Hold("w", fill="copy", stages=stages),
-                  Hold("y", "carry", "s")), (depth,))  # fmt: skip
-    middle = Tile(tile, (("rows", 8),), "order",
-                  (copy_of("x"), replace(y, part="start"), inner, replace(y, part="finish")),
-                  (Hold("x", fill="copy", stages=stages),))  # fmt: skip
-    kernel = Tile(tile, (("rows", 16),), "cores", (middle,), (), (rows,), "k0")
-    return by_hand(Tile(target.main.name, body=(kernel,)), target)
 
 
 @pytest.mark.parametrize("target", [N1, X86], ids=lambda t: t.name)
@@ -136,28 +132,6 @@ def test_1_copies_double_buffered_at_two_levels_of_a_device_and_its_host() -> No
 # --- 2: producer and consumer warps
 
 
-def warps(program: Program, threads: tuple[int, int] = (32, 96), runs: str = "together") -> Plan:
-    """One warp computes the exponentials of the next columns while the others multiply with these."""
-    shared = H200.levels[1].name
-    produced, y = planned(program, H200)["p"], Leaf("y", "y", part="step", vector="o1", order=("o0", "o1", "r0"))
-    sides = [Tile(shared, over="lanes", count=n, body=(leaf,)) for n, leaf in zip(threads, (produced, y), strict=True)]
-    depth = TileAxis("s", 96, (Bind("p", "o1"), Bind("y", "r0")))
-    walked = Tile(shared, (("s", 16),), "order", tuple(sides), (Hold("p", stages=2), Hold("y", "carry", "s")),
-                  (depth,), runs=runs)  # fmt: skip
-    lanes = Tile(shared, over="lanes", count=128, body=(replace(y, part="start"), walked, replace(y, part="finish")))
-    rows = TileAxis("rows", 40, (Bind("y", "o0"),))
-    kernel = Tile(shared, (("rows", 16),), "blocks", (lanes,), (), (rows,), "k0")
-    return by_hand(Tile(H200.main.name, body=(kernel,)), H200)
-
-
-EXPONENTS = """
-    x[40, 96]
-    w[96, 20]
-    p[i0:40, i1:96] = exp(x[i0, i1])
-    y[i0:40, i1:20] = sum[r0:96] p[i0, r0] * w[r0, i1]
-"""
-
-
 def test_2_producer_and_consumer_warps() -> None:
     program = program_of(EXPONENTS)
     plan = warps(program)
@@ -189,6 +163,35 @@ def test_2_the_warps_on_the_emulator(tmp_path: Path) -> None:
     program = program_of(EXPONENTS)
     loops = loops_agree(program, warps(program), H200)
     close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
+
+
+def test_2_a_warp_that_copies_for_the_others() -> None:
+    program = program_of(PRODUCT)
+    shared = H200.levels[1].name
+    y = Leaf("y", "y", part="step", vector="o1", order=("o0", "o1", "r0"))
+    sides = (Tile(shared, over="lanes", count=32, body=(replace(copy_of("w"), lanes=1, register=()),)),
+             Tile(shared, over="lanes", count=64, body=(y,)))  # fmt: skip
+    walked = Tile(shared, (("s", 16),), "order", sides, (Hold("w", fill="copy", stages=3), Hold("y", "carry", "s")),
+                  (TileAxis("s", 40, (Bind("y", "r0"),)),), runs="together")  # fmt: skip
+    lanes = Tile(shared, over="lanes", count=96, body=(replace(y, part="start"), walked, replace(y, part="finish")))
+    kernel = Tile(shared, (("rows", 8),), "blocks", (lanes,), (), (TileAxis("rows", 20, (Bind("y", "o0"),)),), "k0")
+    plan = by_hand(Tile(H200.main.name, body=(kernel,)), H200)
+    tree_agrees(program, plan, H200)
+    (lowered_kernel,) = loops_agree(program, plan, H200).kernels
+    assert (3, 16, 8) in allocated(lowered_kernel)
+    counted_as_predicted(program, plan, H200, lowered_kernel)
+
+
+@pytest.mark.parametrize("target", [N1, H200], ids=lambda t: t.name)
+def test_2_independent_kernels_share_a_stage(target: Target) -> None:
+    program = program_of("x[24, 40]\na[i0:24] = sum[r0:40] x[i0, r0]\nb[i0:40] = sum[r0:24] x[r0, i0]")
+    seconds = {}
+    for runs in ("order", "together"):
+        stage = Tile(target.main.name, body=tuple(kernels(program, target).values()), runs=runs)
+        plan = by_hand(stage, target)
+        seconds[runs] = tree_agrees(program, plan, target)[1].seconds
+        loops_agree(program, plan, target)
+    assert seconds["together"] < 0.75 * seconds["order"]
 
 
 # --- 3: a sum split over blocks and combined in another kernel
@@ -224,20 +227,6 @@ def test_4_a_rolling_window_over_rows_with_its_halo() -> None:
 # --- 5: a persistent LSTM, wavefront over layers, state in device memory between barriers
 
 
-def persistent(tile: Tile) -> Tile:
-    """The steps inside their kernel, which ends each in a barrier."""
-    if tile.over != "steps":
-        return tile
-    (kernel,) = (k for k in tile.body if isinstance(k, Tile))
-    holds = tuple(h for h in kernel.holds if h.fill is None)
-    (inner,) = kernel.body if kernel.over == "blocks" else (kernel,)
-    assert isinstance(inner, Tile)
-    leaves = [replace(n, idle=None, alternate=False) if isinstance(n, Leaf) else n for n in inner.body]
-    steps = Tile(kernel.level, over="steps", scan=tile.scan, body=(*leaves, Barrier(kernel.over)))
-    body = (replace(inner, body=(steps,)),) if kernel.over == "blocks" else (steps,)
-    return replace(kernel, body=body, holds=holds)
-
-
 @pytest.mark.parametrize("target", [N1, H200], ids=lambda t: t.name)
 def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -> None:
     program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), target)
@@ -255,6 +244,28 @@ def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -
     assert len(loops.calls) == len(stepped.calls) - 3  # one launch for all steps
     (kernel,) = (k for k in loops.kernels if any(_waits_for_all(s) for s in statements(k.body)))
     assert [p.shape[0] for p in kernel.params].count(2) >= 2  # states, two places in turn
+
+
+def test_5_weights_stay_in_shared_memory_from_step_to_step() -> None:
+    """Each block copies its part of the recurrence's weights before the steps, and reads no more of them after."""
+    program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), H200)
+    (weights,) = (t for t in program.constants if t.rank == 4)
+    order = tuple(f"o{i}" for i in range(4))
+
+    def kept(tile: Tile) -> Tile:
+        if not (tile.is_kernel and any(isinstance(n, Tile) and n.over == "steps" for n in tile.walk())):
+            return tile
+        (lanes,) = (n for n in tile.body if isinstance(n, Tile))
+        copy = Leaf(weights.name, weights.name, part="copy", vector="o3", order=order)
+        holds = (*tile.holds, Hold(weights.name, fill="copy"))
+        return replace(tile, holds=holds, body=(replace(lanes, body=(copy, *lanes.body)),))
+
+    far = map_tiles(make_plan(program, H200), persistent)
+    near = map_tiles(far, kept)
+    tree_agrees(program, near, H200)
+    loops_agree(program, near, H200)
+    before, after = (traffic_of(program, p, H200)["k1"].memories[Memory.GLOBAL][0] for p in (far, near))
+    assert before - after == 3 * 4 * 2 * 4 * 8 * 8  # in the first of four steps alone
 
 
 @pytest.mark.slow
@@ -352,23 +363,6 @@ def test_7_streamed_attention_with_states_and_corrections(target: Target) -> Non
 # --- 8: one producer recomputed at two levels for two readers
 
 
-def recomputed(program: Program, target: Target) -> Plan:
-    leaf = planned(program, target)
-    rows = TileAxis("rows", 40, (Bind("a", "o0"), Bind("b", "o0")))
-    near, tile = target.levels[1].name, target.tile_level.name
-    inner = Tile(near, (("rows", 4),), "order", (leaf["p"], leaf["b"]), (Hold("p"),))
-    kernel = Tile(tile, (("rows", 16),), "cores", (leaf["p"], leaf["a"], inner), (Hold("p"),), (rows,), "k0")
-    return by_hand(Tile(target.main.name, body=(kernel,)), target)
-
-
-TWO_READERS = """
-    x[40, 24]
-    p[i0:40, i1:24] = exp(x[i0, i1])
-    a[i0:40] = sum[r0:24] p[i0, r0]
-    b[i0:40, i1:24] = p[i0, i1] * p[i0, 23 - i1]
-"""
-
-
 @pytest.mark.parametrize("target", [N1, X86], ids=lambda t: t.name)
 def test_8_one_producer_recomputed_at_two_levels_for_two_readers(target: Target) -> None:
     program = program_of(TWO_READERS)
@@ -386,24 +380,6 @@ def test_8_one_producer_recomputed_at_two_levels_for_two_readers(target: Target)
 # --- 9: a model streamed through a device from host memory
 
 
-def streamed_model(layers: int, early: bool) -> tuple[Program, Plan, Cluster]:
-    """Weights of each layer on the device while it runs, those of the next on their way where they start early."""
-    lines = ["x0[10, 16]", *(f"w{i}[16, 16]" for i in range(layers))]
-    lines += [f"x{i + 1}[i0:10, i1:16] = sum[r0:16] x{i}[i0, r0] * w{i}[r0, i1]" for i in range(layers)]
-    program = program_of("\n".join(lines))
-    made, main = kernels(program, H200), H200.main.name
-    tiles = tuple(
-        Tile(main, body=(made[f"x{i + 1}"],),
-             holds=(Hold(f"w{i}", fill="copy", issue=f"k_x{i}" if i and early else None),))
-        for i in range(layers)
-    )  # fmt: skip
-    holds = (Hold("x0", fill="copy"), *(Hold(f"x{i}") for i in range(1, layers)), Hold(f"x{layers}", fill="copy"))
-    capacity = 4 * (10 * 16 * (layers + 1) + 2 * 16 * 16)
-    device = replace(H200, levels=(*H200.levels[:-1], replace(H200.main, capacity=capacity)))
-    cluster = Cluster(device, replace(HOST, bandwidth=1e9))
-    return program, by_hand(Tile("host", body=(Tile(main, body=tiles, holds=holds),)), cluster), cluster
-
-
 def test_9_a_model_streamed_through_a_device_from_host_memory() -> None:
     main, seconds = H200.main.name, {}
     for early in (False, True):
@@ -418,59 +394,6 @@ def test_9_a_model_streamed_through_a_device_from_host_memory() -> None:
 
 
 # --- 10: a tensor sharded over devices with its collective
-
-LAYERS = """
-    x[10, 16]
-    v[16, 32]
-    w[32, 24]
-    h[i0:10, i1:32] = sum[r0:16] x[i0, r0] * v[r0, i1]
-    z[i0:10, i1:24] = sum[r0:32] h[i0, r0] * w[r0, i1]
-    y[i0:10, i1:24] = exp(z[i0, i1]) + z[i0, 23 - i1]
-"""
-CLUSTER = Cluster(H200, HOST, devices=4, link=4e11, link_latency=1e-6)
-
-
-def over_devices(axis: str, extent: int, size: int, binds: tuple[Bind, ...], body: tuple[Tile, ...],
-                 *holds: Hold) -> Tile:  # fmt: skip
-    return Tile(H200.main.name, ((axis, size),), "devices", body, holds, (TileAxis(axis, extent, binds),))
-
-
-def copied(*names: str) -> tuple[Hold, ...]:
-    return tuple(Hold(name, fill="copy") for name in names)
-
-
-def around(*body: Tile, holds: tuple[Hold, ...]) -> Tile:
-    return Tile(H200.main.name, body=body, holds=holds)
-
-
-def summed(fill: str, spread: str) -> tuple[Program, Plan]:
-    """Columns of h on each device, so each has a term of z; the terms are summed up, for all or for a part each."""
-    program = program_of(LAYERS)
-    made = kernels(program, H200)
-    first = over_devices("d", 32, 8, (Bind("h", "o1"), Bind("z", "r0")), (made["h"], made["z"]),
-                         *copied("x", "v", "w"), Hold("h"))  # fmt: skip
-    axis = ("o1", 24, 6) if spread == "replicated" else ("o0", 10, 3)
-    last = over_devices("e", *axis[1:], (Bind("y", axis[0]),), (made["y"],), *copied("y"))
-    after = around(last, holds=(Hold("z", fill=fill, distribution=spread),))
-    return program, by_hand(
-        Tile("host", body=(around(first, after, holds=(Hold("z", distribution="partial"),)),)), CLUSTER
-    )
-
-
-def gathered() -> tuple[Program, Plan]:
-    """Columns of h and of z on each device, and all of them brought to all."""
-    program = program_of(LAYERS)
-    made = kernels(program, H200)
-    first = over_devices("d", 32, 8, (Bind("h", "o1"),), (made["h"],), *copied("x", "v"))
-    second = over_devices("e", 24, 6, (Bind("z", "o1"),), (made["z"],), *copied("w"))
-    third = over_devices("f", 24, 6, (Bind("y", "o1"),), (made["y"],), *copied("y"))
-    body = around(
-        first,
-        around(second, holds=(Hold("h", fill="all-gather", distribution="replicated"),)),
-        around(third, holds=(Hold("z", fill="all-gather", distribution="replicated"),)),
-        holds=(Hold("h", distribution="o1"), Hold("z", distribution="o1")),
-    )
-    return program, by_hand(Tile("host", body=(body,)), CLUSTER)
 
 
 SHARDED: dict[str, tuple[Callable[[], tuple[Program, Plan]], int]] = {
@@ -492,32 +415,47 @@ def test_10_a_tensor_sharded_over_devices_with_its_collective(way: str) -> None:
     assert slow.seconds - predicted.seconds == pytest.approx(sent / 4 / 1e6, rel=0.01)
 
 
+# --- by way of the compiler
+
+
+def compiled(model: ModelProto, change: Callable[[Program, Plan], Plan], folder: Path, **options: object) -> Artifact:
+    """A model with another plan than the planner's."""
+    plan = folder / "plan.json"
+    target = machine(str(options.get("target", "cpu")))
+    first = {**options, "stop_after": "plan"}
+    build(load(model, {}), target, Options(cache_dir=folder, dump=folder, **first))  # type: ignore[arg-type]
+    (made,) = folder.glob("*-plan.json")
+    program = programs(model, target)["layout"]
+    plan.write_text(change(program, Plan.from_json(made.read_text())).to_json())
+    given = Options(cache_dir=folder, overrides=(("plan", plan),), **options)  # type: ignore[arg-type]
+    return build(load(model, {}), target, given)
+
+
+def test_plans_by_hand_are_explained(tmp_path: Path) -> None:
+    matmul = model_of([("MatMul", ["x", "w"], "y", {})], {"x": (20, 40), "w": (40, 8)}, {"y": (20, 8)})
+    artifact = compiled(matmul, lambda program, _: staged_twice(program, CPU, 2), tmp_path, stop_after="loops")
+    text = explain_text(artifact)
+    assert "y in blocks of 16 of 40" in text
+    (kernel,) = explain_json(artifact)["kernels"]
+    assert [h["bytes"] for h in kernel["tree"]["body"][0]["holds"]] == [2 * 4 * 8 * 40]  # in two stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cpu", "cuda-emulated"])
+def test_a_persistent_recurrence_runs_as_a_model(target: str, tmp_path: Path) -> None:
+    model = stacked("LSTM", 1, hidden=8, steps=3, inputs=5)
+    artifact = compiled(model, lambda _, plan: map_tiles(plan, persistent), tmp_path, target=target)
+    plain = build(load(model, {}), machine(target), Options(target=target, cache_dir=tmp_path))
+    inputs = [np.random.default_rng(0).standard_normal(p.shape).astype(np.float32) for p in artifact.inputs]
+    found, wanted = ([np.empty(p.shape, np.float32) for p in artifact.outputs] for _ in range(2))
+    artifact.runner.run(inputs, found)
+    plain.runner.run(inputs, wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "LSTM" in explain_text(artifact)
+
+
 # --- cases of a symbolic extent
-
-
-def rows_of(low: int, high: int) -> Program:
-    """The exponentials of rows, and their sums, of as many rows as there are."""
-    kind, rows = dtypes.float32, symbol("n", low, high)
-    x, p, y = Tensor("x", (rows, 8), kind), Tensor("p", (rows, 8), kind), Tensor("y", (rows,), kind)
-    i, j, k, r = Axis("i0", rows), Axis("i1", 8), Axis("i0", rows), Axis("r0", 8)
-    exponent = Map(p, (i, j), op("exp", load(x, (var(i), var(j)))))
-    total = Reduce((y,), (k,), (r,), (load(p, (var(k), var(r))),), plain_monoid("add", kind))
-    return Program((x,), (y,), (exponent, total))
-
-
-def case(low: int, high: int, part: int) -> Case:
-    """Parts of so many rows, and the exponentials of one held near."""
-    leaves = (Leaf("p", "p", order=("o0", "o1")), Leaf("y", "y", order=("o0", "r0")))
-    axis = TileAxis("rows", high, (Bind("y", "o0"),))
-    kernel = Tile("L2", (("rows", part),), "cores", leaves, (Hold("p"),), (axis,), "k0")
-    return Case("n", low, high, Tile("DRAM", body=(kernel,)))
-
-
-def with_cases(*cases: Case) -> Plan:
-    plan = Plan(N1.name, "by hand", Tile("DRAM"), cases=cases)
-    again = Plan.from_json(plan.to_json())
-    assert again == plan and again.text() == plan.text()
-    return plan
 
 
 def test_cases_of_a_symbolic_extent_have_a_tree_each() -> None:

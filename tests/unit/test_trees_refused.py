@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plans import map_leaves, map_tiles
-from tests.stages.test_ten_things import (
+from tests.ten_trees import (
     CLUSTER,
     EXPONENTS,
     H200,
@@ -214,7 +214,7 @@ COPIES: dict[str, tuple[Callable[[], Plan], str]] = {
     "no stages": (lambda: staged(holding("w", stages=0)), "'w' in 0 stages"),
     "a layout without warps": (
         lambda: staged(holding("w", layout="swizzled")),
-        "'w' has a layout: only operands that warps share have",
+        "'w' has a layout: a tile holds both operands of the warps in it, others have none",
     ),
     "stages of another number": (
         lambda: staged(holding("w", stages=3)),
@@ -254,6 +254,20 @@ def test_an_axis_that_ends_too_early() -> None:
     short = TileAxis("rows", 32, (Bind("a", "o0"), Bind("b", "o0")))
     plan = map_tiles(recomputed(program, N1), lambda t: replace(t, axes=(short,)) if t.is_kernel else t)
     refused(plan, program, N1, "plan of kernel 'k0': axis rows of 32 ends before a.o0 of 40")
+
+
+def test_what_is_held_nearer_fits_there() -> None:
+    """A level inside a kernel has its own room: four rows of 24, and rings of two stages."""
+    for text, make, size in ((TWO_READERS, recomputed, 4 * 4 * 24),
+                             (PRODUCT, lambda p, t: staged_twice(p, t, 2), 2 * 4 * (8 * 16 + 16 * 8))):  # fmt: skip
+        program = program_of(text)
+        plan = make(program, N1)
+        for room in (size, size - 1):
+            small = replace(N1, levels=tuple(replace(x, capacity=room) if x.name == "L1" else x for x in N1.levels))
+            if room == size:
+                check_plan(plan, program, small)
+            else:
+                refused(plan, program, small, f"plan of kernel 'k0': it holds {size} bytes at L1, which has {room}")
 
 
 # --- memories

@@ -193,11 +193,14 @@ class KernelLowering:
             if not fills:
                 sides.append((count, items))
                 continue
-            for part in range(stages - 1):
+            most = extent_of(loop.extent)
+            for part in range(min(stages - 1, most)):
                 first = tuple(self._shift(items, {loop: const(part)}))
-                self.prologue += first if _always(loop, part) else (Ahead(lt(const(part), loop.extent), first),)
+                is_sure = isinstance(loop.extent, int)
+                self.prologue += first if is_sure else (Ahead(lt(const(part), loop.extent), first),)
             later = simplify(var(loop) + (stages - 1))
-            sides.append((count, (Ahead(lt(later, loop.extent), tuple(self._shift(items, {loop: later}))),)))
+            after = (Ahead(lt(later, loop.extent), tuple(self._shift(items, {loop: later}))),) if stages <= most else ()
+            sides.append((count, after))
         if tile.runs == "together":
             return Loop(loop, (Together(tuple(sides)),), frozenset(tensors))
         return Loop(loop, tuple(item for _, items in sides for item in items), frozenset(tensors))
@@ -374,10 +377,6 @@ class KernelLowering:
                 index = var(self.scan.step) if self.scan.index is None else self.scan.index
                 place = Place(out.buffer, Layout.natural(tensor.rank), (), (index,))
                 self.access.write[tensor].append(place)
-
-
-def _always(loop: Axis, part: int) -> bool:
-    return isinstance(loop.extent, int) and part < loop.extent
 
 
 def _at(box: Box, place: Mapping[Axis, Expr]) -> Box:

@@ -14,7 +14,7 @@ from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Stora
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
-from tilewright.lower.warming import warming
+from tilewright.lower.prefetch_weights import prefetch_weights
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
@@ -95,7 +95,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     if scan is None and key in state.places:
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan)
-    kernel = warming(binding.kernel, _warmed(state, issued))
+    kernel = prefetch_weights(binding.kernel, _warmed(state, issued))
     binding = Binding(kernel, (*binding.arguments, *issued))
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")

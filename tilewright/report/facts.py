@@ -14,6 +14,7 @@ from tilewright.compiler import Artifact
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena
+from tilewright.lower.persistent import in_stages
 from tilewright.profiles import Profile
 from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
 from tilewright.report.neighbours import Neighbours
@@ -48,7 +49,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     }  # fmt: skip
     if artifact.program is None or artifact.plan is None:
         return facts
-    model = ModelView(artifact.program, artifact.plan)
+    model = ModelView(artifact.program, in_stages(artifact.plan))
     rows = _rows(model, artifact.loops)
     facts["computes"] = sum(1 for _ in computes_of(artifact.program))
     facts["kernels_planned"] = len(artifact.plan.kernels)

@@ -10,7 +10,7 @@ from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
-from tilewright.tile_graph.memo import Batch
+from tilewright.tile_graph.memo import Tiles
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
@@ -87,6 +87,7 @@ class GroupCost:
             tuple(self._shape(n) for n in nests), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key not in known:
+            context.memo.trim()
             known[key] = self._best(nests, stored)
         return known[key]
 
@@ -106,7 +107,7 @@ class GroupCost:
         """Root axes to leave uncut; None where stored intermediates would be written twice whatever the cut."""
         if len(nests) == 1 or _all_inside(nests, stored):
             return {}
-        return _partition_axes(nests, stored, self.context.memo.batch(nests[-1]))
+        return _partition_axes(nests, stored, self.context.memo.tiles)
 
     def _choose(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> Choice | None:
         """The best tile with everything resident, or streamed where the intermediates would crowd the tile level."""
@@ -134,7 +135,7 @@ class GroupCost:
         """Windows over rows that tiles would compute again, where that is predicted to be faster."""
         if len(nests) == 1 or self.repeated or any(t in stored for n in nests[:-1] for t in n.stores):
             return resident
-        overlaps = find_overlaps(nests, self.context.memo.batch(nests[-1]))
+        overlaps = find_overlaps(nests, self.context.memo.tiles)
         if not overlaps:
             return resident
         moving = self.backend.choose_window(nests, [self.plans[n] for n in nests], self.context, stored, overlaps)
@@ -163,16 +164,16 @@ def _all_inside(nests: Sequence[Nest], stored: frozenset[Tensor]) -> bool:
     return all(t not in stored for n in nests[:-1] for t in n.stores)
 
 
-def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor], batch: Batch) -> dict[str, int] | None:
+def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor], tiles: Tiles) -> dict[str, int] | None:
     """Root axes to leave uncut so that stored intermediates are written once; None when none will do.
 
     An intermediate stored beside the root is cut along the root's axes that its origin follows one to one;
     along every other root axis all tiles would write the same piece. All its elements must be written: a root that
     reads a slice would leave the others out.
     """
-    root, origins = nests[-1], batch.origins
+    root, origins = nests[-1], tiles.origins(nests[-1])
     box: Box = tuple(Range(var(o), 1, extent_of(a.extent)) for o, a in zip(origins, root.axes, strict=True))
-    boxes = propagate(nests, box, known=batch.reads)
+    boxes = propagate(nests, box, known=tiles.boxes)
     fixed: dict[str, int] = {}
     for nest in nests[:-1]:
         if not any(t in stored for t in nest.stores):
@@ -188,13 +189,13 @@ def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor], batch: Bat
         for number, (origin, axis) in enumerate(zip(origins, root.axes, strict=True)):
             if origin not in followed:
                 fixed[f"o{number}"] = extent_of(axis.extent)
-    return fixed if _are_whole(nests, stored, batch) else None
+    return fixed if _are_whole(nests, stored, tiles) else None
 
 
-def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor], batch: Batch) -> bool:
+def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor], tiles: Tiles) -> bool:
     """Whether the whole root needs all of every stored intermediate. Of a single place it may seem so where it does
     not: ranges that begin apart by what is not known there are taken for the whole axis."""
     box = tuple(whole(extent_of(a.extent)) for a in nests[-1].axes)
-    boxes = propagate(nests, box, known=batch.reads)
+    boxes = propagate(nests, box, known=tiles.boxes)
     kept = [n for n in nests[:-1] if any(t in stored for t in n.stores)]
     return all(part.size >= part.extent for n in kept for part in boxes[n])

@@ -25,7 +25,7 @@ from tilewright.tile_graph.check_units import (
     check_steps,
     fills_hold,
 )
-from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
+from tilewright.tile_graph.held import held_bytes, inner_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.occurrences import told_apart
 from tilewright.tile_graph.outside import is_filled
 from tilewright.tile_graph.plan import (
@@ -153,9 +153,14 @@ class _Walker:
             return
         room = self.target.level(kernel.level).capacity
         apart = told_apart(kernel)
-        held = held_bytes(apart, plan_nests(apart, self.computes))
+        nests = plan_nests(apart, self.computes)
+        held = held_bytes(apart, nests)
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+        near = inner_bytes(apart, nests)
+        for level in self.target.levels[1 : self.target.levels.index(self.target.level(kernel.level))]:
+            if near.get(level.name, 0) > level.capacity:
+                raise ValueError(f"it holds {near[level.name]} bytes at {level.name}, which has {level.capacity}")
         check_resident(kernel, self.target, self.computes)
 
     def _residence(self, tile: Tile) -> None:

@@ -168,7 +168,9 @@ def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute], in_ker
     if hold.stages < 1:
         raise ValueError(f"'{hold.tensor}' in {hold.stages} stages")
     if hold.layout is not None:
-        raise ValueError(f"'{hold.tensor}' has a layout: only operands that warps share have")
+        raise ValueError(
+            f"'{hold.tensor}' has a layout: a tile holds both operands of the warps in it, others have none"
+        )
     if hold.stages == 1:
         return
     if hold.mode != "store" or tile.over != "order" or len(tile.sizes) != 1:

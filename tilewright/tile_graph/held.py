@@ -49,6 +49,30 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + more + ring_bytes(kernel)
 
 
+def inner_bytes(kernel: Tile, nests: Sequence[Nest]) -> dict[str, int]:
+    """The most bytes that Tiles inside a kernel hold at levels nearer than its own, of all that one part holds."""
+    if all(t.level == kernel.level for t in kernel.walk() if isinstance(t, Tile)):
+        return {}
+    boxes = {n.tensor.name: (n, box) for n, box in boxes_of(kernel, nests).items()}
+    most: dict[str, int] = {}
+
+    def below(tile: Tile, around: Mapping[str, int]) -> None:
+        taken = dict(around)
+        for hold in tile.holds:
+            if tile.level != kernel.level and hold.fill is None and hold.mode != "carry" and hold.tensor in boxes:
+                nest, box = boxes[hold.tensor]
+                size = int(sum(box_elements(box) * t.dtype.bytes for t in nest.stores))
+                taken[tile.level] = taken.get(tile.level, 0) + size * hold.stages
+        for level, size in taken.items():
+            most[level] = max(most.get(level, 0), size)
+        for node in tile.body:
+            if isinstance(node, Tile):
+                below(node, taken)
+
+    below(kernel, {})
+    return most
+
+
 def staged_bytes(kernel: Tile, boxes: Mapping[Nest, Box]) -> int:
     """What further stages add: the parts that are filled ahead."""
     ahead = {h.tensor: h.stages - 1 for t in kernel.walk() if isinstance(t, Tile) for h in t.holds if h.fill is None}

@@ -13,7 +13,7 @@ from tilewright.ir.compute import Compute, reads
 from tilewright.ir.expr import Axis, Expr, Load, load, rewrite, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import COPIED, Bind, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 
 _MARK = "@"  # between a tensor's name and the number of the place
 _Path = tuple[int, ...]  # of a Tile: its place in each body around it
@@ -64,6 +64,28 @@ def told_apart(kernel: Tile) -> Tile:
             number += 1
             own[tensor, place] = f"{tensor}{_MARK}{number}"
     return _renamed(kernel, (), {}, own)
+
+
+def once(kernel: Tile) -> Tile:
+    """The kernel with every leaf once and without copies: what it computes, however often."""
+    if told_apart(kernel) is kernel:
+        return kernel
+    seen: set[str] = set()
+
+    def below(tile: Tile) -> Tile:
+        body: list[Tile | Leaf | Barrier] = []
+        again: set[str] = set()
+        for node in tile.body:
+            if isinstance(node, Leaf) and (node.part == "copy" or (node.part == "whole" and node.tensor in seen)):
+                again.add(node.tensor)
+                continue
+            if isinstance(node, Leaf):
+                seen.add(node.tensor)
+            body.append(below(node) if isinstance(node, Tile) else node)
+        holds = tuple(h for h in tile.holds if not is_copied(tile, h) and h.tensor not in again)
+        return replace(tile, body=tuple(body), holds=holds)
+
+    return below(kernel)
 
 
 def _renamed(tile: Tile, path: _Path, scope: Mapping[str, str], own: Mapping[tuple[str, _Path | None], str]) -> Tile:

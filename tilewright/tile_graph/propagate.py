@@ -6,7 +6,7 @@ Sizes may be NumPy arrays: a whole batch of candidate tiles is propagated at onc
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -222,11 +222,30 @@ def unclipped(part: Range) -> Expr:
     return low
 
 
-Known = dict[Hashable, Any]  # results of this module by nest and box; it holds on to the boxes
+@dataclass
+class Known:
+    """Results of this module by nest and box. Arrays that are equal are one, so that boxes are told apart by theirs."""
+
+    found: dict[Hashable, Any] = field(default_factory=dict)
+    arrays: dict[bytes, Size] = field(default_factory=dict)
+    bytes: int = 0  # of all arrays
+
+    def size(self, size: Size) -> Size:
+        """The one array that is equal."""
+        if not isinstance(size, np.ndarray):
+            return size
+        key = size.tobytes()
+        if key not in self.arrays:
+            self.arrays[key] = size
+            self.bytes += size.nbytes
+        return self.arrays[key]
+
+    def box(self, box: Box) -> Box:
+        return tuple([Range(p.low, self.size(p.size), p.extent) for p in box])
 
 
 def key_of(nest: Nest, own: Box) -> Hashable:
-    """A nest on a box: arrays are told apart as objects, which whoever keeps the key must hold on to."""
+    """A nest on a box whose arrays are `Known`'s."""
     return nest, _parts(own)
 
 
@@ -239,12 +258,15 @@ def reads_box(
     clip: bool = True,
 ) -> dict[Tensor, Box]:  # fmt: skip
     """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
-    if known is None or reduce_box:
+    if known is None:
         return _reads_box(nest, own, reduce_box, wanted, clip)
-    key = key_of(nest, own)
-    if key not in known:
-        known[key] = own, _reads_box(nest, own, reduce_box, set(nest.reach), clip)
-    return {t: box for t, box in known[key][1].items() if t in wanted}
+    if reduce_box:
+        return {t: known.box(box) for t, box in _reads_box(nest, own, reduce_box, wanted, clip).items()}
+    key = key_of(nest, own), clip
+    if key not in known.found:
+        boxes = _reads_box(nest, own, reduce_box, set(nest.reach), clip)
+        known.found[key] = {tensor: known.box(box) for tensor, box in boxes.items()}
+    return {t: box for t, box in known.found[key].items() if t in wanted}
 
 
 def _reads_box(
@@ -303,13 +325,12 @@ def propagate(
 
 
 def _merged(a: Box, b: Box, known: Known | None) -> Box:
-    """`merge`, with the same arrays for the same boxes: they are told apart as objects."""
     if known is None:
         return merge(a, b)
     key = _parts(a), _parts(b)
-    if key not in known:
-        known[key] = a, b, merge(a, b)
-    both: Box = known[key][2]
+    if key not in known.found:
+        known.found[key] = known.box(merge(a, b))
+    both: Box = known.found[key]
     return both
 
 
@@ -335,7 +356,7 @@ def whole_blocks(nests: Sequence[Nest], boxes: Mapping[Nest, Box]) -> Any:
     fits: Any = True
     for nest in nests[:-1]:
         for axis, part in zip(nest.axes, boxes[nest], strict=True):
-            block = nest.written_out.get(axis, 1)
+            block = nest.unswitched.get(axis, 1)
             if block == 1:
                 continue
             low = linear(part.low)

@@ -146,19 +146,19 @@ TW_FN void warp_barrier() { __syncwarp(); }
 
 // All blocks of a launch, which must all be resident: the last to arrive lets the others go on. Threads of a block see
 // what was ordered by its first thread's fences, since the block's own barrier is around them.
-__device__ unsigned grid_arrived, grid_turn;
 TW_FN void grid_barrier() {
+  static __device__ unsigned arrived, turns;
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-    const unsigned turn = *const_cast<volatile unsigned*>(&grid_turn);
+    const unsigned turn = *const_cast<volatile unsigned*>(&turns);
     __threadfence();
-    if (atomicAdd(&grid_arrived, 1u) == blocks - 1) {
-      grid_arrived = 0;
+    if (atomicAdd(&arrived, 1u) == blocks - 1) {
+      arrived = 0;
       __threadfence();
-      atomicAdd(&grid_turn, 1u);
+      atomicAdd(&turns, 1u);
     } else {
-      while (*const_cast<volatile unsigned*>(&grid_turn) == turn) {}
+      while (*const_cast<volatile unsigned*>(&turns) == turn) {}
     }
     __threadfence();
   }

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_seconds
-from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, resting_share, stays
+from tilewright.backend.cpu.plan.ahead import prefetched_seconds
+from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
     chains_of,
@@ -26,7 +26,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
-from tilewright.backend.cpu.plan.vectorise import scatter_cycles
+from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
@@ -51,7 +51,7 @@ from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
-_ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
+_PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
@@ -80,12 +80,13 @@ def choose_tile(
 ) -> Choice | None:
     """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
     root = nests[-1]
-    known = context.memo.batch(root).sizes
-    key = (plans[-1], tuple((fixed or {}).items()), tuple(blocks))
+    tiles = context.memo.tiles
+    known = tiles.sizes
+    key = (root, plans[-1], tuple((fixed or {}).items()), tuple(blocks))
     if key not in known:
         along = _axis_sizes(root, plans[-1], fixed or {})
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
-        known[key] = [each.ravel() for each in grid]
+        known[key] = [tiles.boxes.size(each.ravel()) for each in grid]
     *candidates, block = known[key]
     sizes = dict(zip(root.axes, candidates, strict=True))
     times = predict(nests, plans, context, stored, sizes, stream, block)
@@ -152,20 +153,22 @@ def predict(
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
-    batch = context.memo.batch(root)
-    origins = dict(zip(root.axes, batch.origins, strict=True))
-    units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
-    box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    known = context.memo.tiles.boxes
+    origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
+    units = root.unswitched  # tiles begin at whole blocks of these: divisions by a block's size stay exact
+    box = known.box(
+        tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    )
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits, batch.reads)
+    boxes = propagate(nests, box, limits, known)
     seen = dict(boxes)
     fixed = {root: box}
     for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
         part = boxes[overlap.nest][overlap.dim]
-        added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
+        added = Range(part.low, known.size(sizes[root.axes[overlap.axis]] * overlap.scale), part.extent)
         window = boxes[overlap.nest]
         fixed[overlap.nest] = overlap.of(window, added)
-        boxes = propagate(nests, fixed, limits, batch.reads)
+        boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
@@ -174,24 +177,24 @@ def predict(
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     far, near = _traffic(nests, boxes, context, stored, repeats, waves)
-    far = far * resting_share(tiles, context)
+    far = far * lone_unit_share(tiles, context)
     held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
-    if context.served is None and stream is None:
-        hidden = asked_seconds(root, plans[-1], sizes, context)
-        exposed = exposed - (_FAR_EXPOSED - _ASKED_EXPOSED) * np.minimum(compute, hidden)
-    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    if context.cached is None and stream is None:
+        hidden = prefetched_seconds(root, plans[-1], sizes, context)
+        exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
+    starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
-    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
+    shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
+    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.cached is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
-    if context.served is None and context.weights > target.tile_level.capacity // 2:
+    if context.cached is None and context.weights > target.tile_level.capacity // 2:
         seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
@@ -243,7 +246,7 @@ def _least_seconds(
             size = min(size, sum(places))
         alone += size * byte_seconds(tensor, context)
     # an empty result has no tiles
-    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
+    return alone * lone_unit_share(tiles, context) / np.clip(tiles, 1, context.target.units)
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -282,7 +285,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
-        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
+        unit = min(max(register.get(names[axis], 1), root.unswitched.get(axis, 1)), extent)
         sizes = {extent}
         size = unit
         while size < extent:
@@ -310,7 +313,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
 
 def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
     """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
-    if root.written_out:
+    if root.unswitched:
         return []
     names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
     axes = [a for a in map(root.named, names) if a in root.axes]
@@ -325,17 +328,17 @@ def _compute_seconds(
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
-    known = context.memo.batch(nests[-1]).arithmetic
+    known = context.memo.tiles.arithmetic
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
-        if stream is not None or context.served is not None:
+        if stream is not None or context.cached is not None:
             carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
-        key = key_of(nest, box), plan
+        key = key_of(nest, box), plan, layouts_around(nest, context)
         if key not in known:
-            known[key] = box, _nest_seconds(nest, plan, box, context, 1, 0)
-        total = total + known[key][1]
+            known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
+        total = total + known[key]
     return total
 
 
@@ -399,17 +402,17 @@ def _traffic(
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
-    batch = context.memo.batch(nests[-1])
+    tiles = context.memo.tiles
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside, batch.reads).items():
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
             key = key_of(nest, boxes[nest]), tensor, context.layout(tensor)
-            if key not in batch.moved:
-                batch.moved[key] = boxes[nest], _moved(nest, boxes[nest], tensor, box, context)
-            moved = batch.moved[key][1] * repeats.get(nest, 1)
+            if key not in tiles.moved:
+                tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
+            moved = tiles.moved[key] * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
@@ -419,11 +422,11 @@ def _traffic(
                 written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        if context.served is not None and tensor in context.served:
-            served = context.served[tensor]
-            far = far + moved * served.far * served.far_byte
+        if context.cached is not None and tensor in context.cached:
+            cached = context.cached[tensor]
+            far = far + moved * cached.far * cached.far_byte
             if tensor not in counted:
-                near = near + moved * served.level / context.target.tile_level.bandwidth
+                near = near + moved * cached.level / context.target.tile_level.bandwidth
             continue
         kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
         beyond = moved / home(tensor, context).bandwidth
