@@ -36,6 +36,7 @@ class Export:
     path: Path
     inputs: dict[str, np.ndarray]
     reference: dict[str, np.ndarray]
+    torch_error: float
     stages: dict[str, Program]
 
     @cache  # noqa: B019 (an export lives as long as the session)
@@ -51,7 +52,9 @@ def export(zoo_file):
     def make(name: str, exporter: str = "torchscript") -> Export:
         path = zoo_file(name, exporter)
         module, inputs = zoo.build(name, "small")
-        return Export(path, inputs, zoo.reference(module, inputs), programs(path))
+        reference = zoo.reference(module, inputs)
+        own = zoo.relative_error(zoo.float32_outputs(module, inputs), reference)
+        return Export(path, inputs, reference, own, programs(path))
 
     return make
 
@@ -63,7 +66,9 @@ def test_programs(export, name: str, exporter: str) -> None:
     for stage, program in made.stages.items():
         assert zoo.relative_error(evaluated(program, made.inputs), made.reference) < LIMIT, stage
     wide = evaluated(made.stages["layout"], made.inputs, wide=True)
-    assert zoo.relative_error(wide, made.reference) < 1e-6  # exporters fold batch norms in float32
+    assert zoo.relative_error(wide, evaluated(made.stages["program"], made.inputs, wide=True)) < 5e-7
+    # exporters fold batch norms in float32, which is as far from the model as PyTorch's own answer is
+    assert zoo.relative_error(wide, made.reference) < max(5e-7, 2 * made.torch_error)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
