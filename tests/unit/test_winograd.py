@@ -137,11 +137,13 @@ def test_code_computes_what_the_program_says(
     assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 3e-6
 
 
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
 @pytest.mark.parametrize("m", SIZES)
-def test_written_out_transforms_choose_nothing_at_run_time(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_out_transforms_choose_nothing_at_run_time(m: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No select on a place within a tile is left, and inside the image no check either."""
+    there = machine(name)
     program = folded(convolution((1, 16, 16, 16), (16, 16, 3, 3), [1, 1, 1, 1]))
-    made = lowered(choose_layouts(forced(program, m, monkeypatch), CPU), "register")
+    made = lowered(choose_layouts(forced(program, m, monkeypatch), there), "register", target=there)
     transforms = [unroll(k) for k in made.loops.kernels if _branches(k)]
     assert len(transforms) == 1, "the input transform alone meets the border"
     for kernel in map(unroll, made.loops.kernels):
