@@ -257,7 +257,7 @@ def test_a_factor_stays_where_the_rest_may_be_large() -> None:
 # --- machine code
 
 
-@pytest.mark.parametrize("architecture", ("sm_80", "sm_90a"))
+@pytest.mark.parametrize("architecture", (pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"))
 def test_streams_compile_without_spills(architecture: str) -> None:
     target = machine("h200")
     program = fold_constants(set_precision(lower(load(attention(128, 384, 64, 64), {})), target, None))
