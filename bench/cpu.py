@@ -83,7 +83,7 @@ class ModelReport:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
-    add_zoo_options(parser, "cpu", plot=True)
+    add_zoo_options(parser, "cpu", plot=True, batch=True)
     add_runtime_options(parser, RUNTIMES, rounds=7, seconds=0.5)
     arguments = parser.parse_args()
     names = chosen_models(parser, arguments)
@@ -96,6 +96,7 @@ def main() -> None:
                     name,
                     folder,
                     size=arguments.size,
+                    batch=arguments.batch,
                     runtimes=arguments.runtimes.split(","),
                     threads=arguments.threads,
                     rounds=arguments.rounds,
@@ -113,6 +114,7 @@ def report_model(
     folder: Path,
     *,
     size: str,
+    batch: int = 1,
     runtimes: Sequence[str],
     threads: int,
     rounds: int,
@@ -124,7 +126,7 @@ def report_model(
     path = folder / f"{name}.onnx"
     if not path.is_file() or not path.with_suffix(".npz").is_file():
         tell("building, reference and export")
-        export_files(name, size, folder, ("torchscript",))
+        export_files(name, size, folder, ("torchscript",), batch)
     with np.load(path.with_suffix(".npz")) as archive:
         arrays = {key: archive[key] for key in archive.files}
     inputs = {key: array for key, array in arrays.items() if ":" not in key}
@@ -138,7 +140,7 @@ def report_model(
         rounds=rounds,
         seconds_per_round=seconds,
         progress=lambda message, _fraction: tell(message),
-        torch_spec=f"bench.zoo:build:{name}:{size}",
+        torch_spec=f"bench.zoo:build:{name}:{size}:{batch}",
         reference=reference,
         timeout_s=LOADING_SECONDS,
     )

@@ -21,6 +21,7 @@ import torch
 
 from bench.peak import measure_peak
 from bench.support import RESULTS, table, write_files
+from tilewright.examples.generate import small_llama
 from tilewright.report.sidebyside import Worker, WorkerError, describe_machine
 
 RUNTIMES = ("tilewright", "tilewright:onnx", "onnxruntime", "torch", "torch:eager")
@@ -30,20 +31,9 @@ Next = Callable[[int], int]  # the token after that one
 BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from bench.decoding import serve; serve()"
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, intermediate_size=1376,
-        vocab_size=4000, max_position_embeddings=2048,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
 def weight_bytes() -> int:
     """What a token reads of the weights: all but the embeddings, of which it reads a row."""
-    model = llama()
+    model = small_llama()
     return sum(p.numel() * 4 for name, p in model.named_parameters() if "embed_tokens" not in name)
 
 
@@ -88,7 +78,7 @@ def prepare_tilewright(threads: int, path: str, variant: str) -> tuple[Start, Ne
 
     options = Options.from_environment(threads=threads)
     decoder = (from_onnx(path, ROOM, SIZES, options) if variant == "onnx" else
-               Generator(llama(), ROOM, options=options).decoder)  # fmt: skip
+               Generator(small_llama(), ROOM, options=options).decoder)  # fmt: skip
     place = 0
 
     def start(prompt: np.ndarray) -> int:
@@ -142,7 +132,7 @@ def prepare_torch(threads: int, path: str, variant: str) -> tuple[Start, Next]:
     from transformers import DynamicCache, StaticCache
 
     torch.set_num_threads(threads)
-    model: Any = llama()
+    model: Any = small_llama()
     step = model if variant == "eager" else torch.compile(model)
     cache: Any = None
     done = 0
@@ -205,7 +195,7 @@ def compare(runtimes: Sequence[str], prompt: list[int], count: int, threads: int
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory(prefix="tilewright-decoding-") as folder:
         path = Path(folder, "llama.onnx")
-        export(llama(), path)
+        export(small_llama(), path)
         try:
             for name in runtimes:
                 print(f"loading {name}", file=sys.stderr, flush=True)

@@ -17,10 +17,14 @@ from tilewright.report.sidebyside import RuntimeResult
 RESULTS = Path(__file__).parent / "results"
 
 
-def add_zoo_options(parser: argparse.ArgumentParser, name: str, *, plot: bool = False) -> None:
+def add_zoo_options(
+    parser: argparse.ArgumentParser, name: str, *, plot: bool = False, batch: bool = False
+) -> None:
     """Which models, how large, on how many threads, and where the files `name`.json and so on go."""
     parser.add_argument("--models", default=",".join(zoo.MODELS), help="comma-separated; '' for none (default: all)")
     parser.add_argument("--size", choices=zoo.SIZES, default="full")
+    if batch:
+        parser.add_argument("--batch", type=int, default=1, help="inputs at a time, along the first axis")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
     files = f"{name}.json, {name}.md and {name}.svg" if plot else f"{name}.json and {name}.md"
@@ -52,18 +56,22 @@ def versions_of(results: Iterable[RuntimeResult]) -> dict[str, str]:
 def export_folder(arguments: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     """A folder that vanishes afterwards, and the one for exported models of the size asked for."""
     with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as temporary:
-        folder = (arguments.exports or Path(temporary)) / arguments.size
+        batch = getattr(arguments, "batch", 1)
+        size = arguments.size if batch == 1 else f"{arguments.size}-batch{batch}"
+        folder = (arguments.exports or Path(temporary)) / size
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(temporary), folder
 
 
-def exported(names: Iterable[str], size: str, folder: Path, tell: Callable[[str], None]) -> dict[str, Path]:
+def exported(
+    names: Iterable[str], size: str, folder: Path, tell: Callable[[str], None], batch: int = 1
+) -> dict[str, Path]:
     """The ONNX files of these models in `folder`, written where they are missing."""
     paths = {name: folder / f"{name}.onnx" for name in names}
     for name, path in paths.items():
         if not path.is_file():
             tell(f"exporting {name}")
-            zoo.export(name, size, path)
+            zoo.export(name, size, path, batch=batch)
     return paths
 
 

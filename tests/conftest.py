@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,3 +148,25 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all tests of a run keep compiled kernels, on all of its processes: equal kernels are compiled once."""
     root = tmp_path_factory.getbasetemp()
     return (root.parent if root.name.startswith("popen-") else root) / "kernels"
+
+
+@pytest.fixture(scope="session")
+def zoo_file(kernel_cache: Path) -> Callable[..., Path]:
+    """The zoo's models as files, each exported once in a run, for all tests on all of its processes."""
+    pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
+    from bench import zoo
+
+    folder = kernel_cache.with_name("zoo")
+    folder.mkdir(exist_ok=True)
+
+    def export(name: str, exporter: str = "torchscript", size: str = "small") -> Path:
+        if exporter == "dynamo":
+            pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")
+        path = folder / f"{name}.{size}.{exporter}.onnx"
+        if not path.exists():
+            written = path.with_name(f"{os.getpid()}.{path.name}")
+            zoo.export(name, size, written, exporter=exporter)
+            written.replace(path)  # at once, since others may look for it
+        return path
+
+    return export

@@ -37,6 +37,7 @@ class CutError(UnsupportedError):
         super().__init__(text)
         self.node: object = None
         self.scope: dict[str, Any] = {}
+        self.forms: dict[str, Any] = {}  # of arrays in `scope` that follow from run-time numbers, what they are
 
 
 class UndecidedError(CutError):
@@ -44,13 +45,18 @@ class UndecidedError(CutError):
     `inputs` of these names decide."""
 
     def __init__(
-        self, text: str = "", tensor: object = None, inputs: tuple[str, ...] = (), number: int = 0, counts: bool = False
+        self,
+        text: str = "",
+        tensor: object = None,
+        inputs: tuple[str, ...] = (),
+        number: int = 0,
+        most: int | None = None,
     ) -> None:
         super().__init__(text)
         self.tensor = tensor
         self.inputs = inputs
         self.number = number  # of the question among those of the node
-        self.counts = counts  # it counts what the data holds: nearly every call gives another value
+        self.most = most  # of a count of what the data holds, which is another at nearly every call
         self.itself = ""  # the name of the value that is asked for, where it is no tensor inside the node
 
 
@@ -60,6 +66,10 @@ class RegionError(CutError):
 
 class OutsideError(CutError):
     """The node has no native code and is on the closed list of those that run outside of it."""
+
+
+class UnevenError(UnsupportedError):
+    """What is computed for one number differs from that for another in more than the number."""
 
 
 class BorderError(UnsupportedError):

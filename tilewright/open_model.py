@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.arguments import Array, as_array, bind
 from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
+from tilewright.late_model import Compiled, LateModel, printable
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -29,22 +30,6 @@ MOST_ELEMENTS = 256  # of an input whose values become part of the code; a part 
 Shapes = Mapping[str, tuple[int, ...]]
 Values = Mapping[str, Array]
 Extents = tuple[int | str | None, ...]
-
-
-class Compiled(Protocol):
-    """What is used here of a `tilewright.Model`."""
-
-    @property
-    def outputs(self) -> Sequence[Any]: ...
-    @property
-    def calls(self) -> tuple[Call, ...]: ...
-    @property
-    def artifact(self) -> Artifact: ...
-    def __call__(self, /, *args: Any, **named: Any) -> list[Array]: ...
-    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None: ...
-    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile: ...
-    def explain(self) -> str: ...
-    def save(self, folder: str | os.PathLike[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +75,7 @@ class _Locks:
     compiling: Lock
 
 
-class OpenModel:
+class OpenModel(LateModel[OpenPort]):
     """A model with open dimensions, or with inputs whose values decide shapes (axes, repeats, a target shape).
 
     It is called like a `Model`. The first call with new shapes, or with new values of inputs that decide shapes,
@@ -108,39 +93,18 @@ class OpenModel:
         reason: TilewrightError,
     ) -> None:
         """`reason` says what is open, to whoever asks for what only a compiled model has."""
-        self._name = name
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
-        self._names = tuple(port.name for port in inputs)
+        super().__init__(name, inputs, outputs)
         self._build = build
         self._keep = keep
         self._reason = reason
         self._deciding: tuple[str, ...] = reason.inputs if isinstance(reason, UndecidedError) else ()
         self._kept: OrderedDict[Any, _Kept] = OrderedDict()
-        self._compiled = 0
         self._locks = _Locks(os.getpid(), Lock(), Lock())
-
-    @property
-    def inputs(self) -> tuple[OpenPort, ...]:
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[OpenPort, ...]:
-        return self._outputs
-
-    @property
-    def can_run(self) -> bool:
-        return True
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """What is compiled and kept now, the one used last at the end."""
         return tuple(kept.variant for kept in self._all())
-
-    @property
-    def compilations(self) -> int:
-        """How often a call had to compile, or to look in the cache on disk."""
-        return self._compiled
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -197,10 +161,6 @@ class OpenModel:
         raise OptionError(
             "a directory holds the code for one set of shapes: save model.prepare(inputs), or compile with shapes="
         )
-
-    def __repr__(self) -> str:
-        takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))
-        return f"<tilewright.OpenModel ({takes}) -> ({gives})>"
 
     def _last(self) -> Compiled:
         kept = self._all()
@@ -276,7 +236,7 @@ class OpenModel:
         level = logging.WARNING if self._compiled > _QUIET else logging.INFO
         gone = "" if dropped is None else f"; dropped what was unused for longest ({dropped.variant})"
         text = f"compiled {self._name} for {variant} in {variant.compile_seconds:.2f} s, number {self._compiled}{gone}"
-        _LOG.log(level, "%s", "".join(c if c.isprintable() else "?" for c in text))
+        _LOG.log(level, "%s", printable(text))
 
     def _fixed(self, port: OpenPort, value: Any) -> Array:
         """The values of an input that decides shapes, as a constant of the compiled code."""

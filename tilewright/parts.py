@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.arguments import Array
+from tilewright.borders import Border
 from tilewright.errors import BorderError, CutError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.dtypes import DType
-from tilewright.ir.graph import Graph, Node
+from tilewright.ir.graph import Form, Graph, Node
+from tilewright.late_model import Compiled
 from tilewright.open_model import MOST_ELEMENTS
 from tilewright.options import Options
-from tilewright.staged_model import Border, Compiled, StagedModel, Tools
+from tilewright.staged_model import StagedModel, Tools
 
 if TYPE_CHECKING:
     from tilewright.frontend.onnx import OpenValue
@@ -64,7 +66,7 @@ def is_settled_by_few(error: UndecidedError, source: Any, shapes: Shapes) -> boo
     follows from them. Data is not: what is asked of it is computed by a part of its own."""
     from tilewright.frontend.onnx import ports
 
-    if isinstance(source, Graph) or error.counts:
+    if isinstance(source, Graph) or error.most is not None:
         return False
     inputs = {v.name: v for v in ports(source, shapes)[0]}
     deciding = [inputs[name] for name in error.inputs]
@@ -86,4 +88,10 @@ def name_of(source: Any) -> str:
 def _tools(options: Options, compile_part: CompilePart) -> Tools:
     from tilewright.host import evaluate
 
-    return Tools(compile_part, None if options.fallback == "error" else evaluate, options.variants)
+    return Tools(compile_part, _output_forms, None if options.fallback == "error" else evaluate, options.variants)
+
+
+def _output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
+    from tilewright.ops.lower import output_forms
+
+    return output_forms(graph)

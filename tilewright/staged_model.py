@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from tilewright.arguments import Array, as_array, bind
-from tilewright.errors import CutError, InputError, OptionError, OutsideError, RegionError, UndecidedError
+from tilewright.arguments import Array, bind
+from tilewright.borders import Border, Scope, checked
+from tilewright.errors import (
+    CutError,
+    InputError,
+    OptionError,
+    OutsideError,
+    RegionError,
+    TilewrightError,
+    UndecidedError,
+)
 from tilewright.ir import dtypes
-from tilewright.ir.graph import ASKED, Graph, Node, Part, Value, item_name
+from tilewright.ir.graph import ASKED, NUMBERS, Form, Graph, Node, Part, Room, Value, filled, item_name
+from tilewright.late_model import Compiled, LateModel, printable
 from tilewright.profiles import KernelTime, Profile
+from tilewright.stages import Following, Forms, Numbers, Opening, Slots, Stage, arrays_of, cropped, padded, rooms_of
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -28,69 +38,18 @@ _MOST_STEPS = 1 << 24  # of a loop that the data may end
 _QUIET = 16  # so many parts are to be expected; every later one is worth a warning
 _LOOP = "Loop"
 
-Scope = dict[str, Any]  # an array, a list of arrays, None or strings by its name in the graph
-
-
-class Compiled(Protocol):
-    """What is used here of a `tilewright.Model`."""
-
-    @property
-    def outputs(self) -> Sequence[Any]: ...
-    @property
-    def calls(self) -> tuple[Call, ...]: ...
-    @property
-    def artifact(self) -> Artifact: ...
-    def __call__(self, /, *args: Any, **named: Any) -> list[Array]: ...
-    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile: ...
-    def explain(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Border:
-    """An input or output as the model declares it: strings have no element type here, an open dimension is its name or
-    None, and a shape may be unknown."""
-
-    name: str
-    dtype: np.dtype[Any] | None = None
-    shape: tuple[int | str | None, ...] | None = None
-    is_sequence: bool = False
-    is_optional: bool = False
-    is_checked: bool = True  # the tensors inside are of this type and shape
-
-    def __str__(self) -> str:
-        inside = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
-        text = f"{'strings' if self.dtype is None else self.dtype.name}[{inside}]" if self.is_checked else "?"
-        text = f"sequence({text})" if self.is_sequence else text
-        return f"{self.name}: {f'optional({text})' if self.is_optional else text}"
-
 
 @dataclass(frozen=True)
 class Tools:
     """How the model's parts are compiled, and nodes run outside; how many of each part are kept."""
 
     compile: Callable[[Graph], Compiled]
+    forms: Callable[[Graph], Mapping[str, tuple[Form, ...]]]  # by name the extents of what a part gives
     evaluate: Callable[[Node, Sequence[Any]], list[Any]] | None  # None: nodes outside are refused
     keep: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    """A compiled part for the nodes from `start` on, and what comes after it, by what was found."""
-
-    start: int
-    model: Compiled | None  # None where there is nothing to run
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    fixed: Mapping[str, Array]  # constants that the part before, or a call, gave
-    told: Mapping[str, Any] = field(default_factory=dict)  # values known while compiling
-    cut: CutError | None = None
-    place: int = 0  # of the node behind the part
-    decided: Mapping[int, Array] = field(default_factory=dict)
-    body: StagedModel | None = None
-    following: OrderedDict[Any, _Stage] = field(default_factory=OrderedDict)
-
-
-class StagedModel:
+class StagedModel(LateModel[Border]):
     """A model that runs in several parts, because values decide shapes on the way, a loop ends by its data, or a node
     runs outside of native code. It is called like a `Model`; sequences are lists, optional values may be None.
 
@@ -100,35 +59,14 @@ class StagedModel:
     def __init__(
         self, name: str, graph: Graph, inputs: Sequence[Border], outputs: Sequence[Border], tools: Tools
     ) -> None:
-        self._name = name
+        super().__init__(name, inputs, outputs)
         self._graph = graph
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
-        self._names = tuple(port.name for port in inputs)
         self._tools = tools
-        self._first: OrderedDict[Any, _Stage] = OrderedDict()
-        self._last: tuple[_Stage, ...] = ()
+        self._first = Following()
+        self._last: tuple[Stage, ...] = ()
         self._warned: set[str] = set()
-        self._compiled = 0
         self._process = os.getpid()
         self._lock = Lock()
-
-    @property
-    def inputs(self) -> tuple[Border, ...]:
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Border, ...]:
-        return self._outputs
-
-    @property
-    def can_run(self) -> bool:
-        return True
-
-    @property
-    def compilations(self) -> int:
-        """How many parts were compiled, or looked up in the cache on disk."""
-        return self._compiled
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -188,12 +126,12 @@ class StagedModel:
                 parts += ["", f"body of the loop after part {number}", stage.body.explain()]
         return "\n".join([*lines, *parts])
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        raise OptionError("a directory holds the code for one set of shapes, and this model runs in parts")
-
-    def __repr__(self) -> str:
-        takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))
-        return f"<tilewright.StagedModel ({takes}) -> ({gives})>"
+    def save(self, folder: str | os.PathLike[str]) -> NoReturn:
+        """It is refused: what a directory holds is one part."""
+        raise OptionError(
+            "this model runs in parts, compiled for what its data decides, and a directory holds the code of one: ship "
+            "the model file, whose parts are in the cache from the second start on"
+        )
 
     def _models(self) -> Iterator[Compiled]:
         for stage in self._last:
@@ -205,51 +143,93 @@ class StagedModel:
     # running
 
     def _run(self, values: Sequence[Any], ran: list[tuple[Compiled, list[Any]]] | None) -> list[Any]:
-        scope: Scope = _checked(self._inputs, values)
-        stages: list[_Stage] = []
-        stage = self._found(self._first, tuple(map(_form, scope.values())), lambda: self._built(0, scope, {}, {}))
+        scope: Scope = checked(self._inputs, values)
+        stages: list[Stage] = []
+        stage, numbers = self._behind_values(self._first, None, (), scope, dict(scope), {})
         while True:
             stages.append(stage)
             if stage.model is not None:
-                given = [_item(scope, name) for name in stage.takes]
+                given = [_given(scope, name, shape, numbers) for name, shape in stage.takes.items()]
                 if ran is not None:
                     ran.append((stage.model, given))
-                _collect(scope, stage, stage.model(*given))
-            scope.update(stage.told)
+                _collect(scope, stage, numbers, stage.model(*given))
+            scope.update({n: _filled(stage.forms, n, v, numbers) for n, v in stage.told.items()})
             if stage.cut is None:
                 break
-            stage = self._next(stage, scope, ran)
+            stage, numbers = self._next(stage, numbers, scope, ran)
         self._last = tuple(stages)
         absent = {port.name for port in self._outputs if port.is_optional}
         return [scope.get(n, None if n in absent else []) for n in self._graph.outputs]
 
-    def _next(self, stage: _Stage, scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None) -> _Stage:
-        """The part behind this one, for what was found in it."""
+    def _next(
+        self, stage: Stage, numbers: tuple[int, ...], scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None
+    ) -> tuple[Stage, tuple[int, ...]]:
+        """The part behind this one, for what was found in it, and the numbers that it leaves to the run."""
         cut, node = stage.cut, self._graph.nodes[stage.place]
         if stage.body is not None:
             results = self._looped(node, stage.body, scope, ran)
         elif isinstance(cut, OutsideError):
             results = self._outside(node, scope)
-        elif isinstance(cut, UndecidedError) and cut.itself:
-            known = {**stage.fixed, cut.itself: scope[cut.itself]}
-            return self._found(stage.following, scope[cut.itself].tobytes(),
-                               lambda: self._built(stage.place, scope, known, stage.decided))  # fmt: skip
         else:
             assert isinstance(cut, UndecidedError)
-            answer = scope.pop(ASKED)
-            decided = {**stage.decided, cut.number: answer}
-            return self._found(stage.following, answer.tobytes(),
-                               lambda: self._built(stage.place, scope, stage.fixed, decided))  # fmt: skip
+            return self._behind_answer(stage, cut, numbers, scope)
         made = {name: value for name, value in zip(node.outputs, results, strict=False) if name}
         scope.update(made)
-        return self._found(stage.following, tuple(map(_form, made.values())),
-                           lambda: self._built(stage.place + 1, scope, stage.fixed, {}))  # fmt: skip
+        return self._behind_values(stage.following, stage, numbers, scope, made, stage.fixed)
+
+    def _behind_answer(
+        self, stage: Stage, cut: UndecidedError, left: tuple[int, ...], scope: Scope
+    ) -> tuple[Stage, tuple[int, ...]]:
+        """The part that begins with the node that asked, for the answer."""
+        answer = scope[cut.itself] if cut.itself else scope.pop(ASKED)
+        numbers = Numbers.of_answer(answer, cut.most).behind(left)
+
+        def build(slots: Slots) -> Stage:
+            forms = dict(_still_open(stage, slots))
+            opening = Opening(slots, forms)
+            fixed = {n: a if n in forms else _filled(stage.forms, n, a, left) for n, a in stage.fixed.items()}
+            decided = {k: a if k in forms else _filled(stage.forms, k, a, left) for k, a in stage.decided.items()}
+            own = tuple(opening.own(len(left), numbers))
+            found = answer
+            forms.pop(cut.itself, None)  # it was a value with these extents, and is a constant with elements
+            if any(f.varies for f in own):
+                forms[cut.itself or cut.number] = own
+                found = filled(answer, own, [room.high for room in opening.rooms])
+            if cut.itself:
+                fixed[cut.itself] = found
+            else:
+                decided[cut.number] = found
+            return self._built(stage.place, scope, fixed, decided, opening)
+
+        return self._found(stage.following, stage.rooms, numbers, build)
+
+    def _behind_values(
+        self, table: Following, stage: Stage | None, left: tuple[int, ...], scope: Scope, made: Scope,
+        fixed: Mapping[str, Array],
+    ) -> tuple[Stage, tuple[int, ...]]:  # fmt: skip
+        """The part that begins behind values that came from outside of native code, for their shapes."""
+        numbers = Numbers.of_values(made).behind(left)
+        start = 0 if stage is None else stage.place + 1
+
+        def build(slots: Slots) -> Stage:
+            forms = dict(_still_open(stage, slots))
+            opening = Opening(slots, forms)
+            known = fixed if stage is None else {
+                n: a if n in forms else _filled(stage.forms, n, a, left) for n, a in fixed.items()}  # fmt: skip
+            own = iter(opening.own(len(left), numbers))
+            for name, array in arrays_of(made):
+                extents = tuple(next(own) for _ in array.shape)
+                if any(f.varies for f in extents):
+                    forms[name] = extents
+            return self._built(start, scope, known, {}, opening)
+
+        return self._found(table, () if stage is None else stage.rooms, numbers, build)
 
     def _outside(self, node: Node, scope: Scope) -> list[Any]:
         assert self._tools.evaluate is not None
         if node.op not in self._warned:
             self._warned.add(node.op)
-            _LOG.warning("%s", _printable(f"{self._name}: {node.describe()} runs outside of native code, by ONNX's "
+            _LOG.warning("%s", printable(f"{self._name}: {node.describe()} runs outside of native code, by ONNX's "
                                           "reference evaluator"))  # fmt: skip
         return self._tools.evaluate(node, [self._value(scope, name) if name else None for name in node.inputs])
 
@@ -279,25 +259,23 @@ class StagedModel:
 
     # compiling
 
-    def _found(self, kept: OrderedDict[Any, _Stage], key: Any, build: Callable[[], _Stage]) -> _Stage:
+    def _found(
+        self, table: Following, inherited: Sequence[Room], numbers: Numbers, build: Callable[[Slots], Stage]
+    ) -> tuple[Stage, tuple[int, ...]]:
         if os.getpid() != self._process:  # a child process must not wait for a thread that it has no copy of
             self._process, self._lock = os.getpid(), Lock()
         with self._lock:
-            stage = kept.get(key)
-            if stage is None:
-                stage = kept[key] = build()
-                if len(kept) > self._tools.keep:
-                    kept.popitem(last=False)
-            else:
-                kept.move_to_end(key)
-            return stage
+            stage = table.find(inherited, numbers, self._tools.keep, build, self._tell_refused)
+        return stage, stage.left(numbers.values)
 
-    def _built(self, start: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array]) -> _Stage:
+    def _built(
+        self, start: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array], opening: Opening
+    ) -> Stage:
         """The part from a node on: to the end where it compiles whole, otherwise to where it has to be cut."""
         nodes = self._graph.nodes
         wanted = tuple(name for name in self._graph.outputs if name not in scope)
         try:
-            return self._compiled_stage(start, len(nodes), scope, fixed, decided, dict.fromkeys(wanted), None)
+            return self._compiled_stage(start, len(nodes), scope, fixed, decided, opening, dict.fromkeys(wanted), None)
         except CutError as cut:
             loops = isinstance(cut.node, Node) and cut.node.op == _LOOP and not cut.node.domain
             if isinstance(cut, OutsideError) and self._tools.evaluate is None:
@@ -310,41 +288,57 @@ class StagedModel:
             told: dict[str, Any] = {n: v for n, v in known.items() if v is None or isinstance(v, np.ndarray)}
             told |= {n: [] for n, v in known.items() if n not in told and v == 0}  # sequences of nothing
             found = dict.fromkeys(name for name in alive if name not in told)
-            return self._compiled_stage(start, place, scope, fixed, decided, found, cut, told)
+            return self._compiled_stage(start, place, scope, fixed, decided, opening, found, cut, told)
 
     def _compiled_stage(
         self, start: int, place: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array],
-        wanted: Mapping[str, None], cut: CutError | None, told: Mapping[str, Any] | None = None,
-    ) -> _Stage:  # fmt: skip
+        opening: Opening, wanted: Mapping[str, None], cut: CutError | None, told: Mapping[str, Any] | None = None,
+    ) -> Stage:  # fmt: skip
         nodes = self._graph.nodes
         known = {**fixed, **_arrays(told or {})}
+        forms: dict[str | int, tuple[Form, ...]] = dict(opening.forms)
+        forms |= {n: cut.forms[n] for n in told or () if cut is not None and n in cut.forms}
         body: StagedModel | None = None
         asks = False
         if isinstance(cut, UndecidedError | RegionError) and nodes[place].op == _LOOP and not nodes[place].domain:
-            body = self._body(nodes[place], {**scope, **wanted}, known)
+            settled = {n: array for n, array in known.items() if n not in forms}
+            body = self._body(nodes[place], {**scope, **wanted, **known}, settled)
         elif isinstance(cut, UndecidedError):
             asks = not cut.itself
         model: Compiled | None = None
-        takes: tuple[str, ...] = ()
+        takes: dict[str, tuple[int, ...]] = {}
         gives: tuple[str, ...] = ()
         if wanted or asks:
-            inner = self._part(start, place + asks, scope, fixed, decided, tuple(wanted), asks)
+            inner = self._part(start, place + asks, scope, fixed, decided, opening, tuple(wanted), asks)
+            if opening.rooms:
+                found = self._tools.forms(inner)
+                forms.update({n: f for n, f in found.items() if any(extent.varies for extent in f)})
             model = self._tools.compile(inner)
             self._tell(inner)
-            takes, gives = tuple(v.name for v in inner.inputs), tuple(port.name for port in model.outputs)
+            takes = {v.name: v.shape for v in inner.inputs}  # type: ignore[misc]
+            if opening.rooms:
+                takes[NUMBERS] = (len(opening.rooms),)
+            gives = tuple(port.name for port in model.outputs)
         kept = decided if place == start and cut is not None else {}
-        return _Stage(start, model, takes, gives, known, told or {}, cut, place, kept, body)
+        forms = {n: f for n, f in forms.items() if isinstance(n, str) or n in kept}
+        return Stage(start, model, takes, gives, known, told or {}, cut, place, kept, body, opening.slots, forms)
 
     def _tell(self, part: Graph) -> None:
         self._compiled += 1
         sizes = ", ".join(f"{v.name} {'x'.join(map(str, v.shape)) or 'scalar'}" for v in part.inputs)
         level = logging.WARNING if self._compiled > _QUIET else logging.INFO
-        text = f"compiled a part of {self._name} for {sizes or 'no inputs'}, number {self._compiled}"
-        _LOG.log(level, "%s", _printable(text))
+        room = "up to " if part.part is not None and part.part.rooms else ""
+        text = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'}, number {self._compiled}"
+        _LOG.log(level, "%s", printable(text))
+
+    def _tell_refused(self, slots: Slots, error: TilewrightError) -> None:
+        rooms = " and ".join(f"from {room.low} to {room.high}" for room in rooms_of(slots))
+        text = f"a part of {self._name} is not compiled for all numbers of elements {rooms} at once: {error}"
+        _LOG.info("%s", printable(text))
 
     def _part(
         self, start: int, end: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array],
-        outputs: tuple[str, ...], asks: bool,
+        opening: Opening, outputs: tuple[str, ...], asks: bool,
     ) -> Graph:  # fmt: skip
         """The Graph of some nodes, its inputs of the types and shapes of what was found for them."""
         nodes = self._graph.nodes[start:end]
@@ -361,12 +355,14 @@ class StagedModel:
                 absent.add(name)
             elif isinstance(value, list):
                 sequences[name] = len(value)
-                inputs += [_as_value(item_name(name, k), item) for k, item in enumerate(value)]
+                inputs += [_as_value(item_name(name, k), item, opening) for k, item in enumerate(value)]
             elif value.dtype.kind in "OUS":
                 outside.add(name)
             else:
-                inputs.append(_as_value(name, value))
-        part = Part(sequences, frozenset(absent), frozenset(outside), decided, asks)
+                inputs.append(_as_value(name, value, opening))
+        here = {v.name for v in inputs} | constants.keys() | decided.keys()
+        forms = {n: f for n, f in opening.forms.items() if n in here}
+        part = Part(sequences, frozenset(absent), frozenset(outside), decided, asks, opening.rooms, forms)
         values = {n: v for n, v in self._graph.values.items() if n in outputs}
         return Graph(self._graph.name, tuple(inputs), outputs, nodes, constants, values, part)
 
@@ -403,83 +399,50 @@ def _arrays(told: Mapping[str, Any]) -> dict[str, Array]:
     return {name: value for name, value in told.items() if isinstance(value, np.ndarray)}
 
 
-def _as_value(name: str, array: Array) -> Value:
+def _as_value(name: str, array: Array, opening: Opening) -> Value:
+    """Of an array its type, and its shape or, where the run tells that, the room for it."""
     dtype = dtypes.by_numpy(array.dtype)
     if dtype is None:
         raise InputError(f"{name!r} has element type {array.dtype.name}, which is not supported")
-    return Value(name, dtype, tuple(map(int, array.shape)))
+    forms = opening.forms.get(name)
+    shape = array.shape if forms is None else (f.most(opening.rooms) for f in forms)
+    return Value(name, dtype, tuple(map(int, shape)))
 
 
-def _form(value: Any) -> Any:
-    """What a part is compiled for."""
-    if value is None:
-        return None
-    if isinstance(value, list):
-        return tuple(map(_form, value))
-    return value.dtype.name, value.shape
+def _still_open(stage: Stage | None, slots: Slots) -> Forms:
+    """What follows from the numbers of the stage before, where they are left to the run again."""
+    return stage.forms if stage is not None and stage.rooms and slots[0] is not None else {}
 
 
-def _item(scope: Scope, name: str) -> Array:
+def _filled(forms: Forms, name: str | int, value: Any, numbers: Sequence[int]) -> Any:
+    return filled(value, forms[name], numbers) if name in forms else value
+
+
+def _given(scope: Scope, name: str, shape: tuple[int, ...], numbers: Sequence[int]) -> Array:
+    """What a part takes under a name, with as much room as it takes it with."""
+    if name == NUMBERS:
+        return np.array(numbers, np.int64)
     sequence, mark, place = name.partition("\0")
     found: Array = scope[sequence][int(place)] if mark else scope[name]
-    return found
+    return padded(found, shape)
 
 
-def _collect(scope: Scope, stage: _Stage, results: Sequence[Array]) -> None:
+def _collect(scope: Scope, stage: Stage, numbers: Sequence[int], results: Sequence[Array]) -> None:
     """A part's outputs under the names of the graph, the tensors of a sequence as a list."""
     for name, result in zip(stage.gives, results, strict=True):
+        found = cropped(result, stage.forms.get(name), numbers)
         sequence, mark, _ = name.partition("\0")
         if not mark or name == ASKED:
-            scope[name] = result
+            scope[name] = found
         else:
-            scope.setdefault(sequence, []).append(result)
+            scope.setdefault(sequence, []).append(found)
 
 
-def _checked(ports: Sequence[Border], values: Sequence[Any]) -> Scope:
-    """The values by name, as arrays and lists of them, which fit what the model declares."""
-    sizes: dict[str, tuple[int, str]] = {}
-    scope: Scope = {}
-    for port, value in zip(ports, values, strict=True):
-        if value is None and (port.is_optional or not port.is_checked):
-            scope[port.name] = None
-        elif isinstance(value, list | tuple) and (port.is_sequence or not port.is_checked):
-            scope[port.name] = [_checked_array(port, item, {}) for item in value]
-        elif port.is_sequence:
-            raise InputError(f"input {port.name!r} must be a list of arrays, not a {type(value).__name__}")
-        else:
-            scope[port.name] = _checked_array(port, value, sizes)
-    return scope
-
-
-def _checked_array(port: Border, value: Any, sizes: dict[str, tuple[int, str]]) -> Array:
-    array = np.asarray(value) if port.dtype is None and isinstance(value, str | list) else as_array(value, port.name)
-    if not port.is_checked:
-        return array
-    if port.dtype is None:
-        if array.dtype.kind not in "OUS":
-            raise InputError(f"input {port.name!r} must hold strings, not {array.dtype.name}")
-    elif array.dtype.newbyteorder("=") != port.dtype:
-        raise InputError(f"input {port.name!r} must be {port.dtype.name}, not {array.dtype.name}")
-    if port.shape is None:
-        return array
-    fits = len(array.shape) == len(port.shape)
-    if not fits or any(isinstance(n, int) and n != m for n, m in zip(port.shape, array.shape, strict=True)):
-        raise InputError(f"input {port.name!r} must fit {port}, and has the shape {array.shape}")
-    for name, extent in zip(port.shape, array.shape, strict=True):
-        if isinstance(name, str):
-            size, where = sizes.setdefault(name, (extent, port.name))
-            if size != extent:
-                raise InputError(f"dimension {name!r} is {size} in input {where!r} and {extent} in input {port.name!r}")
-    return array
-
-
-def _summary(stage: _Stage) -> str:
+def _summary(stage: Stage) -> str:
     kernels = 0 if stage.model is None else len(stage.model.calls)
     text = f"{kernels} kernel calls"
+    if stage.rooms:
+        text += ", for " + " and ".join(f"{room.low} to {room.high}" for room in stage.rooms) + " at run time"
     if stage.cut is None:
         return text
-    return f"{text}; then {_printable(str(stage.cut))}"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return f"{text}; then {printable(str(stage.cut))}"

@@ -48,18 +48,27 @@ SIZES = ("small", "full")
 EXPORTERS = ("torchscript", "dynamo")
 
 
-def build(name: str, size: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
-    """The model in eval mode and its example inputs by name, in the order in which forward takes them."""
+def build(name: str, size: str, batch: int | str = 1) -> tuple[nn.Module, dict[str, np.ndarray]]:
+    """The model in eval mode and its example inputs by name, in the order in which forward takes them; several times
+    as many for a batch of them, no two alike."""
     if name not in MODELS:
         raise ValueError(f"no model named {name!r} in the zoo; there are {', '.join(MODELS)}")
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; there are {', '.join(SIZES)}")
-    return MODELS[name](size)
+    module, inputs = MODELS[name](size)
+    return module, {key: _batched(array, int(batch)) for key, array in inputs.items()}
 
 
-def export(name: str, size: str, path: Path | str, *, exporter: str = "torchscript", opset: int | None = None) -> None:
+def _batched(array: np.ndarray, batch: int) -> np.ndarray:
+    """Copies along the first axis, each moved on along the last."""
+    return np.concatenate([np.roll(array, number, axis=-1) for number in range(batch)], axis=0)
+
+
+def export(
+    name: str, size: str, path: Path | str, *, exporter: str = "torchscript", opset: int | None = None, batch: int = 1
+) -> None:
     """Write the model as one ONNX file, by either of PyTorch's two exporters."""
-    module, inputs = build(name, size)
+    module, inputs = build(name, size, batch)
     export_module(module, inputs, path, exporter=exporter, opset=opset)
 
 

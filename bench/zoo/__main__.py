@@ -19,6 +19,7 @@ def main() -> None:
     )
     export.add_argument("directory", type=Path, metavar="DIR")
     export.add_argument("--size", choices=zoo.SIZES, default="small")
+    export.add_argument("--batch", type=int, default=1, help="inputs at a time, along the first axis")
     export.add_argument("--exporter", choices=(*zoo.EXPORTERS, "both"), default="torchscript")
     export.add_argument("--model", choices=tuple(zoo.MODELS), action="append", help="only this one; repeatable")
     arguments = parser.parse_args()
@@ -26,11 +27,11 @@ def main() -> None:
     exporters = zoo.EXPORTERS if arguments.exporter == "both" else (arguments.exporter,)
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.model or zoo.MODELS:
-        export_files(name, arguments.size, arguments.directory, exporters)
+        export_files(name, arguments.size, arguments.directory, exporters, arguments.batch)
 
 
-def export_files(name: str, size: str, directory: Path, exporters: tuple[str, ...]) -> None:
-    module, inputs = zoo.build(name, size)
+def export_files(name: str, size: str, directory: Path, exporters: tuple[str, ...], batch: int = 1) -> None:
+    module, inputs = zoo.build(name, size, batch)
     references = zoo.reference(module, inputs)
     float32 = zoo.float32_outputs(module, inputs)
     arrays = dict(inputs)

@@ -20,7 +20,7 @@ class Config:
 
 
 FULL = Config(resolution=256, width=32, down=(1, 1, 1, 28), middle=1, up=(1, 1, 1, 1))
-SMALL = Config(resolution=16, width=8, down=(1, 1), middle=1, up=(1, 1))
+SMALL = Config(resolution=16, width=8, down=(1,), middle=1, up=(1,))
 CONFIGS = {"full": FULL, "small": SMALL}
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,9 @@ from tilewright.target import probe
 HERE = Path(__file__).resolve().parent
 NATIVE = Path(permissions.__file__).with_name("native")
 DONE, PANIC = "guest is done", "Kernel panic"
+# Processors touch no memory for lanes that a mask leaves out; qemu (7.2) does, and faults before the end of
+# memory. A case that faults is run once more with such reads lane by lane: what reads beyond the end still faults.
+MASKED = re.compile(r"#if defined\(__AVX__\)(?=\n    return \(\w+\)__builtin_ia32_maskload)")
 KINDS = {"float32": "f", "int32": "i", "int8": "b", "uint8": "u"}
 
 
@@ -94,10 +98,14 @@ def arguments_of(case: Case) -> list[str]:
     return [case.name, "2", str(case.tolerance), "1" if case.needs_tiles else "0", kinds]
 
 
-def run_qemu(qemu: str, case: Case, folder: Path) -> tuple[bool, str]:
+def run_qemu(qemu: str, case: Case, tools: Tools) -> tuple[bool, str]:
     """In this process's own system: whether the result is the wanted one, and what was said about it."""
     command = [qemu, "-cpu", "max", "./program", *arguments_of(case)]
-    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+    done = subprocess.run(command, cwd=compile_case(case, tools), text=True, capture_output=True, check=False)
+    if done.returncode == -signal.SIGSEGV:
+        spelled_out = {name: MASKED.sub("#if 0", text) for name, text in case.image.kernels.items()}
+        if spelled_out != case.image.kernels:
+            return run_qemu(qemu, replace(case, image=replace(case.image, kernels=spelled_out)), tools)
     said = done.stdout.strip() or f"{case.name}: FAILED with status {done.returncode} {done.stderr.strip()}"
     return done.returncode == 0, said
 
@@ -156,12 +164,13 @@ def main() -> int:
             continue
         case = make()
         cases.append(case)
-        folder = compile_case(case, tools)
-        print(f"made {case.name}: {', '.join(case.instructions) or 'plain vectors'}", flush=True)
+        print(f"{case.name}: {', '.join(case.instructions) or 'plain vectors'}", flush=True)
         if given.qemu:
-            is_right, said = run_qemu(given.qemu, case, folder)
+            is_right, said = run_qemu(given.qemu, case, tools)
             print(said, flush=True)
             failures += not is_right
+        else:
+            compile_case(case, tools)
     return 1 if (failures if given.qemu else run_bochs(given, cases, tools)) else 0
 
 

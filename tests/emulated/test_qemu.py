@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.emulated.cases import every_case
-from tests.emulated.run import Tools, compile_case, run_qemu
+from tests.emulated.run import Tools, run_qemu
 
 QEMU = {"avx2": "qemu-x86_64", "neon": "qemu-aarch64"}
 WAY_OUT = "install qemu-user 7.2 or later (on Debian: apt install qemu-user) to run these kernels"
@@ -23,5 +23,5 @@ def test_emulated_kernels_agree(kind: str, name: str, tmp_path: Path) -> None:
     if qemu is None:
         pytest.skip(f"{QEMU[kind]} is not here: {WAY_OUT}")
     case = dict(every_case((kind,)))[name]()
-    is_right, said = run_qemu(qemu, case, compile_case(case, Tools("zig", tmp_path)))
+    is_right, said = run_qemu(qemu, case, Tools("zig", tmp_path))
     assert is_right, said

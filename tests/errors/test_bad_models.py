@@ -170,6 +170,18 @@ CASES: dict[str, tuple[Any, str]] = {
         one("GatherElements", given=["x", "k"], constants={"k": integers(7).reshape(1, 1)}),
         "index 7 is outside an axis of 2",
     ),
+    "GatherElements beside": (
+        one("GatherElements", {"x": (F, [2, 3]), "k": (INT, [2, 4])}, ["x", "k"], axis=0),
+        "indices [2, 4] reach outside",
+    ),
+    "ReverseSequence": (
+        one("ReverseSequence", {"x": (F, [2, 3]), "k": (INT, [2])}, ["x", "k"]),
+        "reads element 2 of an axis of 2",
+    ),
+    "OneHot": (
+        one("OneHot", {"x": (INT, [2])}, ["x", "d", "v"], {"d": np.int64(3), "v": np.ones(1, np.float32)}),
+        "its input 'values' has the shape [1]; [2] is needed",
+    ),
     "GatherND": (
         one("GatherND", given=["x", "k"], constants={"k": integers(1, 3).reshape(1, 2)}),
         "index 3 is outside an axis of 3",

@@ -1,4 +1,5 @@
-"""Seeded random trees: kernels cut twice, leaves at either level, windows that move; all give the interpreter's answer.
+"""Seeded random trees: kernels cut twice, leaves at either level or at both, copies and leaves in stages, windows that
+move; all give the interpreter's answer, on Loops and as trees.
 
 A failure prints its seed; `pytest tests/fuzz/test_trees.py -k "[SEED]"` runs that one again.
 """
@@ -11,16 +12,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.cpu_stages import CPU, lowered
+from tests.cpu_stages import CPU, lowered, output_names
 from tests.fuzz.programs import random_arrays
 from tests.fuzz.test_programs import compare, prepared, told
 from tests.unit.test_rolling import chain, convolutions
 from tilewright.ir.compute import Program, all_computes
 from tilewright.schedule.planner import make_plan
 from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.check_units import read_below
+from tilewright.tile_graph.held import leaf_nest, plan_nests
+from tilewright.tile_graph.interpret_tree import interpret_tree
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan import Bind, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.rolling import find_overlaps
 from tilewright.transform.layout import choose_layouts
@@ -36,7 +39,7 @@ def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Til
     whole = [n.tensor.name for n in nests[:-1] if n.tensor.name not in kernel.held]
     if whole or kernel.stream is not None or len(roots_of(nests)) > 1 or not root.axes:
         return kernel  # what is stored beside the root would be stored more than once
-    if any(n.written_out for n in nests) or any(extent_of(a.extent) < 1 for a in root.axes):
+    if any(n.unswitched for n in nests) or any(extent_of(a.extent) < 1 for a in root.axes):
         return kernel
     chosen = rng.permutation(len(root.axes))[: int(rng.integers(1, 3))]
     axes, outer, inner = [], [], []
@@ -54,6 +57,33 @@ def nested(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Til
     walked = Tile(kernel.level, tuple(inner), "order", leaves[outside:], holds)
     return replace(kernel, axes=tuple(axes), sizes=tuple(outer), body=(*leaves[:outside], walked),
                    holds=tuple(Hold(name) for name in sorted(early)))  # fmt: skip
+
+
+def richer(kernel: Tile, program: Program, rng: np.random.Generator) -> Tile:
+    """Of a kernel that was cut twice: some leaves once more inside, inputs copied there, some of it in stages, at any
+    level."""
+    walked = kernel.body[-1]
+    if not isinstance(walked, Tile) or walked.over != "order":
+        return kernel
+    computes = all_computes(program)
+    leaves = [n for n in walked.body if isinstance(n, Leaf)]
+    again = [n for n in kernel.body if isinstance(n, Leaf) and rng.random() < 0.5]
+    leaves = again + leaves
+    holds = [*(Hold(n.tensor) for n in again), *walked.holds]
+    given = {t.name: t for t in program.inputs if t.rank and t not in program.layouts}
+    for name in sorted({t.name for n in leaves for t in leaf_nest(n, computes).reads()} & set(given)):
+        if rng.random() < 0.5:
+            last = f"o{given[name].rank - 1}"
+            order = (*(f"o{i}" for i in rng.permutation(given[name].rank - 1)), last)
+            leaves.insert(0, Leaf(name, name, part="copy", vector=last, lanes=4, register=((last, 4),), order=order))
+            holds.append(Hold(name, fill="copy"))
+    held = {h.tensor for h in holds}
+    free = {n.tensor for n in leaves if n.part == "copy" or not read_below(n, computes) & held}
+    stages = int(rng.integers(1, 4)) if len(walked.sizes) == 1 else 1
+    levels = [x.name for x in CPU.levels]
+    level = str(rng.choice(levels[1 : levels.index(kernel.level) + 1]))
+    staged = tuple(replace(h, stages=stages) if h.tensor in free and rng.random() < 0.7 else h for h in holds)
+    return replace(kernel, body=(*kernel.body[:-1], replace(walked, level=level, body=tuple(leaves), holds=staged)))
 
 
 def rolling(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Tile | None:
@@ -78,14 +108,16 @@ def rolling(kernel: Tile, nests: Sequence[Nest], rng: np.random.Generator) -> Ti
     return replace(kernel, axes=(axis,), sizes=(("rows", part),), body=(walked,), holds=())
 
 
-def random_tree(program: Program, seed: int) -> Plan:
-    rng = np.random.default_rng([seed, 9])
+def random_tree(program: Program, seed: int, is_rich: bool = False) -> Plan:
+    rng = np.random.default_rng([seed, 10 if is_rich else 9])
     plan = make_plan(program, CPU, "connected", streaming="never")
     computes = all_computes(program)
     changed = {}
     for kernel, steps in plan.launches():
         if steps is None:
             changed[kernel.name] = nested(kernel, plan_nests(kernel, computes), rng)
+            if is_rich:
+                changed[kernel.name] = richer(changed[kernel.name], program, rng)
     return plan.with_kernels(changed)
 
 
@@ -101,6 +133,27 @@ def test_random_trees(seed: int) -> None:
         check_plan(plan, program)
         inputs = random_arrays(program, seed)
         compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
+
+
+@pytest.mark.parametrize("seed", cases(1000, (*range(16), 389)))
+def test_random_trees_with_copies_stages_and_leaves_again(seed: int) -> None:
+    program = prepared(seed)
+    with told(seed, program):
+        plan = random_tree(program, seed, is_rich=True)
+        check_plan(plan, program, CPU)
+        assert Plan.from_json(plan.to_json()) == plan
+        inputs = random_arrays(program, seed)
+        compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
+
+
+@pytest.mark.parametrize("seed", cases(200, range(8)))
+def test_random_trees_have_a_meaning_of_their_own(seed: int) -> None:
+    program = prepared(seed)
+    with told(seed, program):
+        plan = random_tree(program, seed, is_rich=seed % 2 == 0)
+        inputs = random_arrays(program, seed)
+        found, _ = interpret_tree(program, plan, inputs)
+        compare(program, inputs, dict(zip(output_names(program), found.values(), strict=True)))
 
 
 @pytest.mark.parametrize("seed", cases(100, range(6)))

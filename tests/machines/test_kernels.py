@@ -6,9 +6,8 @@ runs always; everything, the zoo at full size too, with --all. `./test --machine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -115,23 +114,6 @@ def test_random_programs(there: str, seed: int, kernel_cache: Path) -> None:
     check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory):
-    """The zoo's models as files, each written once."""
-    pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
-    from bench import zoo
-
-    folder = tmp_path_factory.mktemp("zoo")
-
-    @cache
-    def make(name: str, size: str) -> Path:
-        path = folder / f"{name}.{size}.onnx"
-        zoo.export(name, size, path)
-        return path
-
-    return make
-
-
 def zoo_names() -> tuple[str, ...]:
     try:
         from bench import zoo
@@ -142,9 +124,9 @@ def zoo_names() -> tuple[str, ...]:
 
 @pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
 @pytest.mark.parametrize(("there", "name"), sampled(zoo_names(), 1))
-def test_small_zoo(there: str, name: str, exported, kernel_cache: Path) -> None:
+def test_small_zoo(there: str, name: str, zoo_file: Callable[..., Path], kernel_cache: Path) -> None:
     target = machine(there)
-    low = lowered(programs(exported(name, "small"), target)["layout"], target=target)
+    low = lowered(programs(zoo_file(name), target)["layout"], target=target)
     check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
     rng = np.random.default_rng(3)
     given = {
@@ -161,9 +143,9 @@ def test_small_zoo(there: str, name: str, exported, kernel_cache: Path) -> None:
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 @pytest.mark.parametrize("there", MACHINES)
 @pytest.mark.parametrize("name", zoo_names())
-def test_zoo(name: str, there: str, precision: str | None, exported, kernel_cache: Path) -> None:
+def test_zoo(name: str, there: str, precision: str | None, zoo_file: Callable[..., Path], kernel_cache: Path) -> None:
     """At full size, by the whole compiler."""
     target = machine(there)
-    made = build(load(exported(name, "full"), {}), target, Options(precision=precision, stop_after="source"))
+    made = build(load(zoo_file(name, size="full"), {}), target, Options(precision=precision, stop_after="source"))
     assert made.sources
     check_compiles(made.sources, target, kernel_cache)

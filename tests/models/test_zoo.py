@@ -1,5 +1,6 @@
 """The zoo's small models build deterministically, export through both exporters and agree with PyTorch."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,9 @@ EXPORTS = [
 
 
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
-def test_export_agrees_with_torch(name: str, exporter: str, tmp_path: Path) -> None:
-    if exporter == "dynamo":
-        pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")
-    path = tmp_path / f"{name}.onnx"
+def test_export_agrees_with_torch(name: str, exporter: str, zoo_file: Callable[..., Path]) -> None:
+    path = zoo_file(name, exporter)
     module, inputs = zoo.build(name, "small")
-    zoo.export_module(module, inputs, path, exporter=exporter)
 
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

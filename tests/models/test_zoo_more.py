@@ -64,10 +64,9 @@ def test_full_models_have_their_published_size(make, parameters: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "schedule"), COMPILED)
-def test_compiled_model_is_right(name: str, schedule: str, tmp_path: Path, kernel_cache: Path) -> None:
+def test_compiled_model_is_right(name: str, schedule: str, zoo_file, kernel_cache: Path) -> None:
     module, inputs = zoo.build(name, "small")
-    path = tmp_path / f"{name}.onnx"
-    zoo.export_module(module, inputs, path)
+    path = zoo_file(name)
     options = tilewright.Options(cache_dir=kernel_cache)
     model = tilewright.compile(str(path), schedule=schedule, threads=2, options=options)
     reference = zoo.reference(module, inputs)
@@ -84,15 +83,13 @@ def test_shifted_windows_are_masked() -> None:
     assert pairs.unique().numel() == 25 and pairs.diagonal().unique().tolist() == [12]
 
 
-def test_recurrences_are_counted(tmp_path: Path) -> None:
-    zoo.export("lstm", "small", tmp_path / "lstm.onnx")
+def test_recurrences_are_counted(zoo_file) -> None:
     # Four gates of 16, each from 16 inputs and 16 states, over 6 steps.
-    assert set(collect(tmp_path / "lstm.onnx")) == {Recurrence(6, 1, 4 * 16 * 32)}
+    assert set(collect(zoo_file("lstm"))) == {Recurrence(6, 1, 4 * 16 * 32)}
 
 
-def test_attention_is_counted(tmp_path: Path) -> None:
-    zoo.export("vit_s32", "small", tmp_path / "vit.onnx")
-    found = collect(tmp_path / "vit.onnx")
+def test_attention_is_counted(zoo_file) -> None:
+    found = collect(zoo_file("vit_s32"))
     assert found[0] == Convolution((1, 3, 24, 24), (32, 3, 8, 8), strides=(8, 8))
     assert found.count(Contraction(2, 10, 10, 16, False)) == 2  # scores of two heads over ten tokens, each layer
     assert found.count(Contraction(1, 10, 96, 32, True)) == 2
@@ -134,10 +131,8 @@ def test_random_cases_are_seeded_and_bounded() -> None:
     assert any(isinstance(case.problem, Contraction) and case.problem.rows == 1 for case in cases)
 
 
-def test_zoo_cases_name_their_models(tmp_path: Path) -> None:
-    paths = {name: tmp_path / f"{name}.onnx" for name in ("mmoe", "nerf")}
-    for name, path in paths.items():
-        zoo.export(name, "small", path)
+def test_zoo_cases_name_their_models(zoo_file) -> None:
+    paths = {name: zoo_file(name) for name in ("mmoe", "nerf")}
     cases = kernel_cases.zoo_cases(paths)
     experts = next(case for case in cases if case.problem == Contraction(1, 3, 8, 12, True))
     assert experts.origin == "mmoe x4" and experts.group == "zoo contraction"

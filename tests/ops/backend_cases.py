@@ -90,14 +90,14 @@ def _frozen(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> onnx.Model
     """The model with those inputs as initializers whose values decide shapes."""
     versions = {i.domain: i.version for i in model.opset_import}
     fixed: set[str] = set()
-    written_out = len(model.graph.node) > 1
+    decomposed = len(model.graph.node) > 1
     for node in model.graph.node:
         entry = ops.find(node.op_type, node.domain, versions.get(node.domain, 1))
-        written_out = written_out or entry is None
+        decomposed = decomposed or entry is None
         fixed.update(node.input[p] for p in (entry.constants if entry else ()) if p < len(node.input))
         if node.op_type == "Loop":  # whose trip count may be a function of any number
             fixed.update(n for n, a in inputs.items() if a.size == 1)
-    if written_out:  # an operator written out: what is small and integer decides shapes
+    if decomposed:  # an operator written out: what is small and integer decides shapes
         fixed.update(n for n, a in inputs.items() if a.dtype.kind == "i" and a.size <= 5)
     fixed &= set(inputs)
     copy = onnx.ModelProto()

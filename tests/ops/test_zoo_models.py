@@ -22,12 +22,8 @@ EXPORTS = [
 
 @pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
-def test_small_model(name: str, exporter: str, run_model: RunModel, tmp_path) -> None:
-    if exporter == "dynamo":
-        pytest.importorskip("onnxscript")
+def test_small_model(name: str, exporter: str, run_model: RunModel, zoo_file) -> None:
     module, inputs = zoo.build(name, "small")
-    path = tmp_path / "model.onnx"
-    zoo.export_module(module, inputs, path, exporter=exporter)
-    found = run_model(onnx.load(path), inputs)
+    found = run_model(onnx.load(zoo_file(name, exporter)), inputs)
     for output, want in zoo.reference(module, inputs).items():
         np.testing.assert_allclose(found[output], want, rtol=1e-4, atol=2e-6, err_msg=output)

@@ -51,12 +51,12 @@ def test_graph(name: str, schedule: str, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("kind", (TensorProto.FLOAT16, TensorProto.DOUBLE))
-def test_other_types(kind: int, tmp_path: Path) -> None:
+def test_other_types(kind: int, kernel_cache: Path) -> None:
     model = graph(
         [("MatMul", ["a", "b"], "s", {}), ("Softmax", ["s"], "o", {"axis": -1})],
         [("a", (33, 40)), ("b", (40, 24))], [("o", (33, 24))], dict.fromkeys("abso", kind),
     )  # fmt: skip
-    artifact = compiled(model, "connected", tmp_path)
+    artifact = compiled(model, "connected", kernel_cache)
     inputs = random_inputs(artifact)
     assert artifact.program is not None
     expected = evaluate(artifact.program, inputs)[artifact.program.outputs[0].name]
@@ -65,7 +65,7 @@ def test_other_types(kind: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", (77, 300))
-def test_streamed_attention(length: int, tmp_path: Path) -> None:
+def test_streamed_attention(length: int, kernel_cache: Path) -> None:
     """Blocks of the keys, the last one cut; the state carried in shared memory."""
     program = fold_constants(lower(load(attention(length, 40, 1), {})))
     target = machine("cuda-emulated")
@@ -74,7 +74,7 @@ def test_streamed_attention(length: int, tmp_path: Path) -> None:
     loops = lower_program(program, plan, backend_for(target).lower_kernel)
     sources = machine_code.render(loops, target)
     runner = machine_code.load(
-        sources, loops, program, plan, target, Options(target="cuda-emulated", cache_dir=tmp_path)
+        sources, loops, program, plan, target, Options(target="cuda-emulated", cache_dir=kernel_cache)
     )
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal([int(e) for e in t.shape]).astype(np.float32) for t in program.inputs}
@@ -86,8 +86,8 @@ def test_streamed_attention(length: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", (40, 64))
 @pytest.mark.parametrize("length", (77, 128, 1000))
-def test_attention_is_one_kernel(length: int, head: int, tmp_path: Path) -> None:
-    artifact = compiled(attention(length, head), "connected", tmp_path, stop_after="loops")
+def test_attention_is_one_kernel(length: int, head: int, kernel_cache: Path) -> None:
+    artifact = compiled(attention(length, head), "connected", kernel_cache, stop_after="loops")
     assert artifact.plan is not None and artifact.loops is not None
     assert len(artifact.plan.kernels) == 1
     kernel = artifact.loops.kernels[0]
@@ -100,13 +100,13 @@ def test_attention_is_one_kernel(length: int, head: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", (77, 128, 1000))
-def test_softmax_of_matmul_is_one_kernel(size: int, tmp_path: Path) -> None:
-    artifact = compiled(softmax_of_matmul(size, 64, size), "connected", tmp_path, stop_after="plan")
+def test_softmax_of_matmul_is_one_kernel(size: int, kernel_cache: Path) -> None:
+    artifact = compiled(softmax_of_matmul(size, 64, size), "connected", kernel_cache, stop_after="plan")
     assert artifact.plan is not None and len(artifact.plan.kernels) == 1
 
 
-def test_a_contraction_is_staged_and_a_row_reduction_is_shared(tmp_path: Path) -> None:
-    plan = compiled(softmax_of_matmul(512, 64, 512), "none", tmp_path, stop_after="plan").plan
+def test_a_contraction_is_staged_and_a_row_reduction_is_shared(kernel_cache: Path) -> None:
+    plan = compiled(softmax_of_matmul(512, 64, 512), "none", kernel_cache, stop_after="plan").plan
     assert plan is not None
     nests = {n.tensor: n for k in plan.kernels for n in k.leaves}
     product, largest = nests["s"], next(n for t, n in nests.items() if "max" in t)
@@ -114,13 +114,13 @@ def test_a_contraction_is_staged_and_a_row_reduction_is_shared(tmp_path: Path) -
     assert largest.split == 32 and largest.vector == "r0"
 
 
-def test_two_compilations_give_the_same_text(tmp_path: Path) -> None:
-    first = compiled(attention(13, 5), "connected", tmp_path, stop_after="source").sources
-    assert first == compiled(attention(13, 5), "connected", tmp_path, stop_after="source").sources
+def test_two_compilations_give_the_same_text(kernel_cache: Path) -> None:
+    first = compiled(attention(13, 5), "connected", kernel_cache, stop_after="source").sources
+    assert first == compiled(attention(13, 5), "connected", kernel_cache, stop_after="source").sources
 
 
 @pytest.mark.parametrize("name", ("matmul", "attention_77", "argmax_row", "convolution"))
-def test_nvrtc_takes_the_source(name: str, tmp_path: Path) -> None:
-    for source in compiled(GRAPHS[name], "connected", tmp_path, stop_after="source").sources.values():
+def test_nvrtc_takes_the_source(name: str, kernel_cache: Path) -> None:
+    for source in compiled(GRAPHS[name], "connected", kernel_cache, stop_after="source").sources.values():
         for architecture in ("sm_80", "sm_90"):
             assert nvrtc.compile_to_cubin(source, architecture).code[:4] == b"\x7fELF"

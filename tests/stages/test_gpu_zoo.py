@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +19,32 @@ NAMES = [n if n in EVERY_TIME else pytest.param(n, marks=pytest.mark.slow) for n
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def exported(request: pytest.FixtureRequest, zoo_file: Callable[..., Path]) -> tuple[Path, Any, Any]:
     """The model's file, its inputs and float64 outputs."""
-    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
     module, inputs = zoo.build(request.param, "small")
-    zoo.export_module(module, inputs, path)
-    return path, inputs, zoo.reference(module, inputs)
+    return zoo_file(request.param), inputs, zoo.reference(module, inputs)
 
 
 @pytest.mark.parametrize("schedule", ("none", "connected"))
-def test_model(exported: tuple[Path, Any, Any], schedule: str) -> None:
+def test_model(exported: tuple[Path, Any, Any], schedule: str, kernel_cache: Path) -> None:
     path, inputs, reference = exported
-    artifact = compiled(path, schedule, path.parent / "cache")
+    artifact = compiled(path, schedule, kernel_cache)
     assert zoo.relative_error(on_loops(artifact, inputs), reference) < 1e-5
     assert zoo.relative_error(on_emulator(artifact, inputs), reference) < 1e-5
 
 
-def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any]) -> None:
+def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any], kernel_cache: Path) -> None:
     counts = {}
     for schedule in ("none", "connected"):
-        plan = compiled(exported[0], schedule, exported[0].parent / "cache", stop_after="plan").plan
+        plan = compiled(exported[0], schedule, kernel_cache, stop_after="plan").plan
         assert plan is not None
         counts[schedule] = len(plan.kernels)
     assert counts["connected"] < counts["none"]
 
 
-def test_runs_agree_to_the_bit(exported: tuple[Path, Any, Any]) -> None:
+def test_runs_agree_to_the_bit(exported: tuple[Path, Any, Any], kernel_cache: Path) -> None:
     path, inputs, _ = exported
-    artifact = compiled(path, "connected", path.parent / "cache")
+    artifact = compiled(path, "connected", kernel_cache)
     first, second = on_emulator(artifact, inputs), on_emulator(artifact, inputs)
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name])

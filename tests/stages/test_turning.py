@@ -68,22 +68,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_form_agrees(name: str, tmp_path: Path) -> None:
+def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     program = programs(CASES[name])["layout"]
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["y"]
     made = lowered(program)
     assert error(made.on_loops(inputs)["y"], wanted) < 1e-7
-    assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-7
+    assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-7
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
-def test_every_width(size: int, tmp_path: Path) -> None:
+def test_every_width(size: int, kernel_cache: Path) -> None:
     """What machines with wider vectors would run, compiled here."""
     target = replace(machine("cpu"), vector_bytes=size, lane_multiply=False)
     for name in ("odd", "one vector", "channels last", "reversed", "joined and turned", "padded along the vector"):
         model = CASES[name]
-        artifact = build(load(model, {}), target, Options(cache_dir=tmp_path, threads=1))
+        artifact = build(load(model, {}), target, Options(cache_dir=kernel_cache, threads=1))
         assert artifact.program is not None
         inputs = random_inputs(artifact.program, seed=size)
         found = [np.full(p.shape, 7e7, np.float32) for p in artifact.outputs]

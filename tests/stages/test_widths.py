@@ -60,12 +60,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("size", "schedule"), CASES)
-def test_sizes_that_do_not_fill_vectors(size: int, schedule: str, tmp_path: Path) -> None:
+def test_sizes_that_do_not_fill_vectors(size: int, schedule: str, kernel_cache: Path) -> None:
     registers, by_lane = WIDTHS[size]
     target = replace(machine("cpu"), vector_bytes=size, vector_registers=registers, lane_multiply=by_lane)
     for columns, depth, rows in ((1, 5, 3), (3, 7, 2), (7, 9, 5), (13, 3, 1), (15, 31, 4), (31, 17, 9), (67, 6, 3)):
         onnx_model, inputs, expected = model(columns, depth, rows)
-        artifact = build(load(onnx_model, {}), target, Options(schedule=schedule, cache_dir=tmp_path, threads=1))
+        artifact = build(load(onnx_model, {}), target, Options(schedule=schedule, cache_dir=kernel_cache, threads=1))
         found = [np.full(p.shape, -9, p.dtype.numpy) for p in artifact.outputs]
         artifact.runner.run([np.ascontiguousarray(inputs[p.name]) for p in artifact.inputs], found)
         for port, array in zip(artifact.outputs, found, strict=True):

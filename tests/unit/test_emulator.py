@@ -44,6 +44,9 @@ BROKEN = {
     "twice": "y(t) = 1.0f; y(t) = 2.0f;",
     "unused": 'const tw::Shared<float, 64> s(0, "s"); s(t) = 1.0f; s(t + 32) = 2.0f; y(t) = s(t);',
     "large": 'const tw::Global<float, 64> z(y_data, "z"); z(t) = 1.0f;',
+    "grid_race": "if (tw::block_x() == 0) y(t) = 1.0f; if (tw::block_x() == 1) y(t) = y(t) + 1.0f; tw::grid_barrier();",
+    "grid_alone": "if (tw::block_x() == 0) tw::grid_barrier(); y(t / 2 + 16 * tw::block_x()) = 1.0f;",
+    "grid_some": "if (t < 16) tw::grid_barrier(); else tw::barrier(); y(t) = 1.0f;",
 }  # fmt: skip
 # name -> the kind of fault and the buffer it must name
 EXPECTED = {
@@ -66,9 +69,15 @@ EXPECTED = {
     "twice": ("overwritten unread", "y"),
     "unused": ("never read", "s"),
     "large": ("too small", "z"),
+    "grid_race": ("race", "y"),
+    "grid_alone": ("divergent barrier", ""),
+    "grid_some": ("divergent barrier", ""),
 }
 
 GOOD = {
+    "grid_ordered": 'const tw::Shared<float, 32> s(0, "s"); s(t) = 1.0f + tw::block_x(); '
+    "if (tw::block_x() == 0) y(t) = 1.0f; tw::grid_barrier(); if (tw::block_x() == 1) y(t) = y(t) + s(31 - t); "
+    "tw::grid_barrier(); const float v = y(31 - t) + s(31 - t);",
     "warp_ordered": 'const tw::Shared<float, 32> s(0, "s"); s(t) = 1.0f; tw::warp_barrier(); y(t) = s(31 - t);',
     "reused_bytes": 'const tw::Shared<float, 32> a(0, "a"); const tw::Shared<int, 32> b(0, "b"); a(t) = 1.0f; '
     "tw::barrier(); const float v = a(31 - t); tw::barrier(); b(t) = 2; tw::barrier(); y(t) = v + b(31 - t);",
@@ -90,7 +99,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> EmulatedModule:
 
 def faults_of(module: EmulatedModule, name: str) -> tuple[Fault, ...]:
     contract = Contract(writes_all=("y",) if name in ("gap", "twice") else (), uses_all=name == "unused")
-    grid = (2, 1, 1) if name == "blocks_meet" else ONE
+    grid = (2, 1, 1) if name == "blocks_meet" or name.startswith("grid") else ONE
     room = np.zeros(64, np.float32)
     start = -(room.ctypes.data // 4) % 4  # 16-byte aligned
     return module.inspect(name, grid, 32, 1024, [room[start : start + 32]], contract)

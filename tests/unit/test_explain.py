@@ -65,7 +65,18 @@ def test_intermediates_stay_on_chip_or_do_not() -> None:
     apart = explain_json(explained(model, "none"))
     assert apart["kernels_distinct"] == apart["computes"] == 5
     assert apart["totals"]["intermediate_bytes_stored"] == between
-    assert apart["totals"]["traffic_bytes"] > joined["totals"]["traffic_bytes"]
+
+
+def test_what_is_told_of_main_memory_is_what_is_told_of_its_level() -> None:
+    model = softmax_of_matmul(900, 8, 400)  # scores of 1.4 MB: more than the caches have
+    moved = {}
+    for schedule in ("none", "connected"):
+        facts = explain_json(explained(model, schedule, "plan"))
+        moved[schedule] = facts["totals"]["traffic_bytes"]
+        last = facts["totals"]["levels"][-1]
+        assert last["level"] == "DRAM" and moved[schedule] == last["read_bytes"] + last["written_bytes"]
+        assert moved[schedule] == sum(k["traffic_bytes"] for k in facts["kernels"])
+    assert moved["none"] > 2 * moved["connected"]
 
 
 def test_a_kernel_says_what_it_computes_and_why() -> None:

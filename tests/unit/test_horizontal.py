@@ -159,7 +159,7 @@ def products(program: Program) -> list[Reduce]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_merged(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged(name: str, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few products as can be, the same bits from the interpreter, and code that agrees."""
     # sums in the order that the Program gives: a library's product has one of its own for every shape
     monkeypatch.setattr(Machine, "_product", lambda *_: None)
@@ -175,7 +175,7 @@ def test_merged(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     final = choose_layouts(stage_operands(merged, CPU), CPU)
     made = lowered(final)
     expected = evaluated(folded, inputs, wide=True)
-    for found in (made.on_loops(inputs), made.natively(inputs, tmp_path)):
+    for found in (made.on_loops(inputs), made.natively(inputs, kernel_cache)):
         assert all(error(found[key], expected[key]) < 1e-5 for key in expected)
 
 
@@ -335,21 +335,21 @@ def test_off_leaves_the_model_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["of odd widths", "attention with few keys", "experts of two layers", "groups"])
-def test_agrees_with_onnx_runtime(name: str, tmp_path: Path) -> None:
+def test_agrees_with_onnx_runtime(name: str, kernel_cache: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model = CASES[name][0]()
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(1)
     inputs = {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in session.get_inputs()}
-    compiled = tilewright.compile(model, options=Options(cache_dir=tmp_path, verify=True))
+    compiled = tilewright.compile(model, options=Options(cache_dir=kernel_cache, verify=True))
     for found, expected in zip(compiled(inputs), session.run(None, inputs), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["attention", "attention with few keys", "branches", "groups"])
-def test_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_on_a_gpu(name: str, kernel_cache: Path) -> None:
     model = CASES[name][0]()
-    made = gpu_stages.compiled(model, "connected", tmp_path, stop_after="loops")
+    made = gpu_stages.compiled(model, "connected", kernel_cache, stop_after="loops")
     folded = programs(model)["fold"]
     assert made.program is not None and len(products(made.program)) < len(products(folded))
     inputs = random_inputs(folded)
@@ -390,7 +390,7 @@ def gates_in_a_loop(steps: int = 5, width: int = 6) -> ModelProto:
 
 
 @pytest.mark.parametrize(("make", "before", "after"), [(directions, 4, 3), (gates_in_a_loop, 3, 1)])
-def test_recurrences(make: Callable[[], ModelProto], before: int, after: int, tmp_path: Path) -> None:
+def test_recurrences(make: Callable[[], ModelProto], before: int, after: int, kernel_cache: Path) -> None:
     """Projections that Scans read, and products inside a body: the bodies read slices, nothing is copied for them."""
     folded = programs(make())["fold"]
     merged = always(folded)
@@ -406,6 +406,6 @@ def test_recurrences(make: Callable[[], ModelProto], before: int, after: int, tm
     assert not any(c.output in read and isinstance(c.value, Load) for c in moving)
     inputs = random_inputs(folded)
     expected = evaluated(folded, inputs, wide=True)
-    found = [evaluated(read_back(merged), inputs), lowered(choose_layouts(merged, CPU)).natively(inputs, tmp_path)]
+    found = [evaluated(read_back(merged), inputs), lowered(choose_layouts(merged, CPU)).natively(inputs, kernel_cache)]
     for results in found:
         assert all(error(results[key], expected[key]) < 1e-5 for key in expected)

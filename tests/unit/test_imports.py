@@ -41,10 +41,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "arguments": set(),
     "profiles": set(),
-    "open_model": {"arguments", "profiles", "compiler", "ir"},
-    "staged_model": {"arguments", "profiles", "compiler", "ir"},
+    "borders": {"arguments"},
+    "late_model": {"arguments", "profiles", "compiler", "ir"},
+    "stages": {"arguments", "late_model", "ir"},
+    "open_model": {"arguments", "profiles", "compiler", "ir", "late_model"},
+    "staged_model": {"arguments", "profiles", "compiler", "ir", "borders", "late_model", "stages"},
     "host": {"ir"},
-    "parts": {"arguments", "open_model", "staged_model", "host", "frontend", "ir", "options"},
+    "parts": {
+        "arguments", "borders", "late_model", "open_model", "staged_model", "host", "frontend", "ir", "ops", "options",
+    },
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
     "api": {
         "pytorch", "arguments", "profiles", "open_model", "parts", "staged_model", "stored", "shipping", "report",

@@ -56,8 +56,9 @@ def sizes(kind: str, name: str, *counts: int) -> list[int]:
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
 @pytest.mark.parametrize("kind", STEPS)
 def test_text_grows_with_the_model_and_no_faster(kind: str, name: str) -> None:
-    # sixteen squares are one short loop: what comes with every further one is seen beyond
-    short, long = sizes(kind, name, *((32, 64) if kind == "squares" else (16, 32)))
+    # sixteen squares are one short loop: what comes with every further one is seen beyond; of forty angles several
+    # tiles are made, which need not be whole vectors
+    short, long = sizes(kind, name, *((32, 64) if kind in ("squares", "angles") else (16, 32)))
     assert long < 3 * short
 
 

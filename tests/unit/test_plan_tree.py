@@ -113,7 +113,7 @@ def everything() -> Plan:
     inner = Tile("L1", (("rows", 2),), body=(replace(leaf, part="step"),), holds=(Hold("x", "rolling", "rows"),))
     walked = Tile("L1", (("s", 4),), body=(leaf, inner), holds=(Hold("y", "carry", "s"),))
     lanes = Tile("L2", over="lanes", count=8, body=(replace(leaf, part="start"), walked, replace(leaf, part="finish")))
-    about = Estimate(2.5e-6, (("DRAM", 96),), 64, "it is the only one")
+    about = Estimate(2.5e-6, 64, "it is the only one")
     kernel = Tile("L2", (("rows", 4),), "cores", (lanes,), (Hold("x"), Hold("h", fill="prefetch")), (axis,), "k1",
                   estimate=about)  # fmt: skip
     steps = Tile("L2", over="steps", body=(kernel,), holds=(Hold("w", fill="prefetch", issue="k0"),), scan="z")
@@ -144,7 +144,7 @@ DRAM in order
             holds x rolling along rows
             step y: HOW
         finish y
-      predicted 2.5 us, 96 B DRAM, footprint 64 B
+      predicted 2.5 us, footprint 64 B
       because it is the only one
 """
     how = ("core c + e with m; vector o1 x 4; register [o0:2 o1:8]; order o0 o1 r0 to and fro but at step 3"
@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "handed out to nobody": (
         in_stream(lambda t: replace(t, over="everyone")),
-        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, not 'everyone'",
+        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, devices, not 'everyone'",
     ),
     "kernel inside a kernel": (
         in_stream(lambda t: replace(t, over="cores", name="k9")),
@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "unknown part": (
         in_kernels(lambda t: t.map_leaves(lambda leaf: replace(leaf, part="half") if leaf.part == "finish" else leaf)),
-        "leaf 'p_max' is a 'half'; it is one of whole, start, step, finish",
+        "leaf 'p_max' is a 'half'; it is one of whole, start, step, finish, copy",
     ),
     "no kernel stores an output": (
         in_kernels(holding(Hold("o"))),

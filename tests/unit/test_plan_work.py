@@ -26,7 +26,7 @@ from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, build_nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.written_out import positions
+from tilewright.tile_graph.unswitch import positions
 from tilewright.transform.algorithm.winograd import Winograd, find_sliding
 
 CHANNELS = 128
@@ -111,7 +111,7 @@ def test_a_block_is_written_out_with_its_common_parts_once(monkeypatch: pytest.M
         return simplify(node)
 
     monkeypatch.setattr(deciding, "simplify", counting)
-    block = positions(whole.written_out, *whole.values)
+    block = positions(whole.unswitched, *whole.values)
     assert len(block) == 36
     # each of the values has hundreds of nodes, most of them those of its neighbours
     assert sum(1 for value in block for _ in walk(value)) > 5 * sum(1 for _ in walk(*block))

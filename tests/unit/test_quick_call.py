@@ -128,16 +128,16 @@ def test_an_output_needs_memory_of_its_own(model: Model) -> None:
     np.testing.assert_array_equal(first, A)
 
 
-def test_outputs_need_memory_apart_from_each_other(tmp_path: Path) -> None:
+def test_outputs_need_memory_apart_from_each_other(kernel_cache: Path) -> None:
     both = model_of([("Neg", ["a"], "c", {}), ("Abs", ["a"], "d", {})], {"a": (2, 3)}, {"c": (2, 3), "d": (2, 3)})
     out = np.zeros_like(A)
     with pytest.raises(InputError, match="^output 'd' lies in the memory of output 'c'; give it an array of its own$"):
-        tilewright.compile(both, options=Options(cache_dir=tmp_path, threads=1)).run_into((A,), (out, out))
+        tilewright.compile(both, options=Options(cache_dir=kernel_cache, threads=1)).run_into((A,), (out, out))
 
 
-def test_a_closed_model_says_so(tmp_path: Path) -> None:
+def test_a_closed_model_says_so(kernel_cache: Path) -> None:
     negated = model_of([("Neg", ["a"], "c", {})], {"a": (2, 3)}, {"c": (2, 3)})
-    closed = tilewright.compile(negated, options=Options(cache_dir=tmp_path, threads=1))
+    closed = tilewright.compile(negated, options=Options(cache_dir=kernel_cache, threads=1))
     np.testing.assert_array_equal(closed(A)[0], -A)
     closed.artifact.runner.close()
     with pytest.raises(ModelRunError, match="closed"):

@@ -51,13 +51,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_runs_mean_the_same(name: str, tmp_path: Path) -> None:
+def test_runs_mean_the_same(name: str, kernel_cache: Path) -> None:
     made = programs(CASES[name])
     inputs = random_inputs(made["program"])
     wanted = evaluated(made["program"], inputs, wide=True)["y"]
     found = lowered(made["layout"])
     assert error(found.on_loops(inputs)["y"], wanted) < 1e-6
-    assert error(found.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+    assert error(found.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
 def test_rows_are_not_cut_short() -> None:
@@ -116,7 +116,7 @@ def test_a_stride_ends_the_run(stride: int, axes: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 7, 8, 11])
-def test_results_are_turned_in_registers(rows: int, tmp_path: Path) -> None:
+def test_results_are_turned_in_registers(rows: int, kernel_cache: Path) -> None:
     """Lanes that lie apart where rows lie side by side: squares are stored as vectors, other rows lane by lane."""
     program = programs(convolution((1, 6, 13, 25), (21, 6, 1, 1), stride=2))["fold"]
     plan = make_plan(program, CPU, "connected")
@@ -134,4 +134,4 @@ def test_results_are_turned_in_registers(rows: int, tmp_path: Path) -> None:
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["y"]
     assert error(found.on_loops(inputs)["y"], wanted) < 1e-6
-    assert error(found.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+    assert error(found.natively(inputs, kernel_cache)["y"], wanted) < 1e-6

@@ -73,16 +73,16 @@ def check(model: ModelProto, cache: Path, schedule: str = "connected") -> None:
 
 
 @pytest.mark.parametrize("hidden", [24, 256])
-def test_a_state_may_be_a_single_number(hidden: int, tmp_path: Path) -> None:
+def test_a_state_may_be_a_single_number(hidden: int, kernel_cache: Path) -> None:
     """It too is asked for early where several tiles share a step."""
-    check(model_of_scans(hidden, (5,), scaled=True), tmp_path)
+    check(model_of_scans(hidden, (5,), scaled=True), kernel_cache)
 
 
 @pytest.mark.parametrize("lengths", [(1, 5), (5, 1), (3, 3)])
 @pytest.mark.parametrize("schedule", ["none", "connected"])
-def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, tmp_path: Path) -> None:
+def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, kernel_cache: Path) -> None:
     """Of a Scan of one step a kernel may know that it only ever sees the first, and how much it stores."""
-    check(model_of_scans(24, lengths), tmp_path, schedule)
+    check(model_of_scans(24, lengths), kernel_cache, schedule)
 
 
 def test_a_kernel_does_not_wait_for_itself_through_a_scan(kernel_cache: Path) -> None:

@@ -82,13 +82,13 @@ def test_parts_combine_to_the_whole(kind: str, shape: tuple[int, ...], axes: tup
 
 
 @pytest.mark.parametrize("kind", ["ReduceSum", "ArgMax", "ReduceMax"])
-def test_the_same_bits_at_any_number_of_threads(kind: str, tmp_path: Path) -> None:
+def test_the_same_bits_at_any_number_of_threads(kind: str, kernel_cache: Path) -> None:
     axes = (1,) if kind == "ArgMax" else (0, 1)
     shape = (3, 1_000_003) if kind == "ArgMax" else (1021, 1999)
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     results = []
     for threads in (1, 2, 3, 8):
-        options = Options(threads=threads, cache_dir=tmp_path)
+        options = Options(threads=threads, cache_dir=kernel_cache)
         results.append(np.asarray(compile_model(model(kind, shape, axes), options=options)(x)[0]))
     assert all(np.array_equal(results[0], other) for other in results[1:])
     if kind != "ReduceSum":

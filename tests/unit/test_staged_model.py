@@ -249,3 +249,93 @@ def test_what_is_known_before_a_cut_is_known_after_it(compile_it: Callable[..., 
     z, places = compile_it(source)(np.array([3, 0], np.float32))
     np.testing.assert_array_equal(z, [-19, -4])  # 3, 7, 11, 15 and 0, 1, 2, 3: then 19 + 4 is over the bound
     np.testing.assert_array_equal(places, [[0]])
+
+
+def counted(nodes: list[onnx.NodeProto], outputs: Ports, **constants: Any) -> onnx.ModelProto:
+    """What nodes make of the rows `y` of `x` that the data keeps."""
+    first = N("Compress", ["x", "c"], ["y"], axis=0)
+    return model_of([first, *nodes], {"x": (F, [20, 4]), "c": (B, [20])}, outputs, **constants)
+
+
+def rows_kept(count: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(count)
+    return rng.standard_normal((20, 4)).astype(np.float32), rng.permutation(20) < count
+
+
+def test_ever_other_counts_are_compiled_for_a_few_times(compile_it: Callable[..., Any]) -> None:
+    nodes = [N("ReduceMean", ["y", "none"], ["m"]), N("Mul", ["y", "m"], ["z"]), N("Size", ["z"], ["size"])]
+    source = counted(nodes, {"z": (F, None), "size": (I64, None)}, none=np.array([0]))
+    model = compile_it(source, fallback="error")
+    for count in (5, *range(9, 21)):
+        agree(model, source, *rows_kept(count))
+    assert model.compilations == 4  # the count; five; up to 16, up to 20
+    assert "kernel calls, for 17 to 20 at run time" in model.explain()
+
+
+@pytest.mark.slow
+def test_attention_over_what_is_kept(compile_it: Callable[..., Any]) -> None:
+    nodes = [
+        N("Transpose", ["y"], ["t"]),
+        N("MatMul", ["y", "t"], ["p"]),
+        N("Softmax", ["p"], ["s"]),
+        N("MatMul", ["s", "y"], ["z"]),
+    ]
+    source = counted(nodes, {"z": (F, None), "t": (F, None)})
+    model = compile_it(source, fallback="error")
+    for _ in range(2):
+        for count in (12, 0, 1, 2, *range(3, 21)):
+            agree(model, source, *rows_kept(count))
+        # the count; 12, 0, 1 and 2 by themselves; then up to 4, 8, 16 and 20
+        assert model.compilations == 9
+
+
+def test_where_counts_differ_in_more_than_a_number(
+    compile_it: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [N("Slice", ["y", "zero", "six"], ["z"])]
+    source = counted(nodes, {"z": (F, None)}, zero=np.array([0]), six=np.array([6]))
+    model = compile_it(source)
+    with caplog.at_level(logging.INFO, "tilewright"):
+        for count in (12, 5, 6, 7, 8):
+            agree(model, source, *rows_kept(count))
+    assert model.compilations == 4  # the count, 12; five and six, seven and eight
+    assert "is not compiled for all numbers of elements from 5 to 8 at once: " in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["cpu", "cuda-emulated"])
+def test_two_counts_and_a_number_of_the_largest(compile_it: Callable[..., Any], target: str) -> None:
+    nodes = [
+        N("ReduceMax", ["y", "one"], ["m"], keepdims=0),
+        N("Greater", ["m", "zero"], ["g"]),
+        N("Compress", ["y", "g"], ["z"], axis=0),
+        N("Cast", ["g"], ["gi"], to=I64),
+        N("ReduceSum", ["gi"], ["k"]),
+        N("TopK", ["m", "k"], ["top", "at"]),
+        N("Concat", ["y", "z"], ["both"], axis=0),
+        N("ReduceMean", ["both", "none"], ["mean"]),
+    ]
+    outputs = {"both": (F, None), "mean": (F, None), "top": (F, None), "at": (I64, None)}
+    source = counted(nodes, outputs, one=np.array([1]), none=np.array([0]), zero=np.float32(0.9))
+    model = compile_it(source, fallback="error", target=target)
+    for count in (12, 1, 2, *range(4, 21)):
+        agree(model, source, *rows_kept(count))
+    assert model.compilations <= 40
+
+
+@pytest.mark.slow
+def test_a_loop_whose_values_grow(compile_it: Callable[..., Any]) -> None:
+    """Each step adds a row, until there are enough."""
+    nodes = [
+        N("Concat", ["v", "x"], ["w"], axis=0),
+        N("ReduceSum", ["w"], ["s"], keepdims=0),
+        N("Less", ["s", "bound"], ["more"]),
+    ]
+    body = graph_of(nodes, {"k": (I64, []), "on": (B, []), "v": (F, None)}, {"more": (B, []), "w": (F, None)})
+    loop = N("Loop", ["", "", "x"], ["y"], body=body)
+    source = model_of([loop], {"x": (F, [1, 3]), "bound": (F, [])}, {"y": (F, None)})
+    model = compile_it(source)
+    (y,) = model(np.ones((1, 3), np.float32), np.float32(100))
+    np.testing.assert_array_equal(y, np.ones((34, 3)))
+    # the body: for 1 and 2 rows, then up to 4, 8, 16, 32 and 64
+    assert "runs in parts; 7 compiled so far" in model.explain()

@@ -79,7 +79,7 @@ def always(name: str) -> tuple[Program, Program]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_form_agrees(name: str, tmp_path: Path) -> None:
+def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     folded, staged = always(name)
     assert staged.staged
     inputs = random_inputs(folded)
@@ -90,18 +90,18 @@ def test_every_form_agrees(name: str, tmp_path: Path) -> None:
     assert error(lowered(program, "none").on_loops(inputs)["y"], wanted) < 1e-6
     made = lowered(program)
     assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
 @pytest.mark.parametrize("name", [n for n, m in CASES.items() if "Conv" in str(m.graph.node[0].op_type)])
-def test_without_copies_every_form_agrees(name: str, tmp_path: Path) -> None:
+def test_without_copies_every_form_agrees(name: str, kernel_cache: Path) -> None:
     """Groups alone: blocks end with a group, and what they read of it is one element."""
     program = programs(CASES[name])["layout"]
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["y"]
     made = lowered(program)
     assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["same", "large window", "uneven pads", "strides", "two groups", "few channels"])
@@ -157,7 +157,7 @@ def test_gpus_stage_for_themselves() -> None:
     assert not stage_operands(folded, machine("cuda-emulated"), always=True).staged
 
 
-def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
+def test_an_input_for_a_result_in_its_order_may_keep_it(kernel_cache: Path) -> None:
     """Two channels and many outputs: sums are short, and turning results costs more than rows that end unevenly."""
     weight = np.random.default_rng(4).standard_normal((194, 2, 3, 3)).astype(np.float32)
     steps: list[Step] = [("Conv", ["x", "w"], "y", {"group": 2, "dilations": [2, 2], "pads": [2] * 4})]
@@ -174,8 +174,8 @@ def test_an_input_for_a_result_in_its_order_may_keep_it(tmp_path: Path) -> None:
     made = lowered(kept, target=N1)
     assert [n.vector for n in made.plan.kernels[-1].leaves] == ["o3"]
     inputs = random_inputs(folded)
-    other = lowered(turned, target=N1).natively(inputs, tmp_path)["y"]
-    assert error(made.natively(inputs, tmp_path)["y"], other) < 1e-6
+    other = lowered(turned, target=N1).natively(inputs, kernel_cache)["y"]
+    assert error(made.natively(inputs, kernel_cache)["y"], other) < 1e-6
     again = {t.name: layout for t, layout in read_back(kept).layouts.items()}
     assert again[copy.name].is_natural
 
@@ -212,7 +212,7 @@ def test_an_input_whose_windows_hang_over_by_one_is_read_in_place() -> None:
 
 
 @pytest.mark.parametrize("equation", ["ab,a->", "cab,bc->"])
-def test_a_sum_of_everything_is_read_as_it_lies(equation: str, tmp_path: Path) -> None:
+def test_a_sum_of_everything_is_read_as_it_lies(equation: str, kernel_cache: Path) -> None:
     """There is no axis left that could follow a copy."""
     sizes = {"a": 19, "b": 17, "c": 11}
     left, right = ([sizes[axis] for axis in part] for part in equation.removesuffix("->").split(","))
@@ -220,4 +220,5 @@ def test_a_sum_of_everything_is_read_as_it_lies(equation: str, tmp_path: Path) -
     program = programs(model)["layout"]
     inputs = random_inputs(program)
     assert not program.staged
-    assert error(lowered(program).natively(inputs, tmp_path)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-5
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    assert error(lowered(program).natively(inputs, kernel_cache)["y"], wanted) < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -61,10 +62,16 @@ def recurrence(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("kind", GATES)
-def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, tmp_path: Path) -> None:
+# both ways at once walk either way; of one way alone two here, the others with --all
+ONE_WAY = {("LSTM", 1, "forward"), ("GRU", 3, "reverse")}
+TURNING = [
+    pytest.param(*case, marks=() if case[2] == "bidirectional" or case in ONE_WAY else pytest.mark.slow)
+    for case in product(GATES, (1, 3), ("forward", "reverse", "bidirectional"))
+]
+
+
+@pytest.mark.parametrize(("kind", "batch", "direction"), TURNING)
+def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, kernel_cache: Path) -> None:
     model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)
     program = programs(model, N1)["layout"]
     made = lowered(program, target=N1)
@@ -73,11 +80,11 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["h"], wanted) < 1e-6
 
 
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 96), ("LSTM", 112), ("GRU", 112), ("RNN", 256)])
-def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_path: Path) -> None:
+def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, kernel_cache: Path) -> None:
     """What a step reads last, the next one reads first: the same quarter of the same block of the weights."""
     program = programs(recurrence(kind, hidden=hidden), N1)["layout"]
     made = lowered(program, target=N1)
@@ -101,7 +108,7 @@ def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, tmp_p
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["h"], wanted) < 1e-6
 
 
 def test_small_weights_are_walked_one_way() -> None:
@@ -227,7 +234,7 @@ def test_the_projection_brings_weights_near_that_stay_there(l2: int, warmed: boo
     assert steps.level == ("L2" if warmed else "DRAM")
 
 
-def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
+def test_bringing_weights_near_changes_no_result(kernel_cache: Path) -> None:
     program = programs(recurrence("LSTM", hidden=84, inputs=40))["layout"]
     plan = lowered(program).plan
     weights = next(t.name for t in program.constants if "recurrence" in t.name)
@@ -240,13 +247,13 @@ def test_bringing_weights_near_changes_no_result(tmp_path: Path) -> None:
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["h"], wanted) < 1e-6
     with pytest.raises(InternalError, match="is brought near in 'k1', no kernel before the steps"):
         check_plan(keeping(plan, Hold(weights, fill="prefetch", issue=step_kernels(plan)[0].name)), program)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path: Path) -> None:
+def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, kernel_cache: Path) -> None:
     """Weights that are no number would make themselves felt there, and a state that is given need not be zero."""
     model = recurrence("LSTM", hidden=24, direction=direction)
     program = programs(model)["layout"]
@@ -256,11 +263,11 @@ def test_a_step_that_begins_with_zeros_sums_nothing_up(direction: str, tmp_path:
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["h"]
     assert error(made.on_loops(inputs)["h"], wanted) < 1e-6
-    assert error(made.natively(inputs, tmp_path)["h"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache)["h"], wanted) < 1e-6
 
 
 @pytest.mark.parametrize("what", ["infinite weights", "a state that is not zero"])
-def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) -> None:
+def test_a_first_step_that_may_matter_is_summed_up(what: str, kernel_cache: Path) -> None:
     model = recurrence("LSTM", hidden=24)
     constants = {c.name: c for c in model.graph.initializer}
     if what == "infinite weights":
@@ -276,7 +283,7 @@ def test_a_first_step_that_may_matter_is_summed_up(what: str, tmp_path: Path) ->
     assert all(n.idle is None for k in made.plan.kernels for n in k.leaves)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs)["h"]
-    np.testing.assert_allclose(made.natively(inputs, tmp_path)["h"], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made.natively(inputs, kernel_cache)["h"], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_plan_that_counts_on_zeros_is_refused_where_there_are_none() -> None:

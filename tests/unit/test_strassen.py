@@ -18,7 +18,7 @@ from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
-from tilewright.tile_graph.written_out import writes_streams
+from tilewright.tile_graph.unswitch import writes_streams
 from tilewright.transform.algorithm import strassen
 from tilewright.transform.algorithm.strassen import (
     DATA,
@@ -216,14 +216,14 @@ def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_option_keeps_sums_direct_and_explain_names_what_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always_worth_it(monkeypatch, (256, 512, 1024))
     model = layer((256, 512), (512, 1024))
     x = np.random.default_rng(2).standard_normal((256, 512)).astype(np.float32)
     results = {}
     for way in ("strassen", "direct"):
-        made = tilewright.compile(model, options=Options(cache_dir=tmp_path, contraction=way, threads=1))
+        made = tilewright.compile(model, options=Options(cache_dir=kernel_cache, contraction=way, threads=1))
         assert made.artifact.program is not None
         products = [c for c in made.artifact.program.computes if c.outputs[0].name.endswith("_strassen_products")]
         assert len(products) == (1 if way == "strassen" else 0)

@@ -20,8 +20,8 @@ from tilewright.target import machine
 from tilewright.verifying import Verifier, difference, work
 
 
-def compiled(model: ModelProto, tmp_path: Path, **given: object) -> None:
-    options = Options(verify=True, cache_dir=tmp_path / "cache", **given)  # type: ignore[arg-type]
+def compiled(model: ModelProto, cache: Path, **given: object) -> None:
+    options = Options(verify=True, cache_dir=cache, **given)  # type: ignore[arg-type]
     build(load(model, {}), machine(options.target), options)
 
 
@@ -38,11 +38,11 @@ def edited(model: ModelProto, tmp_path: Path, stage: str, name: str, edit: Calla
 
 
 @pytest.mark.parametrize("target", ("cpu", "cuda-emulated"))
-def test_right_stages_pass(target: str, tmp_path: Path) -> None:
-    compiled(attention(13, 5), tmp_path, target=target)
-    compiled(argmax((5, 61), 1), tmp_path, target=target)
+def test_right_stages_pass(target: str, kernel_cache: Path) -> None:
+    compiled(attention(13, 5), kernel_cache, target=target)
+    compiled(argmax((5, 61), 1), kernel_cache, target=target)
     row = graph([("Exp", ["x"], "y", {})], [("x", ())], [("y", ())])
-    compiled(row, tmp_path, target=target)
+    compiled(row, kernel_cache, target=target)
 
 
 def test_a_changed_program_is_caught(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_differences() -> None:
     assert difference(np.zeros(0), np.zeros(0)).size == 0
 
 
-def test_work_counts_multiplications(tmp_path: Path) -> None:
+def test_work_counts_multiplications() -> None:
     artifact = build(load(softmax_of_matmul(4, 8, 6), {}), machine("cpu"), Options(stop_after="program"))
     assert artifact.program is not None
     assert work(artifact.program.computes) == 4 * 8 * 6 + 4 * (4 * 6)

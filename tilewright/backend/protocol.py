@@ -30,7 +30,6 @@ class Choice:
     seconds: float
     tiles: int
     footprint: int
-    traffic: int  # bytes from and to main memory
     block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
     step: int = 0  # rows of the root that a window moves on by; 0: there is no window
 

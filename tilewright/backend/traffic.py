@@ -12,15 +12,17 @@ from functools import partial
 from math import prod
 
 from tilewright.backend import backend_for
-from tilewright.ir.compute import Program, Scan, all_computes
+from tilewright.ir.compute import Program, Scan, all_computes, all_tensors
 from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import ScanView
+from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.placed import Tree
-from tilewright.lower.program import all_tensors, at_step, shape_of
+from tilewright.lower.program import at_step, shape_of
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.occurrences import told_apart
 from tilewright.tile_graph.plan import Plan
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
@@ -127,7 +129,8 @@ def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
 
     known: dict[Hashable, tuple[Tree, list[str]]] = {}
     result = []
-    for kernel, steps in plan.launches():
+    for kernel, steps in in_stages(plan).launches():
+        kernel = told_apart(kernel)
         nests = plan_nests(kernel, computes)
         scan = computes.get(steps.scan or "") if steps is not None else None
         view: ScanView | None = None
@@ -138,6 +141,11 @@ def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
             view = ScanView(step, dict(scan.stacked))
             nests = [at_step(n, scan.axis, step) for n in nests]
             times = scan.axis.extent
+        walked = steps_inside(kernel)
+        if walked is not None:
+            inner = computes[walked.scan or ""]
+            assert isinstance(inner, Scan)
+            nests, view = walked_inside(nests, inner, is_run=False)
         inside = kernel.held
         met = list(dict.fromkeys(t.name for n in nests for t in (*n.reads(), *n.stores)))
         key: Hashable = (

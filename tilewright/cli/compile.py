@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(model, OpenModel):
         raise OptionError("the model leaves shapes open, and a directory holds the code for one: give them by --shape")
     if isinstance(model, StagedModel):
-        raise OptionError("the model runs in parts, and a directory holds the code for one")
+        model.save(arguments.output)  # says why it cannot be
     model.save(arguments.output)
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())

@@ -75,7 +75,8 @@ def _state_shapes(config: Any, length: int) -> list[tuple[int, ...]]:
     return [(1, heads, length, width)] * (2 * config.num_hidden_layers)
 
 
-def main() -> None:
+def small_llama() -> Any:
+    """Four layers of 512, 8 heads over 2, 4,000 words, with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -83,7 +84,11 @@ def main() -> None:
         hidden_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, intermediate_size=1376,
         vocab_size=4000, max_position_embeddings=2048,
     )  # fmt: skip
-    generate = Generator(LlamaForCausalLM(config), 1280)
+    return LlamaForCausalLM(config).eval()
+
+
+def main() -> None:
+    generate = Generator(small_llama(), 1280)
     for length in (7, 100, 700):
         generate(torch.randint(0, 4000, (length,)), 4)
         begin = time.perf_counter()

@@ -117,8 +117,8 @@ def batch_norm_of_batch(m: Emitter, out: tuple[Value, ...], x: Value, scale: Val
     one, zero = _affine(m, x, scale, bias, x.shape[1])
     if x.shape[0] == 1 and x.rank > 2:
         return m.new("InstanceNormalization", x, one, zero, epsilon=epsilon), None, None
-    turned = m.transposed(x.name, [1, 0, *range(2, x.rank)])
-    whole = m.reshape(turned, (1, x.shape[1], -1))
+    swapped = m.transposed(x.name, [1, 0, *range(2, x.rank)])
+    whole = m.reshape(swapped, (1, x.shape[1], -1))
     found = m.reshape(m.new("InstanceNormalization", whole, one, zero, epsilon=epsilon),
                       (x.shape[1], x.shape[0], *x.shape[2:]))  # fmt: skip
     return m.transposed(found, [1, 0, *range(2, x.rank)]), None, None
@@ -315,8 +315,8 @@ def _attended(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value 
         query = m.reshape(query, (*q.shape[:-3], heads, each, *q.shape[-2:]))
         keys, values = (m.reshape(x.name, (*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
         rank += 1
-    turned = m.transposed(keys, [*range(rank - 2), rank - 1, rank - 2])
-    scores = m.new("MatMul", m.new("Mul", query, m.number(factor, q.dtype)), turned)
+    swapped = m.transposed(keys, [*range(rank - 2), rank - 1, rank - 2])
+    scores = m.new("MatMul", m.new("Mul", query, m.number(factor, q.dtype)), swapped)
     opened: str | None = None
     if causal:
         allowed = np.tri(rows, columns, dtype=np.bool_)

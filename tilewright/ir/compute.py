@@ -262,3 +262,15 @@ def all_computes(program: Program) -> dict[str, Compute]:
         if isinstance(compute, Scan):
             found.update({t.name: inner for inner in compute.body for t in inner.outputs})
     return found
+
+
+def all_tensors(program: Program) -> Iterator[Tensor]:
+    """Given, computed and carried, those inside Scans included."""
+    yield from program.inputs
+    yield from program.constants
+    for compute in program.computes:
+        yield from compute.outputs
+        if isinstance(compute, Scan):
+            for inner in compute.body:
+                yield from inner.outputs
+            yield from compute.carry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,42 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Room:
+    """A number that only a run tells, such as how many elements NonZero finds: one from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def around(self, number: int) -> Room:
+        """The half of it that the number is in."""
+        middle = (self.low + self.high) // 2
+        return Room(self.low, middle) if number <= middle else Room(middle + 1, self.high)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A whole number that follows from the run-time numbers of a part: a sum of multiples of them, in their order."""
+
+    constant: int
+    factors: tuple[int, ...] = ()  # those left out at the end are 0
+
+    def at(self, numbers: Sequence[int]) -> int:
+        return self.constant + sum(factor * number for factor, number in zip(self.factors, numbers, strict=False))
+
+    def most(self, rooms: Sequence[Room]) -> int:
+        return self.at([r.high if f > 0 else r.low for f, r in zip(self.factors, rooms, strict=False)])
+
+    @property
+    def varies(self) -> bool:
+        return any(self.factors)
+
+
+def filled(array: np.ndarray, forms: Sequence[Form], numbers: Sequence[int]) -> np.ndarray:
+    """An array of the same kind with what its elements are for these numbers."""
+    return np.array([f.at(numbers) for f in forms], array.dtype).reshape(array.shape)
+
+
+@dataclass(frozen=True)
 class Part:
     """What a Graph knows of the run before it, where a model runs in several parts.
 
@@ -47,6 +83,9 @@ class Part:
     that hold nothing; of `outside` values, such as strings, there are no tensors. `decided` answers what the first node
     has to know while compiling, by the number of its question; where the part `asks`, it ends with what its last node
     has to know, as one more output.
+
+    Where it has `rooms`, it is for all numbers in them: the run gives them as one more input, `NUMBERS`. `forms` are of
+    an input's extents and a constant's elements, by name, and of an answer's elements, by the number of its question.
     """
 
     sequences: Mapping[str, int] = field(default_factory=dict)
@@ -54,8 +93,11 @@ class Part:
     outside: frozenset[str] = frozenset()
     decided: Mapping[int, np.ndarray] = field(default_factory=dict)
     asks: bool = False
+    rooms: tuple[Room, ...] = ()
+    forms: Mapping[str | int, tuple[Form, ...]] = field(default_factory=dict)
 
 
+NUMBERS = "\0numbers"  # the input that tells the run-time numbers of a part
 ASKED = "\0asked"  # the output that answers what the last node of a part asks
 
 

@@ -7,6 +7,7 @@ lowering turns them into positions in storage.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -56,6 +57,7 @@ class Layout:
     swizzle: int = 0
 
     @staticmethod
+    @cache
     def natural(rank: int) -> Layout:
         return Layout(tuple(StorageAxis(a) for a in range(rank)))
 

@@ -11,7 +11,7 @@ from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.propagate import Range
 
 
-class Rest(Enum):
+class Remainder(Enum):
     """How a vector axis ends that is no multiple of a vector."""
 
     LANES = "lanes"  # in one partly filled vector
@@ -32,7 +32,7 @@ class Piece:
     kept: int | None = None
 
 
-def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> list[Piece]:
+def pieces(extent: Range, block: int, lanes: int, way: Remainder = Remainder.LANES) -> list[Piece]:
     """Blocks that cover the range exactly; a vector axis ends in whole vectors, then one partly filled vector, or all
     of the rest in whole vectors where there is a way to."""
     count = extent.count
@@ -49,7 +49,7 @@ def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> lis
     if last is not None:
         vectors = last // lanes * lanes
         present = simplify(tail // last)  # 1 on the last tile, else 0
-        reach = extent.extent if way is Rest.BEFORE else extent.extent % int(extent.size)
+        reach = extent.extent if way is Remainder.BEFORE else extent.extent % int(extent.size)
         whole = _in_whole_vectors(base, present, last, reach, lanes, way)
         if whole is not None:
             return [*result, whole]
@@ -59,6 +59,23 @@ def pieces(extent: Range, block: int, lanes: int, way: Rest = Rest.LANES) -> lis
             result.append(_partial(simplify(base + vectors), present, last - vectors, lanes))
         return result
     return [*result, *_halving(base, tail, block, lanes)]
+
+
+def overlapping(extent: Range, block: int, lanes: int) -> list[Piece] | None:
+    """Blocks, single vectors, and a last vector that begins earlier: for results that may be computed twice, and a
+    count only known at run time. None where it is known, or a tile may have less than a vector."""
+    size = int(extent.size)
+    least = extent.extent % size or size
+    if lanes == 1 or static(extent.count) is not None or least < lanes or not _is_on_grid(extent):
+        return None
+    full = simplify(extent.count // block)
+    base = simplify(full * block)
+    tail = simplify(extent.count % block)
+    result = [Piece(const(0), full, block, lanes)]
+    if block > lanes:
+        result.append(Piece(base, simplify(tail // lanes), lanes, lanes))
+    over = simplify((extent.count % lanes + (lanes - 1)) // lanes)  # 1 where vectors do not end with the tile
+    return [*result, Piece(simplify(extent.count - lanes), over, lanes, lanes)]
 
 
 def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
@@ -79,7 +96,7 @@ def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
     return result
 
 
-def _static_pieces(count: int, block: int, lanes: int, way: Rest) -> list[Piece]:
+def _static_pieces(count: int, block: int, lanes: int, way: Remainder) -> list[Piece]:
     result = []
     full, rest = divmod(count, block)
     vectors = rest // lanes * lanes
@@ -95,12 +112,12 @@ def _static_pieces(count: int, block: int, lanes: int, way: Rest) -> list[Piece]
     return result
 
 
-def _in_whole_vectors(base: Expr, trips: Expr, rest: int, count: int, lanes: int, way: Rest) -> Piece | None:
+def _in_whole_vectors(base: Expr, trips: Expr, rest: int, count: int, lanes: int, way: Remainder) -> Piece | None:
     """The last `rest` of `count` elements, from `base` on; None where they fill vectors or must be taken by lanes."""
     size = -(-rest // lanes) * lanes
-    if way is Rest.LANES or rest == size:
+    if way is Remainder.LANES or rest == size:
         return None
-    if way is Rest.PADDED:
+    if way is Remainder.PADDED:
         return Piece(base, trips, size, lanes, rest)
     return Piece(simplify(base - (size - rest)), trips, size, lanes) if size <= count else None
 
@@ -112,8 +129,12 @@ def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> Piece:
 def _last_remainder(extent: Range, block: int) -> int | None:
     """What the last tile leaves over, when all other tiles are whole multiples of the block."""
     size = int(extent.size)
-    low = linear(extent.low)
-    on_grid = low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())
-    if not on_grid or size % block:
+    if not _is_on_grid(extent) or size % block:
         return None
     return (extent.extent % size) % block
+
+
+def _is_on_grid(extent: Range) -> bool:
+    """Whether tiles begin at multiples of their size: all but the last have all of it."""
+    low, size = linear(extent.low), int(extent.size)
+    return low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())

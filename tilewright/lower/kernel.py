@@ -5,20 +5,22 @@ What a leaf becomes, and how tiles are handed out, the backends say: they derive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
 from tilewright.ir import bounds
-from tilewright.ir.expr import Axis, Expr, const, load, minimum, substitute, var
+from tilewright.ir.expr import Axis, Expr, const, load, lt, minimum, substitute, var
 from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
+from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Leaf, Tile, TileAxis
+from tilewright.tile_graph.parts import between_barriers, boxes_at
+from tilewright.tile_graph.plan import Barrier, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import Window, moving_boxes, reads_of
 from tilewright.tile_graph.streams import Carrier, Work, stream_of
@@ -38,26 +40,10 @@ class ScanView:
 
     step: Axis
     stacked: Mapping[Tensor, Tensor]  # body tensor -> output with the step as first axis
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A Tile walked in order: its parts one after the other."""
-
-    axis: Axis
-    body: tuple[Work | Loop, ...]
-
-    def works(self) -> Iterator[Work]:
-        return works(self.body)
-
-
-def works(items: Sequence[Work | Loop]) -> Iterator[Work]:
-    """What runs, in order, whatever the loops around it."""
-    for item in items:
-        if isinstance(item, Loop):
-            yield from item.works()
-        else:
-            yield item
+    # where the kernel walks the steps itself: what it takes along, in two places in turn, and where that ends
+    states: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    finals: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    index: Expr | None = None  # of the step, where it is not the step itself
 
 
 class KernelLowering:
@@ -80,10 +66,13 @@ class KernelLowering:
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, Window]] = {}  # copies inside a window's buffer
-        self.prologue: list[Work] = []
+        self.staged: dict[Tensor, tuple[int, Axis]] = {}  # parts of it that are there at a time, and what walks them
+        self.shifts: list[dict[Axis, Expr]] = []  # loops at another part, for what runs ahead
+        self.prologue: list[Item] = []
         self.by_name = {n.tensor.name: n for n in nests}
         self.leaves = dict(zip(nests, tile.leaves, strict=True))
-        self.roots = roots_of(nests)
+        self.between = between_barriers(tile, self.by_name)  # nests from barrier to barrier
+        self.roots = [root for group in self.between for root in roots_of(group)]
         self.tile_axes: dict[str, TileAxis] = {}
         stream = stream_of(tile, nests)
         self.carrier = None if stream is None else Carrier(stream, self.leaves)
@@ -92,12 +81,18 @@ class KernelLowering:
     def step(self) -> Axis | None:
         return self.scan.step if self.scan else None
 
+    @property
+    def is_persistent(self) -> bool:
+        """Whether the kernel walks the steps of a Scan itself."""
+        return self.scan is not None and bool(self.scan.states)
+
     def binding(self) -> Binding:
         index, items = self.items()
         body = self.grid(index, items)
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), self.step), tuple(self.arguments))
+        step = None if self.is_persistent else self.step
+        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), step), tuple(self.arguments))
 
-    def items(self) -> tuple[Axis, tuple[Work | Loop, ...]]:
+    def items(self) -> tuple[Axis, tuple[Item, ...]]:
         """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""
         index, ranges = self._handed_out()
         items = self._body(self.plan, ranges)
@@ -106,9 +101,10 @@ class KernelLowering:
         for work in works(items):
             self._bind_writes(work)
         self.begun_access = [self._at_first(begun) for begun in self.begun]
+        self.shifted_access = [self._shifted(shift) for shift in self.shifts]
         return index, items
 
-    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+    def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         """The loop over a kernel's tiles, and all that one of them does."""
         raise NotImplementedError
 
@@ -129,18 +125,22 @@ class KernelLowering:
             position = simplify(position // count)
         return index, ranges
 
-    def _body(self, tile: Tile, ranges: Mapping[str, Range]) -> tuple[Work | Loop, ...]:
+    def _body(self, tile: Tile, ranges: Mapping[str, Range]) -> tuple[Item, ...]:
         """What one part of a Tile runs, in order."""
         boxes, limits = self._boxes(ranges)
         for hold in tile.holds:
             nest = self.by_name.get(hold.tensor)
             if nest is not None and hold.mode == "store" and hold.fill is None:
                 self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
-        items: list[Work | Loop] = []
+        items: list[Item] = []
         for node in tile.body:
             if isinstance(node, Leaf):
                 nest = self.by_name[node.tensor]
                 items.extend(self._leaf(node, nest, boxes[nest], limits.get(nest, {})))
+            elif isinstance(node, Barrier):
+                items.append(Meeting())
+            elif node.over == "steps":
+                items.extend(self._steps(node, ranges))
             elif node.over in ("lanes", "warps") or not node.sizes:
                 items.extend(self._body(node, ranges))
             else:
@@ -169,13 +169,69 @@ class KernelLowering:
         if rest:
             return Loop(loop, (self._in_order(tile, ranges, rest),))
         rolling = [self.by_name[h.tensor] for h in tile.holds if h.mode == "rolling"]
-        if not rolling:
-            return Loop(loop, self._body(tile, ranges))
-        return Loop(loop, self._moving(tile, ranges, rolling, loop))
+        if rolling:
+            return Loop(loop, self._moving(tile, ranges, rolling, loop))
+        stages = max((h.stages for h in tile.holds if h.fill is None), default=1)
+        if stages > 1:
+            return self._pipeline(tile, ranges, loop, stages)
+        return Loop(loop, self._body(tile, ranges))
 
-    def _moving(
-        self, tile: Tile, ranges: Mapping[str, Range], rolling: Sequence[Nest], loop: Axis
-    ) -> tuple[Work | Loop, ...]:
+    def _pipeline(self, tile: Tile, ranges: Mapping[str, Range], loop: Axis, stages: int) -> Loop:
+        """A step with some Holds in stages: what fills them runs ahead of the rest, on its own threads where children
+        run together; its first parts before the loop."""
+        staged = {h.tensor for h in tile.holds if h.stages > 1 and h.fill is None}
+        tensors = [t for name in staged for t in self.by_name[name].stores]
+        self.staged.update(dict.fromkeys(tensors, (stages, loop)))
+        if tile.runs == "together":
+            children = [n for n in tile.body if isinstance(n, Tile)]
+            bodies = [(n.count, self._body(replace(tile, body=n.body), ranges)) for n in children]
+        else:
+            bodies = [(0, (item,)) for item in self._body(tile, ranges)]
+        sides: list[tuple[int, tuple[Item, ...]]] = []
+        for count, items in bodies:
+            fills = any(t in self.staged and self.staged[t][1] is loop for w in works(items) for t in w.nest.stores)
+            if not fills:
+                sides.append((count, items))
+                continue
+            most = extent_of(loop.extent)
+            for part in range(min(stages - 1, most)):
+                first = tuple(self._shift(items, {loop: const(part)}))
+                is_sure = isinstance(loop.extent, int)
+                self.prologue += first if is_sure else (Ahead(lt(const(part), loop.extent), first),)
+            later = simplify(var(loop) + (stages - 1))
+            after = (Ahead(lt(later, loop.extent), tuple(self._shift(items, {loop: later}))),) if stages <= most else ()
+            sides.append((count, after))
+        if tile.runs == "together":
+            return Loop(loop, (Together(tuple(sides)),), frozenset(tensors))
+        return Loop(loop, tuple(item for _, items in sides for item in items), frozenset(tensors))
+
+    def _shift(self, items: Sequence[Item], shift: dict[Axis, Expr]) -> list[Item]:
+        """Leaves at another part of a loop."""
+        self.shifts.append(shift)
+        result: list[Item] = []
+        for work in items:
+            if not isinstance(work, Work):
+                raise InternalError(f"kernel '{self.plan.name}': what fills a Hold in stages is one leaf")
+            limits = dict(zip(work.limits, _at(tuple(work.limits.values()), shift), strict=True))
+            result.append(replace(work, box=_at(work.box, shift), limits=limits, shifted=len(self.shifts)))
+        return result
+
+    def _steps(self, tile: Tile, ranges: Mapping[str, Range]) -> list[Item]:
+        """The steps of a Scan, walked by the kernel itself; what each part ends with is copied out after them."""
+        if self.scan is None or not self.scan.states:
+            raise InternalError(f"kernel '{self.plan.name}': nobody walks the steps of '{tile.scan}'")
+        items: list[Item] = [Loop(self.scan.step, self._body(tile, ranges))]
+        boxes, _ = self._boxes(ranges)
+        for following, final in self.scan.finals.items():
+            nest = next(n for n in self.nests if following in n.stores)
+            axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
+            steps = extent_of(self.scan.step.extent)
+            value = load(self.scan.states[following], [const((steps - 1) % 2), *(var(a) for a in axes)])
+            copy = Nest((final,), axes, (), (), None, (), (value,), final.name)
+            items.append(Work(copy, self._like(nest, final.name), boxes[nest]))
+        return items
+
+    def _moving(self, tile: Tile, ranges: Mapping[str, Range], rolling: Sequence[Nest], loop: Axis) -> tuple[Item, ...]:
         """A step with windows over what some nests store: only what is new of each is computed, what is shared is
         copied to the window's front for the next step; what the first step shares is computed before the loop."""
         whole_step, limits = self._boxes(ranges)
@@ -218,42 +274,25 @@ class KernelLowering:
         axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
         value = load(tensor, [var(a) for a in axes])
         copy = Nest((moved,), axes, (), (), None, (), (value,), moved.name)
+        return Work(copy, self._like(nest, moved.name), window.of(seen, window.kept()))
+
+    def _like(self, nest: Nest, name: str) -> Leaf:
+        """How what a nest has stored is copied: along the same vectors."""
         given = self.leaves[nest]
         vector = given.vector if given.vector and given.vector[0] == "o" else None
         order = tuple(a for a in given.order if a[0] == "o")
         if vector is not None:
             order = (*(a for a in order if a != vector), vector)
-        leaf = Leaf(moved.name, moved.name, vector=vector, lanes=given.lanes if vector else 1,
+        return Leaf(name, name, vector=vector, lanes=given.lanes if vector else 1,
                     register=((vector, given.lanes),) if vector else (), order=order)  # fmt: skip
-        return Work(copy, leaf, window.of(seen, window.kept()))
 
     def _boxes(self, ranges: Mapping[str, Range]) -> tuple[dict[Nest, Box], dict[Nest, dict[Axis, Range]]]:
         """The box of every nest where axes of the tree run over these parts, and parts of reductions."""
-        bound: dict[tuple[str, str], Range] = {}
-        for name, part in ranges.items():
-            for bind in self.tile_axes[name].binds:
-                low = part.low if bind.scale == 1 and not bind.offset else part.low * bind.scale + bind.offset
-                extent = self._extent(bind.tensor, bind.axis)
-                bound[bind.tensor, bind.axis] = Range(simplify(low), part.size * bind.scale, extent)
-        roots = {
-            root: tuple(
-                bound.get((root.tensor.name, f"o{i}"), whole(extent_of(a.extent))) for i, a in enumerate(root.axes)
-            )
-            for root in self.roots
-        }
-        limits: dict[Nest, dict[Axis, Range]] = {}
-        for (tensor, axis), part in bound.items():
-            if axis[0] == "r":
-                nest = self.by_name[tensor]
-                limits.setdefault(nest, {})[nest.named(axis)] = part
-        return propagate(self.nests, roots, limits), limits
-
-    def _extent(self, tensor: str, axis: str) -> int:
-        return extent_of(self.by_name[tensor].named(axis).extent)
+        return boxes_at(self.between, ranges, self.tile_axes)
 
     def _leaf(self, leaf: Leaf, nest: Nest, box: Box, limits: Mapping[Axis, Range]) -> list[Work]:
         carrier = self.carrier
-        if leaf.part == "whole":
+        if leaf.part in ("whole", "copy"):
             if carrier is not None and nest in carrier.stream.wide:
                 return carrier.wide(nest, box)
             return [Work(nest, leaf, box, limits)]
@@ -266,6 +305,8 @@ class KernelLowering:
     # --- places
 
     def access_of(self, work: Work) -> Access:
+        if work.shifted:
+            return self.shifted_access[work.shifted - 1]
         return self.begun_access[work.prologue - 1] if work.prologue else self.access
 
     def _at_first(self, begun: Mapping[Tensor, Box]) -> Access:
@@ -275,6 +316,16 @@ class KernelLowering:
             place = replace(self.access.read[tensor], lows=tuple(part.low for part in box))
             read[tensor], write[tensor] = place, [place]
         return Access(read, write)
+
+    def _shifted(self, shift: Mapping[Axis, Expr]) -> Access:
+        """Places as they are at another part of a loop."""
+
+        def moved(place: Place) -> Place:
+            lows, prefix = (tuple(simplify(substitute(e, shift)) for e in part) for part in (place.lows, place.prefix))
+            return replace(place, lows=lows, prefix=prefix)
+
+        return Access({t: moved(p) for t, p in self.access.read.items()},
+                      {t: [moved(p) for p in places] for t, places in self.access.write.items()})  # fmt: skip
 
     def _parameter(self, tensor: Tensor) -> Place:
         place = global_place(tensor, self.layout(tensor), f"p{len(self.params)}")
@@ -306,15 +357,25 @@ class KernelLowering:
                     if tensor in begun:
                         sizes = [max(n, int(r.size)) for n, r in zip(sizes, begun[tensor], strict=True)]
                 shape = order.storage_shape(tuple(sizes))
+                prefix: tuple[Expr, ...] = ()
+                if tensor in self.staged:
+                    stages, loop = self.staged[tensor]
+                    shape, prefix = (stages, *shape), (var(loop) % stages,)
                 buffer = Buffer(f"s{len(self.kept)}", shape, tensor.dtype, self.memory)
                 self.kept.append(buffer)
-                self.access.put(tensor, Place(buffer, order, tuple(r.low for r in box)))
+                self.access.put(tensor, Place(buffer, order, tuple(r.low for r in box), prefix))
                 continue
-            self.access.put(tensor, self._parameter(tensor))
+            state = self.scan.states.get(tensor) if self.scan else None
+            if state is not None and self.scan is not None:
+                turn = self.access.read[state] if state in self.access.read else self._parameter(state)
+                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), (var(self.scan.step) % 2,)))
+            else:
+                self.access.put(tensor, self._parameter(tensor))
             stacked = self.scan.stacked.get(tensor) if self.scan else None
             if stacked is not None and self.scan is not None:
                 out = self._parameter(stacked)
-                place = Place(out.buffer, Layout.natural(tensor.rank), (), (var(self.scan.step),))
+                index = var(self.scan.step) if self.scan.index is None else self.scan.index
+                place = Place(out.buffer, Layout.natural(tensor.rank), (), (index,))
                 self.access.write[tensor].append(place)
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, var
+from tilewright.ir.expr import Axis, Expr, Load, Var, all_of, axes_of, lt, select, var
 from tilewright.ir.loops import Buffer, Memory
 from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
 from tilewright.lower.access import Access, Place
-from tilewright.lower.kernel import KernelLowering, Loop
+from tilewright.lower.items import Ahead, Item, Loop, Together
+from tilewright.lower.kernel import KernelLowering
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Tile
 from tilewright.tile_graph.propagate import Range, Size, extent_of, whole
@@ -23,6 +25,7 @@ from tilewright.tile_graph.streams import Work
 from tilewright.tile_graph.touch import Touch, moving_alike, touch
 from tilewright.tile_graph.traffic import Repeat, Walk
 
+_NOWHERE = -(1 << 40)  # in place of what does not run
 _MOST_TILES = 1 << 14  # that are looked at one by one
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -156,10 +159,20 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
     places = [p for each in lowering.access.write.values() for p in each]
     follows = {p.buffer: _moving(p.lows, radix) for p in places if p.buffer in held}
 
-    def placed(work: Work, loops: Sequence[Axis]) -> Walk:
+    def wherever(root: Expr, condition: Expr | None) -> Numbers:
+        """An expression in all tiles and steps in which something runs."""
+        if condition is None:
+            return positions.everywhere(root)
+        found = positions.everywhere(select(condition, root, _NOWHERE))
+        return found[found != _NOWHERE] if (found != _NOWHERE).any() else np.zeros(1, found.dtype)
+
+    def spread(count: Expr, condition: Expr | None) -> Spread:
+        return Spread.of(np.maximum(0, wherever(count, condition)))
+
+    def placed(work: Work, loops: Sequence[Axis], condition: Expr | None) -> Walk:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
         ranges.update({a: work.limits.get(a, whole(extent_of(a.extent))) for a in work.nest.reduce_axes})
-        spreads = {a: Spread.of(np.maximum(0, positions.everywhere(r.count))) for a, r in ranges.items()}
+        spreads = {a: spread(r.count, condition) for a, r in ranges.items()}
         grows = _grows(ranges, positions, radix, loops)
         steps: dict[Hashable, int] = {loop: n for loop, _, n in radix}
         steps.update({axis: extent_of(axis.extent) for axis in loops})
@@ -168,11 +181,22 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
             for axis, more in moving.items():
                 origins[axis] = gcd(origins.get(axis, 0), int(more) // max(1, steps[loop] - 1))
         return walk(Placed(work, lowering.access_of(work), spreads, grows, origins, follows, names,
-                           positions.everywhere, lowering.step))  # fmt: skip
+                           partial(wherever, condition=condition), lowering.step))  # fmt: skip
 
-    def body(inner: Sequence[Work | Loop], loops: Sequence[Axis]) -> list[Walk | Repeat]:
-        return [placed(i, loops) if isinstance(i, Work) else
-                Repeat(i.axis, _trips(i, positions), body(i.body, (*loops, i.axis))) for i in inner]  # fmt: skip
+    def body(inner: Sequence[Item], loops: Sequence[Axis], condition: Expr | None = None) -> list[Walk | Repeat]:
+        found: list[Walk | Repeat] = []
+        for item in inner:
+            if isinstance(item, Work):
+                found.append(placed(item, loops, condition))
+            elif isinstance(item, Loop):
+                runs = _both(condition, _runs(item.axis))
+                found.append(Repeat(item.axis, _trips(item, positions), body(item.body, (*loops, item.axis), runs)))
+            elif isinstance(item, Ahead):  # all parts, but for those that ran before the loop
+                share = spread(select(item.condition, 1, 0), condition).mean()
+                found.append(Repeat("ahead", share, body(item.body, loops, _both(condition, item.condition))))
+            elif isinstance(item, Together):
+                found += [part for _, side in item.sides for part in body(side, loops)]
+        return found
 
     found: Sequence[Walk | Repeat] = body(items, ())
     for loop, _, steps in reversed(radix):
@@ -194,6 +218,15 @@ def _radix(tile: Tile) -> list[tuple[Hashable, int, int]]:
         if count > 1:
             result.append((f"tile {name}", prod(c for _, c in counts[number + 1 :]), count))
     return result
+
+
+def _runs(loop: Axis) -> Expr | None:
+    """Where a loop runs whose end depends on others."""
+    return lt(var(loop), loop.extent) if isinstance(loop.extent, Expr) else None
+
+
+def _both(one: Expr | None, other: Expr | None) -> Expr | None:
+    return other if one is None else one if other is None else all_of([one, other])
 
 
 def _trips(loop: Loop, positions: _Positions) -> float:

@@ -8,16 +8,18 @@ from itertools import groupby
 from math import prod
 
 from tilewright.errors import InternalError
-from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.compute import Compute, Program, Scan, all_tensors
 from tilewright.ir.expr import Axis, substitute, var
 from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
 from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView
-from tilewright.lower.warming import warming
+from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
+from tilewright.lower.prefetch_weights import prefetch_weights
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import COPIED, Leaf, Plan, Tile
+from tilewright.tile_graph.occurrences import told_apart
+from tilewright.tile_graph.plan import COPIED, Barrier, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 
@@ -40,6 +42,8 @@ class _State:
 
 def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> LoopProgram:
     """The kernels and calls of a plan; `lower_kernel` is the backend's."""
+    _check_lowered(plan)
+    plan = in_stages(plan)
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
     tensors = {t.name: t for t in all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
@@ -47,12 +51,34 @@ def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> Lo
     temporaries: dict[str, Tensor] = {}
     for steps, kernels in groupby(plan.launches(), key=lambda launch: launch[1]):
         if steps is None:
-            for kernel, _ in kernels:
-                _call(state, kernel, lower_kernel)
+            for kernel in (told_apart(kernel) for kernel, _ in kernels):
+                inside = steps_inside(kernel)
+                if inside is None:
+                    _call(state, kernel, lower_kernel)
+                else:
+                    temporaries.update(_call_persistent(state, kernel, inside, lower_kernel))
         else:
             temporaries.update(_lower_scan(state, steps, [kernel for kernel, _ in kernels], lower_kernel))
     storage = _storage(state, temporaries)
     return LoopProgram(tuple(state.kernels.values()), tuple(state.calls), tuple(storage))
+
+
+def _check_lowered(plan: Plan) -> None:
+    """What is said of memory beyond one device, and of extents that are not known, is interpreted so far."""
+    if plan.cases:
+        raise InternalError("plan: a kernel has one tree; `Plan.at` gives that of an extent")
+
+    def below(tile: Tile) -> None:
+        if tile.is_kernel:
+            return
+        if tile.sizes or tile.over == "devices" or any(h.distribution or h.fill == COPIED for h in tile.holds):
+            raise InternalError(f"plan: no kernel is launched for parts of a tile around it, at {tile.level}; "
+                                "`interpret_tree` runs such a plan")  # fmt: skip
+        for node in tile.body:
+            if isinstance(node, Tile):
+                below(node)
+
+    below(plan.body)
 
 
 def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
@@ -69,7 +95,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     if scan is None and key in state.places:
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan)
-    kernel = warming(binding.kernel, _warmed(state, issued))
+    kernel = prefetch_weights(binding.kernel, _warmed(state, issued))
     binding = Binding(kernel, (*binding.arguments, *issued))
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
@@ -78,17 +104,19 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
     return Binding(state.kernels[key], binding.arguments)
 
 
-def shape_of(node: Tile | Leaf, numbers: Mapping[str, int]) -> Hashable:
+def shape_of(node: Tile | Leaf | Barrier, numbers: Mapping[str, int]) -> Hashable:
     """A Tile without names and estimates: its nests by number."""
+    if isinstance(node, Barrier):
+        return node
     if isinstance(node, Leaf):
         return numbers[node.tensor], replace(node, tensor="", core="", epilogue=(), composed=())
     axes = tuple(
         (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
     )
-    holds = (frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill) for h in node.holds),
+    holds = (frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill, h.stages) for h in node.holds),
              tuple((h.stages, h.layout) for h in node.holds if h.fill == COPIED))  # fmt: skip
     body = tuple(shape_of(inner, numbers) for inner in node.body)
-    return node.level, node.sizes, node.over, node.count, axes, holds, body
+    return node.level, node.sizes, node.over, node.count, node.runs, axes, holds, body
 
 
 def _warmed(state: _State, names: Sequence[str]) -> list[Buffer]:
@@ -111,19 +139,32 @@ def _call(state: _State, plan: Tile, lower: LowerKernel) -> None:
     state.calls.append(Call(binding.kernel.name, binding.arguments))
 
 
+def _call_persistent(state: _State, plan: Tile, steps: Tile, lower: LowerKernel) -> dict[str, Tensor]:
+    """A kernel that walks the steps of a Scan itself: one call, its states beside the other temporaries."""
+    nests, view = walked_inside(plan_nests(plan, state.computes), _scan(state, steps))
+    binding = _bind(state, plan, nests, view, lower)
+    state.calls.append(Call(binding.kernel.name, binding.arguments))
+    return {t.name: t for t in view.states.values()}
+
+
+def _scan(state: _State, steps: Tile) -> Scan:
+    scan = state.computes.get(steps.scan or "")
+    if not isinstance(scan, Scan):
+        raise InternalError(f"'{steps.scan}' is not a Scan")
+    if not isinstance(scan.axis.extent, int):
+        raise InternalError(f"scan {steps.scan} has a symbolic number of steps")
+    return scan
+
+
 def _lower_scan(state: _State, walked: Tile, plans: list[Tile], lower: LowerKernel) -> dict[str, Tensor]:
     """Steps of a Scan: each reads the carried state from one buffer and writes it to another, in turn."""
-    name = walked.scan or ""
-    scan = state.computes.get(name)
-    if not isinstance(scan, Scan):
-        raise InternalError(f"'{name}' is not a Scan")
+    scan = _scan(state, walked)
     steps = scan.axis.extent
-    if not isinstance(steps, int):
-        raise InternalError(f"scan {name} has a symbolic number of steps")
+    assert isinstance(steps, int)
     step = Axis("step", steps)
     view = ScanView(step, dict(scan.stacked))
     bindings = []
-    for plan in plans:
+    for plan in map(told_apart, plans):
         found = plan_nests(plan, state.computes)
         _check_idle(plan, found, scan, state.program)
         nests = [at_step(n, scan.axis, step) for n in found]
@@ -170,15 +211,6 @@ def _all_computes(program: Program) -> Iterable[Compute]:
         yield compute
         if isinstance(compute, Scan):
             yield from compute.body
-
-
-def all_tensors(program: Program) -> Iterable[Tensor]:
-    yield from program.inputs
-    yield from program.constants
-    for compute in _all_computes(program):
-        yield from compute.outputs
-        if isinstance(compute, Scan):
-            yield from compute.carry
 
 
 def _storage(state: _State, temporaries: dict[str, Tensor]) -> list[Storage]:

@@ -16,6 +16,11 @@ def unroll(kernel: Kernel) -> Kernel:
     return Kernel(kernel.name, kernel.params, body, kernel.symbols, kernel.step)
 
 
+def at(body: tuple[Stmt, ...], env: _Env) -> tuple[Stmt, ...]:
+    """Statements with axes at other places, unrolled loops written out."""
+    return _Unroller().body(body, env)
+
+
 class _Unroller:
     """One walk over a kernel; `conditional` tells which values hold a condition, since each is copied many times."""
 
@@ -66,4 +71,4 @@ class _Unroller:
         return simplify(copy) if self.conditional[value] else copy
 
 
-__all__ = ["Buffer", "unroll"]
+__all__ = ["Buffer", "at", "unroll"]

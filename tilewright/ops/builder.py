@@ -143,15 +143,16 @@ class Builder:
             f"make it an initializer or bind it through shapes=",
         )
 
-    def decided(self, tensor: Tensor, otherwise: str, counts: bool = False) -> np.ndarray:
-        """The elements of a tensor that decides a shape: known, or computed by an earlier part of the model."""
+    def decided(self, tensor: Tensor, otherwise: str, most: int | None = None) -> np.ndarray:
+        """The elements of a tensor that decides a shape: known, or computed by an earlier part of the model. One that
+        counts what the data holds is `most` at the utmost."""
         found = self.value(tensor)
         if found is not None:
             return found
         number = self._asked
         self._asked += 1
         if number not in self._answers:
-            raise UndecidedError(str(self.unsupported(otherwise)), tensor, number=number, counts=counts)
+            raise UndecidedError(str(self.unsupported(otherwise)), tensor, number=number, most=most)
         answer = self._answers[number]
         if answer.shape != dims(tensor) or answer.dtype != tensor.dtype.numpy:
             raise InternalError(f"{self.origin}: an answer of {answer.dtype}{list(answer.shape)} about {tensor!r}")

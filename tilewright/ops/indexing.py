@@ -6,7 +6,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, eq, load, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims, wrapped
+from tilewright.ops.builder import Builder, dims, expect, wrapped
 from tilewright.ops.registry import operator
 
 
@@ -25,6 +25,10 @@ def gather(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
 @operator("GatherElements", since=11)
 def gather_elements(b: Builder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
     axis = b.axis(node.attributes.get("axis", 0), x.rank)
+    if indices.rank != x.rank or any(
+        n > m for a, (n, m) in enumerate(zip(dims(indices), dims(x), strict=True)) if a != axis
+    ):
+        raise b.invalid(f"indices {list(dims(indices))} reach outside {list(dims(x))}")
 
     def element(*i: Expr) -> Expr:
         return load(x, (*i[:axis], wrapped(b, indices, i, dims(x)[axis]), *i[axis + 1 :]))
@@ -51,6 +55,7 @@ def one_hot(b: Builder, node: Node, indices: Tensor, depth: Tensor, values: Tens
     count = int(b.known(depth, "depth").reshape(-1)[0])
     if count < 0:
         raise b.invalid(f"its depth {count} has to be 0 or more")
+    expect(b, "values", values, (2,))
     axis = b.axis(node.attributes.get("axis", -1), indices.rank + 1)
     shape = (*dims(indices)[:axis], count, *dims(indices)[axis:])
 

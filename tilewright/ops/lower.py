@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
-from tilewright.ir.compute import Program, reads
+from tilewright.ir.bounds import fixed
+from tilewright.ir.compute import Compute, Program, Scan, expressions, reads
+from tilewright.ir.expr import Const, Expr, Load, Var, is_op
 from tilewright.ir.folding import without_dead
-from tilewright.ir.graph import ASKED, Graph, Node, Part, item_name
+from tilewright.ir.graph import ASKED, Form, Graph, Node, Part, item_name
 from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.control import Scope
+from tilewright.ops.extents import lower_open
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import find
 from tilewright.ops.sequence import Sequence
@@ -22,6 +25,17 @@ from tilewright.ops.sequence import Sequence
 
 def lower(graph: Graph) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated."""
+    if graph.part is not None and graph.part.rooms:
+        return lower_open(graph, _lower_settled)[0]
+    return _lower_settled(graph)
+
+
+def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
+    """By name the extents of what a part gives, in its run-time numbers."""
+    return lower_open(graph, _lower_settled)[1]
+
+
+def _lower_settled(graph: Graph) -> Program:
     b = Builder()
     part = graph.part or Part()
     inputs = []
@@ -47,6 +61,8 @@ def lower(graph: Graph) -> Program:
         error.scope = _told(b, scope)
         raise
     outputs, output_names = _outputs(b, graph, results, inputs, asked)
+    for compute in b.computes:
+        _check_reads(compute)
     program = Program(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
@@ -56,6 +72,27 @@ def lower(graph: Graph) -> Program:
         output_names=tuple(output_names),
     )
     return without_dead(program)
+
+
+def _check_reads(compute: Compute) -> None:
+    """No element beside a tensor is read: the last guard, behind the operators' own checks of shapes. Looked at are the
+    plain indices outside of conditions."""
+    for part in compute.body if isinstance(compute, Scan) else ():
+        _check_reads(part)
+    waiting = list(expressions(compute))
+    seen: set[Expr] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        waiting += node.args[:1] if is_op(node, "select") else node.args
+        for index, extent in zip(node.args, node.source.shape, strict=True) if isinstance(node, Load) else ():
+            last = fixed(index.axis.extent) - 1 if isinstance(index, Var) else 0
+            last = int(index.value) if isinstance(index, Const) else last
+            if not 0 <= last < max(fixed(extent), 1):
+                raise ModelError(f"{compute.origin} does not fit its inputs: it reads element {last} of an axis of "
+                                 f"{extent}")  # fmt: skip
 
 
 def _scope(part: Part, tensors: Mapping[str, Tensor]) -> Scope:

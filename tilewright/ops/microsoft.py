@@ -75,13 +75,13 @@ def fused_matmul(b: Builder, node: Node, x: Tensor, y: Tensor) -> Tensor:
         raise b.unsupported("transBatchA and transBatchB are not supported; transpose by an operator of its own")
     alpha = float(node.attributes.get("alpha", 1.0))
 
-    def turned(t: Tensor, name: str) -> Tensor:
+    def transposed(t: Tensor, name: str) -> Tensor:
         if not node.attributes.get(name, 0) or t.rank < 2:
             return t
         shape = (*dims(t)[:-2], dims(t)[-1], dims(t)[-2])
         return b.map(name, shape, lambda *i: load(t, (*i[:-2], i[-1], i[-2])))
 
-    total = matrix_product(b, "product", turned(x, "transA"), turned(y, "transB"))
+    total = matrix_product(b, "product", transposed(x, "transA"), transposed(y, "transB"))
     return b.map("", dims(total), lambda *i: cast(b.read(total, i) * alpha, x.dtype))
 
 

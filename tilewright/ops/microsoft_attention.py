@@ -295,7 +295,7 @@ def rotated(
     interleaved: bool,
     size: int,
 ) -> Tensor:
-    """The first `size` elements of [batch, head, place, element] turned in pairs by the angles of their places."""
+    """The first `size` elements of [batch, head, place, element] rotated in pairs by the angles of their places."""
     half = size // 2
     if size % 2 or size > dims(x)[3] or dims(cos)[1] < half or dims(sin) != dims(cos):
         raise b.invalid(f"tables {list(dims(cos))} and {list(dims(sin))} do not turn {size} of {dims(x)[3]} elements")
@@ -332,11 +332,11 @@ def rotary_embedding(b: Builder, node: Node, x: Tensor, positions: Tensor, cos: 
 
     expect(b, "position_ids", positions, (1,), (dims(heads)[0], dims(heads)[2]))
     interleaved = bool(node.attributes.get("interleaved", 0))
-    turned = rotated(b, "turned", heads, place, cos, sin, interleaved, size or dims(heads)[3])
+    rotated_heads = rotated(b, "rotated", heads, place, cos, sin, interleaved, size or dims(heads)[3])
     if x.rank == 4:
-        return turned
-    each = dims(turned)[3]
-    return b.map("", dims(x), lambda n, s, c: load(turned, (n, c // each, s, c % each)))
+        return rotated_heads
+    each = dims(rotated_heads)[3]
+    return b.map("", dims(x), lambda n, s, c: load(rotated_heads, (n, c // each, s, c % each)))
 
 
 @operator("GroupQueryAttention", domain=DOMAIN, constants=(6,))

@@ -254,11 +254,11 @@ def qgemm(
 ) -> Tensor:
     alpha = float(node.attributes.get("alpha", 1.0))
 
-    def turned(t: Tensor, name: str) -> Tensor:
+    def transposed(t: Tensor, name: str) -> Tensor:
         return b.map(name, dims(t)[::-1], lambda i, j: load(t, (j, i))) if node.attributes.get(name, 0) else t
 
-    left = widened(b, "left", turned(x, "transA"), x_zero, row=True)
-    right = widened(b, "right", turned(y, "transB"), y_zero, row=False)
+    left = widened(b, "left", transposed(x, "transA"), x_zero, row=True)
+    right = widened(b, "right", transposed(y, "transB"), y_zero, row=False)
     total = matrix_product(b, "sum", left, right)
 
     def real(*i: Expr) -> Expr:

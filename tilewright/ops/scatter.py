@@ -1,7 +1,7 @@
-"""Scatters: where indices are known, and where they are few, every element finds the update that it takes.
+"""Scatters: every element finds the update that it takes.
 
-Known indices become a table of who writes where. Others are compared with every place, which is work of their product:
-beyond a bound a Scatter remains, which has no machine code yet.
+Known indices become a table of who writes where. A few others are compared with every place; many are sorted, and every
+place finds its own by halving.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Scatter, neutral
-from tilewright.ir.expr import Axis, Expr, all_of, cast, const, eq, le, load, lt, maximum, op, select, var
+from tilewright.ir.compute import neutral
+from tilewright.ir.expr import Expr, all_of, cast, const, eq, le, load, lt, maximum, op, select
 from tilewright.ir.graph import Node
-from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, Shape, clamp, dims, expect, reindex, wrapped
+from tilewright.ops.network import combined, sorted_pairs, sorts, writers
 from tilewright.ops.registry import operator
 
 MOST_COMPARISONS = 1 << 32  # of places with indices: some seconds
@@ -50,10 +50,14 @@ def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates
         return (*i[:axis], k, *i[axis + 1 :])
 
     known = b.value(indices) if prod(places) <= MOST_PLACES else None
-    if known is None and prod(places) * steps > MOST_COMPARISONS:
-        axes = tuple(Axis(f"i{n}", n_) for n, n_ in enumerate(dims(indices)))
-        i = tuple(map(var, axes))
-        return _left(b, x, axes, along(i, wrapped(b, indices, i, extent)), load(updates, i), combiner)
+    rows = (*dims(indices)[:axis], *dims(indices)[axis + 1 :])
+
+    def of_row(i: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Where indices that end with the place along the axis stand in `indices`."""
+        return (*i[:axis], i[-1], *i[axis:-1])
+
+    def in_row(i: Sequence[Expr]) -> tuple[Expr, ...]:
+        return (*i[:axis], *i[axis + 1 :], i[axis])
 
     def inside(i: Sequence[Expr]) -> Expr:
         return all_of(
@@ -68,18 +72,29 @@ def scatter_elements(b: Builder, node: Node, x: Tensor, indices: Tensor, updates
     if known is not None:
         wrapped(b, indices, tuple(const(0) for _ in dims(x)), extent)  # the check of what is out of range
         writer = _known_writer(np.moveaxis(np.where(known < 0, known + extent, known), axis, 0), extent, combiner)
+    pairs = None
+    if writer is None and _is_sorted(b, prod(places) * steps, prod(rows), steps, extent):
+        pairs = sorted_pairs(b, "updates", rows, steps, lambda *i: cast(
+            wrapped(b, indices, of_row(i), extent), dtypes.int32))  # fmt: skip
     if writer is not None:
         found = b.constant(np.ascontiguousarray(np.moveaxis(writer, 0, axis)), "writer")
+    elif pairs is not None and combiner is None:
+        last = writers(b, pairs, extent)
+        found = b.map("last_writer", places, lambda *i: load(last, in_row(i)))
     elif combiner is None:
         found = b.reduce("writer", places, (steps,), lambda i, r: _if_here(
             [(wrapped(b, indices, along(i, r[0]), extent), i[axis])], cast(r[0], dtypes.int32),
             const(-1, dtypes.int32)), "max")  # fmt: skip
     else:
         wide = dtypes.accumulator(x.dtype)
-        nothing = neutral(combiner, wide)
-        total = b.reduce("total", places, (steps,), lambda i, r: _if_here(
-            [(wrapped(b, indices, along(i, r[0]), extent), i[axis])], cast(load(updates, along(i, r[0])), wide),
-            nothing), combiner)  # fmt: skip
+        if pairs is not None:
+            sums = combined(b, pairs, steps, extent, (), lambda *i: cast(load(updates, of_row(i)), wide), combiner)
+            total = b.map("totals", places, lambda *i: load(sums, in_row(i)))
+        else:
+            nothing = neutral(combiner, wide)
+            total = b.reduce("total", places, (steps,), lambda i, r: _if_here(
+                [(wrapped(b, indices, along(i, r[0]), extent), i[axis])], cast(load(updates, along(i, r[0])), wide),
+                nothing), combiner)  # fmt: skip
         return b.map(
             "",
             dims(x),
@@ -122,24 +137,39 @@ def scatter_nd(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tens
             places = places * head[k] + np.where(column < 0, column + head[k], column)
         writer = _known_writer(places, prod(head), combiner)
     work = (prod(head) if combiner is None else prod(dims(x))) * count
-    if writer is None and work > MOST_COMPARISONS:
-        axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(updates)))
-        i = tuple(map(var, axes))
-        return _left(b, x, axes, (*place(i[: len(outer)]), *i[len(outer) :]), load(updates, i), combiner)
+    pairs = None
+    if writer is None and _is_sorted(b, work, 1, count, prod(head)):
+
+        def flat(u: Expr) -> Expr:
+            at: Expr = const(0)
+            for k, index in enumerate(place(reindex(outer, (count,), (u,)))):
+                at = at * head[k] + index
+            return cast(at, dtypes.int32)
+
+        pairs = sorted_pairs(b, "updates", (), count, flat)
 
     def here(i: Sequence[Expr], r: Sequence[Expr]) -> list[tuple[Expr, Expr]]:
         return list(zip(place(reindex(outer, (count,), r)), i[:depth], strict=True))
 
     if writer is not None:
         found = b.constant(writer.reshape(head), "writer")
+    elif pairs is not None and combiner is None:
+        last = writers(b, pairs, prod(head))
+        found = b.map("last_writer", head, lambda *i: load(last, reindex((prod(head),), head, i)))
     elif combiner is None:
         found = b.reduce("writer", head, (count,), lambda i, r: _if_here(
             here(i, r), cast(r[0], dtypes.int32), const(-1, dtypes.int32)), "max")  # fmt: skip
     else:
         wide = dtypes.accumulator(x.dtype)
-        nothing = neutral(combiner, wide)
-        total = b.reduce("total", dims(x), (count,), lambda i, r: _if_here(
-            here(i, r), cast(update(r[0], i[depth:]), wide), nothing), combiner)  # fmt: skip
+        if pairs is not None:
+            rest = dims(x)[depth:]
+            sums = combined(b, pairs, count, prod(head), rest, lambda u, *r: cast(update(u, r), wide), combiner)
+            total = b.map("totals", dims(x), lambda *i: load(
+                sums, (*reindex((prod(head),), head, i[:depth]), *i[depth:])))  # fmt: skip
+        else:
+            nothing = neutral(combiner, wide)
+            total = b.reduce("total", dims(x), (count,), lambda i, r: _if_here(
+                here(i, r), cast(update(r[0], i[depth:]), wide), nothing), combiner)  # fmt: skip
         return b.map("", dims(x), lambda *i: cast(op(combiner, cast(b.read(x, i), wide), load(total, i)), x.dtype))
 
     def element(*i: Expr) -> Expr:
@@ -170,12 +200,12 @@ def _known_writer(places: np.ndarray, extent: int, combiner: str | None) -> np.n
     return writer
 
 
-def _left(
-    b: Builder, x: Tensor, axes: tuple[Axis, ...], places: tuple[Expr, ...], value: Expr, combiner: str | None
-) -> Tensor:
-    output = b.tensor("", dims(x), x.dtype)
-    b.emit(Scatter(output, x, axes, tuple(simplify(p) for p in places), value, combiner, origin=b.origin))
-    return output
+def _is_sorted(b: Builder, comparisons: int, rows: int, count: int, extent: int) -> bool:
+    if sorts(b, comparisons, rows, count, extent):
+        return True
+    if comparisons > MOST_COMPARISONS:
+        raise b.unsupported(f"it would take {comparisons} comparisons; {MOST_COMPARISONS} are supported")
+    return False
 
 
 @operator("TensorScatter", since=24)

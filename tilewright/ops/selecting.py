@@ -23,9 +23,9 @@ def places_of(b: Builder, flags: Tensor) -> Tensor:
     """The places of a row's flags, 0 or 1 in int32, that are set, in order."""
     (extent,) = dims(flags)
     total = b.reduce("count", (), (extent,), lambda i, r: load(flags, r), "add")
-    found = b.decided(total, "how many elements it gives is known only at run time", counts=True)
+    found = b.decided(total, "how many elements it gives is known only at run time", most=extent)
     count = int(found.reshape(()))
-    if not 0 < count <= extent:
+    if count <= 0 or not extent:
         return b.map("places", (0,), lambda i: const(0, dtypes.int32))
     block = extent if extent <= _PLAIN else isqrt(extent - 1) + 1
     blocks = -(-extent // block)
@@ -153,8 +153,8 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
     rank = b.reduce("rank", (count,), (count,), lambda i, r: one_if(
         op("and", is_first(r[0]), is_before(r[0], i[0]))), "add")  # fmt: skip
     total = b.reduce("count", (), (count,), lambda i, r: load(flags, r), "add")
-    found = b.decided(total, "how many elements it gives is known only at run time", counts=True)
-    kept = min(max(int(found.reshape(())), 0), count)
+    found = b.decided(total, "how many elements it gives is known only at run time", most=count)
+    kept = max(int(found.reshape(())), 0)
     places = b.reduce("places", (kept,), (count,), lambda i, r: select(
         op("and", is_first(r[0]), eq(load(rank, r), cast(i[0], dtypes.int32))), cast(r[0], dtypes.int64),
         const(0, dtypes.int64)), "max")  # fmt: skip

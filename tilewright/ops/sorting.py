@@ -1,4 +1,5 @@
-"""TopK: every step finds the next element in order, so that k of n take k * n comparisons."""
+"""TopK: every step finds the next element in order, so that k of n take k * n comparisons; where a network sorts all of
+them with fewer, it does."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.bits import bitcast
-from tilewright.ir.compute import Scan, Sort
-from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select, var
+from tilewright.ir.compute import Scan
+from tilewright.ir.expr import Axis, Expr, cast, const, eq, load, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims
+from tilewright.ops.network import order, sorts
 from tilewright.ops.reduction import reduced_shape
 from tilewright.ops.registry import operator
 
@@ -38,10 +40,17 @@ def _top_k(b: Builder, node: Node, x: Tensor, count: int) -> tuple[Tensor, Tenso
     if prod(shape) == 0:
         empty = b.map("", shape, lambda *i: const(0, x.dtype))
         return empty, b.map("indices", shape, lambda *i: const(0))
-    if prod(dims(x)) * count > MOST_COMPARISONS:
-        return _sorted(b, x, axis, largest, shape)
-    places = _taken_in_order(b, x, axis, count, largest)
-    indices = b.map("indices", shape, lambda *i: cast(load(places, (i[axis], *i[:axis], *i[axis + 1 :])), dtypes.int64))
+    rest, extent = reduced_shape(x, [axis], False), dims(x)[axis]
+    if sorts(b, prod(dims(x)) * count, prod(rest), extent):
+        places = _sorted(b, x, axis, largest)
+        indices = b.map("indices", shape, lambda *i: cast(
+            load(places, (*i[:axis], *i[axis + 1 :], i[axis])), dtypes.int64))  # fmt: skip
+    else:
+        if prod(dims(x)) * count > MOST_COMPARISONS:
+            raise b.unsupported(f"it would take {prod(dims(x)) * count} comparisons; {MOST_COMPARISONS} are supported")
+        places = _taken_in_order(b, x, axis, count, largest)
+        indices = b.map("indices", shape, lambda *i: cast(
+            load(places, (i[axis], *i[:axis], *i[axis + 1 :])), dtypes.int64))  # fmt: skip
 
     def element(*i: Expr) -> Expr:
         return load(x, (*i[:axis], clamp(load(indices, i), dims(x)[axis]), *i[axis + 1 :]))
@@ -108,9 +117,13 @@ def _taken_in_order(b: Builder, x: Tensor, axis: int, count: int, largest: bool)
     return places
 
 
-def _sorted(b: Builder, x: Tensor, axis: int, largest: bool, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(dims(x)))
-    value: Expr = load(x, [var(a) for a in axes])
-    values, indices = b.tensor("", shape, x.dtype), b.tensor("indices", shape, dtypes.int64)
-    b.emit(Sort((values, indices), axes, axes[axis], value, (value, var(axes[axis])), largest, b.origin))
-    return values, indices
+def _sorted(b: Builder, x: Tensor, axis: int, largest: bool) -> Tensor:
+    """The places of all elements in order, along the last axis."""
+    rest, extent = reduced_shape(x, [axis], False), dims(x)[axis]
+
+    def key(*i: Expr) -> Expr:
+        found = ordered(b.read(x, (*i[:axis], i[-1], *i[axis:-1])))
+        return op("bitxor", found, -1) if largest else found
+
+    keys = b.map("keys", (*rest, extent), key)
+    return order(b, "by_key", rest, extent, lambda *i: load(keys, i), keys.dtype)

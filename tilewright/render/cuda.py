@@ -330,9 +330,8 @@ class _Writer:
         self.printer.forget()
 
     def _barrier(self, barrier: Barrier) -> None:
-        if barrier.scope is Scope.GRID:
-            raise InternalError(f"{self.kernel.name}: grid barriers are not there yet")
-        self.line("tw::barrier();" if barrier.scope is Scope.BLOCK else "tw::warp_barrier();")
+        words = {Scope.BLOCK: "barrier", Scope.WARP: "warp_barrier", Scope.GRID: "grid_barrier"}
+        self.line(f"tw::{words[barrier.scope]}();")
 
     def _instruction(self, instruction: Instruction) -> None:
         if instruction.name not in GPU:

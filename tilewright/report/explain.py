@@ -60,6 +60,7 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     if totals["measured_us"] is not None:
         lines += _wrapped("measured", f"{time_text(totals['measured_us'])} in all", width)
     lines += _wrapped("traffic", _level_text(totals["levels"]), width)
+    lines += _wrapped("copies", _copies_text(facts["kernels"]), width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
@@ -144,6 +145,14 @@ def _pair_text(pair: dict[str, Any], kernel: dict[str, Any]) -> str:
             why = f": {tried['reason']}" if tried["reason"] else ""
             parts.append(f"{'at' if tried['chosen'] else 'not at'} {tried['level']}{cost}{why}")
     return f"{pair['tensor']} to {pair['reader']}{other}: {'; '.join(parts)}"
+
+
+def _copies_text(kernels: Sequence[dict[str, Any]]) -> str:
+    """Kernels that compute nothing; what their neighbours would take with them stands beside each."""
+    found = [f"{k['name']} {time_text(k['predicted_us_all_calls'])}" for k in kernels if not k["operations"]]
+    if not found:
+        return "no kernel only moves data"
+    return f"{_count(len(found), 'kernel')} only to move data: {', '.join(found)}"
 
 
 def _level_text(levels: Sequence[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from tilewright.compiler import Artifact
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena
+from tilewright.lower.persistent import in_stages
 from tilewright.profiles import Profile
 from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
 from tilewright.report.neighbours import Neighbours
@@ -48,7 +49,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     }  # fmt: skip
     if artifact.program is None or artifact.plan is None:
         return facts
-    model = ModelView(artifact.program, artifact.plan)
+    model = ModelView(artifact.program, in_stages(artifact.plan))
     rows = _rows(model, artifact.loops)
     facts["computes"] = sum(1 for _ in computes_of(artifact.program))
     facts["kernels_planned"] = len(artifact.plan.kernels)
@@ -61,9 +62,9 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     ]
     facts["totals"] = _totals(model, artifact)
     moved = traffic_of(artifact.program, artifact.plan, target)
-    facts["totals"]["levels"] = _levels(list(moved.values()), target)
+    facts["totals"].update(_traffic_facts(list(moved.values()), target))
     for kernel, row in zip(facts["kernels"], rows, strict=True):
-        kernel["levels"] = _levels([moved[p.name] for p in row.plans], target)
+        kernel.update(_traffic_facts([moved[p.name] for p in row.plans], target))
     facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
     if artifact.loops is not None:
         facts["order"] = [call.kernel for call in artifact.loops.calls]
@@ -72,14 +73,16 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     return facts
 
 
-def _levels(kernels: Sequence[KernelTraffic], target: Target) -> list[dict[str, Any]]:
-    """Bytes read from and written to every level but the registers in all calls, and the most that stays there."""
-    return [
+def _traffic_facts(kernels: Sequence[KernelTraffic], target: Target) -> dict[str, Any]:
+    """Bytes read from and written to every level but the registers in all calls, and the most that stays there; and
+    those of main memory once more."""
+    levels: list[dict[str, Any]] = [
         {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
          "written_bytes": round(sum(k.levels[place].written for k in kernels)),
          "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
         for place, level in enumerate(target.levels) if place
     ]  # fmt: skip
+    return {"levels": levels, "traffic_bytes": levels[-1]["read_bytes"] + levels[-1]["written_bytes"]}
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,6 @@ def _kernel_facts(
         "predicted_us_all_calls": round(sum(1e6 * p.estimate.seconds * model.repeats(p) for p in row.plans), 3),
         "measured_us": None if measured is None else round(measured / row.calls, 3),
         "measured_us_all_calls": None if measured is None else round(measured, 3),
-        "traffic_bytes": dict(plan.estimate.traffic).get(main, 0),
-        "traffic_bytes_all_calls": sum(dict(p.estimate.traffic).get(main, 0) * model.repeats(p) for p in row.plans),
         "operations": kernel_operations(plan, nests, model.by_name),
         "counted_bytes": counted,
         "reads": _read_facts(nests, model),
@@ -221,14 +222,13 @@ def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
 def _totals(model: ModelView, artifact: Artifact) -> dict[str, Any]:
     all_bytes = sum(bytes_of(t) * n for t, n in model.intermediates())
     far_bytes = sum(bytes_of(t) * n for t, n in model.intermediates() if t.name in model.stored)
-    kernels, main = model.plan.kernels, artifact.target.main.name
+    kernels = model.plan.kernels
     loops = artifact.loops
     rows = loops.tensors if loops is not None else ()
     sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
              for role in ("input", "output", "constant")}  # fmt: skip
     return {
         "predicted_us": round(sum(1e6 * k.estimate.seconds * model.repeats(k) for k in kernels), 3),
-        "traffic_bytes": sum(dict(k.estimate.traffic).get(main, 0) * model.repeats(k) for k in kernels),
         "intermediate_bytes": all_bytes,
         "intermediate_bytes_on_chip": all_bytes - far_bytes,
         "intermediate_bytes_stored": far_bytes,

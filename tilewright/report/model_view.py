@@ -9,6 +9,7 @@ from tilewright.ir.compute import Compute, Program, Reduce, Scan, reads
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import is_view
+from tilewright.tile_graph.occurrences import once
 from tilewright.tile_graph.plan import Plan, Tile
 
 
@@ -17,6 +18,8 @@ class ModelView:
 
     def __init__(self, program: Program, plan: Plan) -> None:
         self.program = program
+        self.trees = {k.name: k for k in plan.kernels}  # as they are, copies and all
+        plan = plan.with_kernels({k.name: once(k) for k in plan.kernels})
         self.plan = plan
         self.by_name = {t.name: c for c in computes_of(program) for t in c.outputs}
         self.tensors = {t.name: t for c in computes_of(program) for t in c.outputs}

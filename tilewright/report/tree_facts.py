@@ -8,15 +8,16 @@ from typing import Any
 
 from tilewright.report.model_view import ModelView, bytes_of, origins
 from tilewright.tile_graph.held import boxes_of, plan_nests
-from tilewright.tile_graph.plan import Hold, Leaf, Tile
+from tilewright.tile_graph.occurrences import base_name, told_apart
+from tilewright.tile_graph.plan import Barrier, Hold, Leaf, Tile
 from tilewright.tile_graph.propagate import Box
 
 
 def tree_facts(kernel: Tile, view: ModelView) -> dict[str, Any]:
     """A Tile with all below it; sizes of axes by name, each with the extent it is cut from."""
-    nests = plan_nests(kernel, view.by_name)
-    boxes = {nest.tensor.name: box for nest, box in boxes_of(kernel, nests).items()}
-    return _tile(kernel, {}, boxes, view)
+    whole = told_apart(view.trees[kernel.name])
+    boxes = {nest.tensor.name: box for nest, box in boxes_of(whole, plan_nests(whole, view.by_name)).items()}
+    return _tile(whole, {}, boxes, view)
 
 
 def _tile(tile: Tile, around: Mapping[str, int], boxes: Mapping[str, Box], view: ModelView) -> dict[str, Any]:
@@ -32,28 +33,28 @@ def _tile(tile: Tile, around: Mapping[str, int], boxes: Mapping[str, Box], view:
         "parts": prod(-(-max(1, extents[name]) // size) for name, size in tile.sizes),
         "holds": [_hold(h, boxes, view) for h in tile.holds],
         "body": [_tile(n, {**extents, **dict(tile.sizes)}, boxes, view) if isinstance(n, Tile) else
-                 _leaf(n, boxes, view) for n in tile.body],
+                 _leaf(n, boxes, view) for n in tile.body if not isinstance(n, Barrier)],
     }  # fmt: skip
 
 
 def _hold(hold: Hold, boxes: Mapping[str, Box], view: ModelView) -> dict[str, Any]:
     """A tensor that is held; of what a leaf computes, the bytes of one part, else the whole."""
-    tensor = view.everything[hold.tensor]
+    tensor = view.everything[base_name(hold.tensor)]
     part = _elements(boxes[hold.tensor]) * tensor.dtype.bytes if hold.tensor in boxes else bytes_of(tensor)
-    return {"tensor": hold.tensor, "mode": hold.mode, "axis": hold.axis, "fill": hold.fill, "issue": hold.issue,
-            "bytes": part, "whole_bytes": bytes_of(tensor)}  # fmt: skip
+    return {"tensor": tensor.name, "mode": hold.mode, "axis": hold.axis, "fill": hold.fill, "issue": hold.issue,
+            "bytes": part * hold.stages if hold.fill is None else part, "whole_bytes": bytes_of(tensor)}  # fmt: skip
 
 
 def _leaf(leaf: Leaf, boxes: Mapping[str, Box], view: ModelView) -> dict[str, Any]:
     return {
         "kind": "leaf",
-        "tensor": leaf.tensor,
+        "tensor": base_name(leaf.tensor),
         "part": leaf.part,
         "shape": [int(part.size) for part in boxes[leaf.tensor]],
         "core": leaf.core,
         "epilogue": list(leaf.epilogue),
         "composed": list(leaf.composed),
-        "nodes": origins([view.by_name[n] for n in (leaf.core, *leaf.epilogue)]),
+        "nodes": [] if leaf.part == "copy" else origins([view.by_name[n] for n in (leaf.core, *leaf.epilogue)]),
         "recomputed": origins([view.by_name[n] for n in leaf.composed]),
         "vector": leaf.vector,
         "lanes": leaf.lanes,

@@ -24,6 +24,7 @@ _FLAGS = ("-std=c++17", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fno-strict-al
           "-fvisibility=hidden", "-fno-sanitize=undefined", "-w")  # fmt: skip
 _KERNELS_A_FILE = 12  # one compiler run parses the header once for this many kernels
 _MOST_FAULTS = 64
+_GRID_BARRIER = "tw::grid_barrier("  # blocks that wait for each other are all alive at a time
 _DIMENSIONS = 8
 
 KINDS = (
@@ -102,6 +103,7 @@ class _CLaunch(ctypes.Structure):
         ("faults", ctypes.POINTER(_CFault)),
         ("fault_count", ctypes.c_int),
         ("bank_conflicts", ctypes.c_longlong),
+        ("waits", ctypes.c_int),
     ]
 
 
@@ -125,6 +127,7 @@ class EmulatedModule:
         chosen = compiler if compiler is not None else find_compiler()
         machine = this_machine()
         names = list(sources)
+        self._waiting = {name for name, text in sources.items() if _GRID_BARRIER in text}
         groups = [names[i : i + _KERNELS_A_FILE] for i in range(0, len(names), _KERNELS_A_FILE)]
         texts = [_unit_text({name: sources[name] for name in group}) for group in groups]
         engine_text = (_NATIVE / "emulate.cpp").read_text()
@@ -200,6 +203,7 @@ class EmulatedModule:
             uses_all=contract.uses_all,
             most_faults=_MOST_FAULTS,
             faults=faults,
+            waits=name in self._waiting,
         )
         if self._engine.tw_run(ctypes.byref(launch)) != 0:
             raise ToolError(f"kernel {name}: not enough memory to emulate {block} threads")

@@ -18,7 +18,6 @@ from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.context import is_contraction
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.streams import find_stream
 
 _MOST_NESTS = 48  # of maps and plain reductions
 _MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a stream: each gives up a tile of its own
@@ -223,7 +222,7 @@ class Connector:
             merged = self._sorted(*taken)
             if not more or len(merged) > _MOST_WITH_PRODUCTS or merged[-1] is not nest:
                 return
-            if find_stream(merged) is None or self._cyclic(merged, groups):
+            if self.costs.stream(merged) is None or self._cyclic(merged, groups):
                 continue
             joined = self.group(merged)
             if joined.choice is not None and joined.choice.block:

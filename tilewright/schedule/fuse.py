@@ -12,7 +12,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
 from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.written_out import composes, is_choice
+from tilewright.tile_graph.unswitch import composes, is_choice
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels

@@ -10,6 +10,7 @@ from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.expr import Axis, Var, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.memo import Tiles
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
@@ -34,6 +35,7 @@ class GroupCost:
     repeated: bool = False  # nests of a Scan's step
     known: dict[tuple[Nest, ...], Choice | None] = field(default_factory=dict)
     shapes: dict[Nest, Leaf] = field(default_factory=dict)
+    streams: dict[tuple[Nest, ...], Stream | None] = field(default_factory=dict)
 
     def stored(self, nests: Sequence[Nest]) -> frozenset[Tensor]:
         """Results of a group that must reach main memory."""
@@ -50,6 +52,13 @@ class GroupCost:
             self.known[members] = self._shared(members) if _tied(members) else None
         return self.known[members]
 
+    def stream(self, nests: Sequence[Nest]) -> Stream | None:
+        """How nests can be streamed as one kernel; None where they cannot."""
+        members = tuple(nests)
+        if members not in self.streams:
+            self.streams[members] = find_stream(nests)
+        return self.streams[members]
+
     def over_weights(self, nests: Sequence[Nest]) -> bool:
         return any(is_contraction(n) and any(t in self.context.constants for t in n.reads()) for n in nests)
 
@@ -58,7 +67,7 @@ class GroupCost:
         root, stored = nests[-1], self.stored(nests)
         if not _tied(nests):
             return "it has no tile in common"
-        if len(nests) > 1 and not _all_inside(nests, stored) and _partition_axes(nests, stored) is None:
+        if self._uncut(nests, stored) is None:
             written = next(t.name for n in nests[:-1] for t in n.stores if t in stored)
             return f"tiles of {root.tensor.name} overlap in {written}, which is stored"
         box: Box = tuple(Range(var(Axis(f"origin_{i}", extent_of(a.extent))), 1, extent_of(a.extent))
@@ -78,6 +87,7 @@ class GroupCost:
             tuple(self._shape(n) for n in nests), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key not in known:
+            context.memo.trim()
             known[key] = self._best(nests, stored)
         return known[key]
 
@@ -88,10 +98,16 @@ class GroupCost:
         return self.shapes[nest]
 
     def _best(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> Choice | None:
-        fixed = {} if len(nests) == 1 or _all_inside(nests, stored) else _partition_axes(nests, stored)
+        fixed = self._uncut(nests, stored)
         if fixed is None:
             return None
         return self._windowed(nests, stored, self._choose(nests, stored, fixed))
+
+    def _uncut(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> dict[str, int] | None:
+        """Root axes to leave uncut; None where stored intermediates would be written twice whatever the cut."""
+        if len(nests) == 1 or _all_inside(nests, stored):
+            return {}
+        return _partition_axes(nests, stored, self.context.memo.tiles)
 
     def _choose(self, nests: Sequence[Nest], stored: frozenset[Tensor], fixed: Mapping[str, int]) -> Choice | None:
         """The best tile with everything resident, or streamed where the intermediates would crowd the tile level."""
@@ -103,7 +119,7 @@ class GroupCost:
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
         if roomy and self.streaming == "auto" and in_registers is None:
             return resident
-        stream = in_registers or find_stream(nests)
+        stream = in_registers or self.stream(nests)
         if stream is None or any(
             t in stored for n in (*stream.wide, *stream.reducers) for t in n.stores if n is not nests[-1]
         ):
@@ -122,7 +138,7 @@ class GroupCost:
         """Windows over rows that tiles would compute again, where that is predicted to be faster."""
         if len(nests) == 1 or self.repeated or any(t in stored for n in nests[:-1] for t in n.stores):
             return resident
-        overlaps = find_overlaps(nests)
+        overlaps = find_overlaps(nests, self.context.memo.tiles)
         if not overlaps:
             return resident
         moving = self.backend.choose_window(nests, [self.plans[n] for n in nests], self.context, stored, overlaps)
@@ -151,17 +167,16 @@ def _all_inside(nests: Sequence[Nest], stored: frozenset[Tensor]) -> bool:
     return all(t not in stored for n in nests[:-1] for t in n.stores)
 
 
-def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor]) -> dict[str, int] | None:
+def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor], tiles: Tiles) -> dict[str, int] | None:
     """Root axes to leave uncut so that stored intermediates are written once; None when none will do.
 
     An intermediate stored beside the root is cut along the root's axes that its origin follows one to one;
     along every other root axis all tiles would write the same piece. All its elements must be written: a root that
     reads a slice would leave the others out.
     """
-    root = nests[-1]
-    origins = [Axis(f"origin_{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)]
+    root, origins = nests[-1], tiles.origins(nests[-1])
     box: Box = tuple(Range(var(o), 1, extent_of(a.extent)) for o, a in zip(origins, root.axes, strict=True))
-    boxes = propagate(nests, box)
+    boxes = propagate(nests, box, known=tiles.boxes)
     fixed: dict[str, int] = {}
     for nest in nests[:-1]:
         if not any(t in stored for t in nest.stores):
@@ -177,12 +192,13 @@ def _partition_axes(nests: Sequence[Nest], stored: frozenset[Tensor]) -> dict[st
         for number, (origin, axis) in enumerate(zip(origins, root.axes, strict=True)):
             if origin not in followed:
                 fixed[f"o{number}"] = extent_of(axis.extent)
-    return fixed if _are_whole(nests, stored) else None
+    return fixed if _are_whole(nests, stored, tiles) else None
 
 
-def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor]) -> bool:
+def _are_whole(nests: Sequence[Nest], stored: frozenset[Tensor], tiles: Tiles) -> bool:
     """Whether the whole root needs all of every stored intermediate. Of a single place it may seem so where it does
     not: ranges that begin apart by what is not known there are taken for the whole axis."""
-    boxes = propagate(nests, tuple(whole(extent_of(a.extent)) for a in nests[-1].axes))
+    box = tuple(whole(extent_of(a.extent)) for a in nests[-1].axes)
+    boxes = propagate(nests, box, known=tiles.boxes)
     kept = [n for n in nests[:-1] if any(t in stored for t in n.stores)]
     return all(part.size >= part.extent for n in kept for part in boxes[n])

@@ -23,7 +23,6 @@ from tilewright.tile_graph.nest import Nest, build_nest
 from tilewright.tile_graph.plan import Estimate, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.streams import find_stream
 
 _Item = TypeVar("_Item")
 
@@ -222,14 +221,11 @@ class _Builder:
 
     def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
         nests, choice = group.nests, choice_of(group)
-        stream = find_stream(nests) if choice.block else None
+        stream = self.costs.stream(nests) if choice.block else None
         leaves = self._leaves(group) if step is None else step.leaves
         leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
         seconds = choice.seconds if step is None else step.seconds
-        main = self.context.target.main.name
-        about = Estimate(
-            round(seconds, 9), ((main, choice.traffic),), choice.footprint, _reason(group, self.costs, self.refused)
-        )
+        about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused))
         kernel = kernel_tile(
             self.backend.launch, self.context.target.tile_level.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,

@@ -89,7 +89,10 @@ def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -
     if runner is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
     if not isinstance(runner, CpuModel):
-        raise UnsupportedError(f"a model for target '{target.name}' cannot be saved yet: only models for CPUs can")
+        raise UnsupportedError(
+            f"a model for target '{target.name}' cannot be saved yet: compile for cpu, or ship the model file, whose "
+            f"kernels are in the cache from the second start on"
+        )
     texts = _texts(artifact, runner)
     write_directory(folder, lambda place: _fill(place, artifact, runner, texts, options))
 

@@ -5,51 +5,104 @@ possible, every read served; what is held fits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, reads
+from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
 from tilewright.ir.instruct import WARP
-from tilewright.target import Target
-from tilewright.tile_graph.held import held_bytes, leaf_nest, plan_nests
-from tilewright.tile_graph.plan import COPIED, HANDED_OUT, LAYOUTS, MODES, PARTS, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.target import Cluster, Target
+from tilewright.tile_graph.check_memory import ClusterCheck, check_cases, check_outside, narrowed
+from tilewright.tile_graph.check_units import (
+    check_across,
+    check_barrier,
+    check_copied,
+    check_resident,
+    check_runs,
+    check_stages,
+    check_steps,
+    fills_hold,
+)
+from tilewright.tile_graph.held import held_bytes, inner_bytes, leaf_nest, plan_nests
+from tilewright.tile_graph.occurrences import told_apart
+from tilewright.tile_graph.outside import is_filled
+from tilewright.tile_graph.plan import (
+    COLLECTIVES,
+    COPIED,
+    HANDED_OUT,
+    LAYOUTS,
+    MODES,
+    PARTS,
+    Hold,
+    Leaf,
+    Plan,
+    Tile,
+    TileAxis,
+)
+from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.residence import reuse_distances
 
-_FILLS = (None, "read", "prefetch", COPIED)
+_FILLS = (None, "read", "prefetch", COPIED, *COLLECTIVES)
 
 
-def check_plan(plan: Plan, program: Program, target: Target | None = None, measured: bool = True) -> None:
+def check_plan(plan: Plan, program: Program, target: Target | Cluster | None = None, measured: bool = True) -> None:
     """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known.
     What kernels hold need not be `measured` again for a plan that was just made: its tiles were chosen to fit."""
     computes = all_computes(program)
+    if plan.cases:
+        _check_cases(plan, program, target, measured)
+        return
     walker = _Walker(program, computes, target, measured)
     try:
         walker.tile(plan.body, (), {})
     except ValueError as error:
         raise InternalError(f"plan{walker.place}: {error}") from error
+    if isinstance(target, Cluster):
+        around = ClusterCheck(program, target)
+        try:
+            around.run(plan.body)
+        except ValueError as error:
+            place = f" of kernel '{around.kernel}'" if around.kernel else ""
+            raise InternalError(f"plan{place}: {error}") from error
     for output in program.outputs:
         compute = computes.get(output.name)
         if isinstance(compute, Map | Reduce) and not walker.stored & {output.name, compute.outputs[0].name}:
             raise InternalError(f"plan: no kernel stores output '{output.name}'")
 
 
+def _check_cases(plan: Plan, program: Program, target: Target | Cluster | None, measured: bool) -> None:
+    """Each tree with the program as it is in its range."""
+    try:
+        symbol = check_cases(plan, program)
+    except ValueError as error:
+        raise InternalError(f"plan: {error}") from error
+    for case in plan.cases:
+        try:
+            check_plan(replace(plan, body=case.body, cases=()), narrowed(program, symbol, case.low, case.high), target,
+                       measured)  # fmt: skip
+        except InternalError as error:
+            raise InternalError(f"case {case.symbol} from {case.low} to {case.high}: {error}") from error
+
+
 class _Walker:
     """One way through the tree, knowing the Tiles around each node."""
 
     def __init__(
-        self, program: Program, computes: Mapping[str, Compute], target: Target | None, measured: bool
+        self, program: Program, computes: Mapping[str, Compute], target: Target | Cluster | None, measured: bool
     ) -> None:
         self.program = program
         self.computes = computes
-        self.target = target
+        self.target = target.device if isinstance(target, Cluster) else target
+        self.is_cluster = isinstance(target, Cluster)
         self.measured = measured
         self.levels = None if target is None else [level.name for level in target.levels]
         self.constants = {t.name for t in program.constants}
         self.given = self.constants | {t.name for t in program.inputs}
         self.given |= {t.name for c in program.computes if isinstance(c, Scan) for t in (*c.outputs, *c.carry)}
         self.outputs = {t.name for t in program.outputs}
+        self.tensors = {t.name: t for t in all_tensors(program)}
         self.kernel: Tile | None = None
         self.stored: set[str] = set()
         self.launched: set[str] = set()  # kernels so far
@@ -72,19 +125,25 @@ class _Walker:
         known = dict(axes)
         self.cores.update({leaf.tensor: leaf.core for leaf in tile.leaves} if tile.axes else {})
         for axis in tile.axes:
-            self._axis(axis)
+            self._axis(axis, tile.over == "warps")
             known[axis.name] = axis
         self._sizes(tile, around, known)
+        if not any(t.is_kernel for t in (*around, tile)) and self.target is not None and not self.is_cluster:
+            check_outside(tile)
         self._holds(tile, around)
         inside = (*around, tile)
+        check_runs(tile, around, self.target, self.computes)
         for node in tile.body:
             if isinstance(node, Tile):
                 self.tile(node, inside, known)
-            else:
+            elif isinstance(node, Leaf):
                 self._leaf(node, inside)
+            else:
+                check_barrier(node, inside)
         if around and not any(t.is_kernel for t in inside) and tile.over == "order":
             self._residence(tile)
         if tile.is_kernel:
+            check_across(tile, self.computes)
             self._capacity(tile)
             self.launched.add(tile.name)
             self.kernel = None
@@ -93,13 +152,20 @@ class _Walker:
         if self.target is None or not self.measured:
             return
         room = self.target.level(kernel.level).capacity
-        held = held_bytes(kernel, plan_nests(kernel, self.computes))
+        apart = told_apart(kernel)
+        nests = plan_nests(apart, self.computes)
+        held = held_bytes(apart, nests)
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+        near = inner_bytes(apart, nests)
+        for level in self.target.levels[1 : self.target.levels.index(self.target.level(kernel.level))]:
+            if near.get(level.name, 0) > level.capacity:
+                raise ValueError(f"it holds {near[level.name]} bytes at {level.name}, which has {level.capacity}")
+        check_resident(kernel, self.target, self.computes)
 
     def _residence(self, tile: Tile) -> None:
         """What kernels leave to each other in a cache must still be there when it is read."""
-        if self.target is None or not self.measured:
+        if self.target is None or not self.measured or tile.level not in (x.name for x in self.target.levels):
             return
         level = self.target.level(tile.level)
         room = level.capacity * max(1, level.shared_by)
@@ -117,7 +183,7 @@ class _Walker:
         if around and self.levels.index(tile.level) > self.levels.index(around[-1].level):
             raise ValueError(f"a tile at {tile.level} inside one at {around[-1].level}: levels go inwards")
 
-    def _axis(self, axis: TileAxis) -> None:
+    def _axis(self, axis: TileAxis, is_part: bool) -> None:
         if axis.extent < 0:
             raise ValueError(f"axis {axis.name} has {axis.extent} elements")
         for bind in axis.binds:
@@ -127,11 +193,18 @@ class _Walker:
             rank = len(compute.axes) if isinstance(compute, Map | Reduce) else 0
             reductions = _reductions(compute)
             _check_axis(bind.axis, bind.axis[:1], reductions if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
+            assert isinstance(compute, Map | Reduce)
+            own = compute.axes if bind.axis[0] == "o" or isinstance(compute, Map) else compute.reduce_axes
+            extent = extent_of(own[int(bind.axis[1:])].extent)
+            if not is_part and axis.extent * bind.scale + bind.offset < extent:
+                raise ValueError(f"axis {axis.name} of {axis.extent} ends before {bind.tensor}.{bind.axis} of {extent}")
 
     def _sizes(self, tile: Tile, around: Sequence[Tile], axes: Mapping[str, TileAxis]) -> None:
         for name, size in tile.sizes:
             if name not in axes:
                 raise ValueError(f"it cuts axis '{name}', which no tile around it brings in")
+            if tile.is_kernel and all(a.name != name for a in tile.axes):
+                raise ValueError(f"a kernel cuts axes of its own, and '{name}' is of a tile around it")
             _check_size(name, size)
             outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
             if outer is not None and outer < axes[name].extent and outer % size:
@@ -146,6 +219,8 @@ class _Walker:
             raise ValueError("steps are those of a Scan, and a Scan has steps")
         if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
             raise ValueError(f"'{tile.scan}' is no Scan")
+        if tile.over == "steps":
+            check_steps(tile, around)
 
     def _holds(self, tile: Tile, around: Sequence[Tile]) -> None:
         in_steps = any(t.over == "steps" for t in around)
@@ -158,18 +233,29 @@ class _Walker:
                 raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
             if hold.axis is not None and hold.axis not in dict(tile.sizes):
                 raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
-            if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
-                self._ring(tile, hold, around)
+            if any(isinstance(n, Tile) and n.over == "warps" for n in (*around, tile, *tile.body)):
+                if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
+                    self._ring(tile, hold, around)
+            else:
+                self._stages(tile, hold, around)
             if hold.fill is None and hold.tensor not in self.computes:
                 raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
             if hold.fill == "prefetch" and hold.issue is None and not in_steps:
                 raise ValueError("only the steps of a Scan prefetch what they read")
+            if is_filled(hold):
+                continue
             if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
                 raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
             if (hold.issue is not None or hold.fill == "read") and tile.over != "steps":
                 raise ValueError("only the steps of a Scan keep weights near")
             if hold.issue is not None and hold.issue not in self.launched:
                 raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
+
+    def _stages(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+        in_kernel = any(t.is_kernel for t in (*around, tile))
+        check_stages(tile, hold, self.computes, in_kernel)
+        if in_kernel and hold.fill == COPIED:
+            check_copied(tile, hold)
 
     def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
         if hold.fill != COPIED:
@@ -238,6 +324,8 @@ class _Walker:
         streams = _in_registers(around)
         # but for the tiles of its operands and warps
         walked = around[-1] if streams or around[-1].over != "warps" else around[-3]
+        if len(around) > 1 and around[-2].runs == "together":
+            walked = around[-2]
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
         runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
         if not streams and runs != (around[-1].over == "warps"):
@@ -246,6 +334,9 @@ class _Walker:
             raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
         if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
             raise ValueError("only the steps of a Scan walk to and fro and rest")
+        if leaf.part == "copy":
+            self._copy(leaf, around)
+            return
         _check_leaf(leaf, self.computes)
         held = {o.name for t in around for h in t.holds if h.mode != "carry" and h.fill is None
                 for o in self.computes[h.tensor].outputs}  # fmt: skip
@@ -265,6 +356,14 @@ class _Walker:
             missing = [t for t in missing if t in really]
         if missing:
             raise ValueError(f"leaf '{leaf.tensor}' reads '{missing[0].name}', and nothing holds it")
+
+    def _copy(self, leaf: Leaf, around: Sequence[Tile]) -> None:
+        if not fills_hold(leaf, around):
+            raise ValueError(f"it copies '{leaf.tensor}', and no tile around holds it by {COPIED}")
+        tensor = self.tensors.get(leaf.tensor)
+        if tensor is None:
+            raise ValueError(f"it copies unknown tensor '{leaf.tensor}'")
+        _check_loops(leaf, tensor.rank, 0)
 
     def _escapes(self, leaf: Leaf) -> bool:
         return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)
@@ -294,8 +393,23 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
     for name in leaf.composed:
         if not isinstance(computes[name], Map):
             raise ValueError(f"'{name}' cannot be computed again where it is read: it is no map")
-    outputs = len(core.axes)
     reductions = _reductions(core)
+    _check_loops(leaf, len(core.axes), reductions)
+    if leaf.instruction is not None:
+        _check_instruction(leaf, core)
+    for axis, size in leaf.cut:
+        _check_axis(axis, "r", reductions, "cut")
+        _check_size(axis, size)
+    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
+        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
+    for axis in leaf.unroll:
+        _check_axis(axis, "r", reductions, "unroll")
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
+        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
+
+
+def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:
+    """The order, the register tile and the vector of a leaf are of its axes."""
     every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
     if sorted(leaf.order) != sorted(every):
         raise ValueError(f"leaf '{leaf.tensor}': order {list(leaf.order)} is not its axes {sorted(every)} once each")
@@ -310,17 +424,6 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
             raise ValueError(f"leaf '{leaf.tensor}': {leaf.lanes} lanes; a vector has a power of two")
         if dict(leaf.register).get(leaf.vector, leaf.lanes) % leaf.lanes:
             raise ValueError(f"leaf '{leaf.tensor}': its register tile along {leaf.vector} is not whole vectors")
-    if leaf.instruction is not None:
-        _check_instruction(leaf, core)
-    for axis, size in leaf.cut:
-        _check_axis(axis, "r", reductions, "cut")
-        _check_size(axis, size)
-    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
-        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
-    for axis in leaf.unroll:
-        _check_axis(axis, "r", reductions, "unroll")
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
-        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
 
 
 def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:

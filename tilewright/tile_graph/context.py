@@ -11,11 +11,11 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
+from tilewright.tile_graph.cached import Cached
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest, moves
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.runs import axes_around, free_axes
-from tilewright.tile_graph.served import Served
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class NestContext:
     constants: frozenset[Tensor] | Mapping[Tensor, object]
     staged: frozenset[Tensor] = frozenset()  # copies whose order is still free
     memo: Memo = field(default_factory=Memo)
-    served: Mapping[Tensor, Served] | None = None  # in the steps of a Scan: where its weights come from
+    cached: Mapping[Tensor, Cached] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
 
     @cached_property

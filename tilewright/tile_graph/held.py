@@ -10,8 +10,10 @@ from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, build_nest, roots_of
+from tilewright.tile_graph.occurrences import apart_nests, told_apart
+from tilewright.tile_graph.parts import between_barriers
 from tilewright.tile_graph.plan import COPIED, Leaf, Tile, TileAxis
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.streams import stream_of
 
 _Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it begins
@@ -19,8 +21,13 @@ _SUM_BYTES = 4  # of a sum on tensor cores
 
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
-    """The nests of a kernel's leaves."""
-    return [leaf_nest(leaf, computes) for leaf in tile.leaves]
+    """The nests of a kernel's leaves; of what it holds at several places, each under a name of its own."""
+    tile = told_apart(tile)
+    leaves = tile.leaves
+    made = [None if leaf.part == "copy" else leaf_nest(leaf, computes) for leaf in leaves]
+    if any(nest is None or nest.tensor.name != leaf.tensor for nest, leaf in zip(made, leaves, strict=True)):
+        return apart_nests(tile, made, computes)
+    return [nest for nest in made if nest is not None]
 
 
 def leaf_nest(leaf: Leaf, computes: Mapping[str, Compute]) -> Nest:
@@ -40,7 +47,42 @@ def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
     held = kernel.held
     stored = frozenset(t for n in nests if n.tensor.name not in held for t in n.stores)
     boxes = boxes_of(kernel, nests)
-    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + ring_bytes(kernel)
+    more = staged_bytes(kernel, boxes)
+    return int(footprint(nests, boxes, stored, stream_of(kernel, nests))) + more + ring_bytes(kernel)
+
+
+def inner_bytes(kernel: Tile, nests: Sequence[Nest]) -> dict[str, int]:
+    """The most bytes that Tiles inside a kernel hold at levels nearer than its own, of all that one part holds."""
+    if all(t.level == kernel.level for t in kernel.walk() if isinstance(t, Tile)):
+        return {}
+    boxes = {n.tensor.name: (n, box) for n, box in boxes_of(kernel, nests).items()}
+    most: dict[str, int] = {}
+
+    def below(tile: Tile, around: Mapping[str, int], lanes: int, share: int) -> None:
+        """`share`: the threads that each keep a part of what a tile holds: all of a block, where its warps keep it."""
+        taken = dict(around)
+        lanes = tile.count if tile.over == "lanes" else lanes
+        share = lanes if tile.over == "warps" and tile.stream is not None else share
+        for hold in tile.holds:
+            if tile.level != kernel.level and hold.fill is None and hold.mode != "carry" and hold.tensor in boxes:
+                nest, box = boxes[hold.tensor]
+                size = int(sum(box_elements(box) * t.dtype.bytes for t in nest.stores))
+                taken[tile.level] = taken.get(tile.level, 0) + -(-size * hold.stages // share)
+        for level, size in taken.items():
+            most[level] = max(most.get(level, 0), size)
+        for node in tile.body:
+            if isinstance(node, Tile):
+                below(node, taken, lanes, share)
+
+    below(kernel, {}, 1, 1)
+    return most
+
+
+def staged_bytes(kernel: Tile, boxes: Mapping[Nest, Box]) -> int:
+    """What further stages add: the parts that are filled ahead."""
+    ahead = {h.tensor: h.stages - 1 for t in kernel.walk() if isinstance(t, Tile) for h in t.holds if h.fill is None}
+    return int(sum(ahead.get(n.tensor.name, 0) * box_elements(box) * t.dtype.bytes
+                   for n, box in boxes.items() for t in n.stores))  # fmt: skip
 
 
 def ring_bytes(kernel: Tile) -> int:
@@ -77,6 +119,7 @@ def _stream_rings(kernel: Tile) -> int:
 def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
     """The part of every nest that the innermost Tile around it covers, wherever it begins."""
     by_name = {n.tensor.name: n for n in nests}
+    groups = between_barriers(kernel, by_name)
     found: dict[Nest, Box] = {}
 
     def below(tile: Tile, sizes: Mapping[tuple[str, str], _Part]) -> None:
@@ -86,11 +129,11 @@ def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
         for name, size in tile.sizes if tile.over != "warps" else ():  # a block's warps share what it holds
             along = origins.setdefault(name, Axis(f"origin_{name}", axes[name].extent))
             bound.update({(b.tensor, b.axis): (size * b.scale, along) for b in axes[name].binds})
-        boxes = _at(nests, by_name, bound)
+        boxes = {n: box for group in groups for n, box in _at(group, by_name, bound).items()}
         for node in tile.body:
             if isinstance(node, Tile):
                 below(node, bound)
-            else:
+            elif isinstance(node, Leaf):
                 nest = by_name[node.tensor]
                 found.setdefault(nest, boxes[nest])
 
@@ -109,8 +152,8 @@ def _at(nests: Sequence[Nest], by_name: Mapping[str, Nest], sizes: Mapping[tuple
     roots = {r: tuple(part(r, f"o{i}", a) for i, a in enumerate(r.axes)) for r in roots_of(nests)}
     limits: dict[Nest, dict[Axis, Range]] = {}
     for tensor, name in sizes:
-        if name[0] == "r":
-            nest = by_name[tensor]
+        nest = by_name[tensor]
+        if name[0] == "r" and nest in nests:
             axis = nest.named(name)
             limits.setdefault(nest, {})[axis] = part(nest, name, axis)
     return propagate(nests, roots, limits)

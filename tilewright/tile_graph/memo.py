@@ -9,18 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.expr import Axis
+from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
+from tilewright.tile_graph.propagate import Known, extent_of
+
+_MOST_BYTES = 64 << 20  # of arrays with an entry a candidate
 
 
 @dataclass
-class Batch:
-    """Candidate tiles of one root and what was found out about them: groups that end in the same nest share it."""
+class Tiles:
+    """Candidate tiles and what was found out about nests on parts of them, for all groups that cut nests alike."""
 
-    root: Any
-    axes: dict[Hashable, Axis] = field(default_factory=dict)  # that tiles begin at
-    sizes: dict[Hashable, Any] = field(default_factory=dict)
-    reads: dict[Hashable, Any] = field(default_factory=dict)
-    seconds: dict[Hashable, Any] = field(default_factory=dict)
+    sizes: dict[Hashable, Any] = field(default_factory=dict)  # of a root's tiles
+    boxes: Known = field(default_factory=Known)
+    seconds: dict[Hashable, Any] = field(default_factory=dict)  # of a contraction on its part of a tile
+    arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
+    moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
+    _origins: dict[tuple[int, int], Axis] = field(default_factory=dict)
+
+    def origins(self, root: Nest) -> tuple[Axis, ...]:
+        """Where tiles begin along the axes of a root; the same for all roots of a shape."""
+        keys = [(i, extent_of(a.extent)) for i, a in enumerate(root.axes)]
+        return tuple([self._origins.setdefault(key, Axis(f"origin_{key[0]}", key[1])) for key in keys])
 
 
 @dataclass
@@ -35,10 +45,9 @@ class Memo:
     facts: dict[Hashable, Any] = field(default_factory=dict)
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
     splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
-    last: Batch | None = None
+    tiles: Tiles = field(default_factory=Tiles)
 
-    def batch(self, root: Any) -> Batch:
-        """Of one root at a time: its groups are looked at one after the other, and arrays are large."""
-        if self.last is None or self.last.root is not root:
-            self.last = Batch(root)
-        return self.last
+    def trim(self) -> None:
+        """Forgets what is known of tiles where it is much; between two groups, when nobody has its arrays."""
+        if self.tiles.boxes.bytes > _MOST_BYTES:
+            self.tiles = Tiles()

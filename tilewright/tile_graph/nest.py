@@ -28,7 +28,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.outline import Outline, outline
-from tilewright.tile_graph.written_out import positions, written_out
+from tilewright.tile_graph.unswitch import positions, unswitched
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ class Nest:
         return self.stores[0]
 
     @cached_property
-    def written_out(self) -> dict[Axis, int]:
+    def unswitched(self) -> dict[Axis, int]:
         """Axes whose choices a register block decides, with the positions it has along them; reductions have none."""
-        return written_out(self.axes, *self.values) if self.monoid is None else {}
+        return unswitched(self.axes, *self.values) if self.monoid is None else {}
 
     @cached_property
     def outline(self) -> Outline:
@@ -63,7 +63,7 @@ class Nest:
     def block_counts(self) -> tuple[int, int, int]:
         """Operations, reads and checks of one block of the axes written out, what is common counted once. Where an
         axis is cut between two formulas, every block has one of them."""
-        values = positions(self.written_out, *self.values)
+        values = positions(self.unswitched, *self.values)
         found = [n for n in walk(*values) if isinstance(n, Op) and n.op.name == "select" and _cuts(n.args[0])]
         ends = [n for n in found if n.args[0] is found[0].args[0]]
         sides = [[replace_nodes(v, {n: n.args[side] for n in ends}) for v in values] for side in (1, 2)]
@@ -91,7 +91,7 @@ class Nest:
     def sample(self) -> list[Load]:
         """Reads that stand for all: of a block written out one a tensor, since the others lie beside it."""
         found = loads(*(self.elements or self.values))
-        return list({n.source: n for n in found}.values()) if self.written_out else found
+        return list({n.source: n for n in found}.values()) if self.unswitched else found
 
     def reads(self) -> list[Tensor]:
         return self._reads
@@ -337,7 +337,7 @@ def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> floa
     # what waits for the second half of a transform and finds no register is written and read again
     spilled = max(0, reads - registers // 2)
     slots = operations + 0.5 * reads + 0.5 * checks + 2.0 * spilled
-    return slots / prod(nest.written_out.values()) + 1.0 * len(nest.stores)
+    return slots / prod(nest.unswitched.values()) + 1.0 * len(nest.stores)
 
 
 def _data_ops(*roots: Expr) -> list[Op]:

@@ -1,10 +1,20 @@
 """The Plan: a tree of tiles over memory levels, pure data; prints as text, round-trips through JSON.
 
-A Tile cuts axes into parts and hands them out: one after the other, to cores, to the blocks, warps and threads of a
-GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how one
-nest runs on the part of it that the Tiles around it leave. A read is served by the nearest Hold around it. Kernels are
-the Tiles handed out to cores or blocks; the outermost Tile is main memory, with every intermediate that crosses
-kernels.
+    Plan  = Tile, or a Case for every range of a symbolic extent
+    Tile  = level, sizes of parts, over whom, in order or together: Holds, then Tiles, Leaves and Barriers
+    Hold  = tensor: stored, carried or rolling; spread over devices; by what copy it comes, in how many stages
+    Leaf  = nest: how it runs
+    Barrier = the units that wait for each other
+
+A Tile cuts axes into parts and hands them out: one after the other, to devices, cores, the blocks, warps and threads
+of a GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how
+one nest runs on the part of it that the Tiles around it leave; a Leaf that occurs again is computed again. A read is
+served by the nearest Hold around it. Kernels are the Tiles handed out to cores or blocks; the outermost Tile is main
+memory (or the host's, beyond it), with every intermediate that crosses kernels. Steps of a Scan inside a kernel make
+it persistent: its units meet at Barriers.
+
+A Tile runs its body in order, or together: each child on units of its own, meeting only through Holds in stages. Of a
+Hold in n stages there are n parts: what fills it runs n - 1 parts ahead of what reads it.
 
 Axes of a nest are named by position: o0, o1... are those of its result, r0, r1... those it reduces over. An axis of
 the tree has a name of its own and says which axes of which nests it runs along.
@@ -22,12 +32,17 @@ from tilewright.ir.tensor import Layout, StorageAxis
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
-HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps")  # one part after the other, or to whom
+HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps", "devices")  # one part after the other, or to whom
 LAUNCHED = ("cores", "blocks")  # a Tile handed out so is a kernel
-PARTS = ("whole", "start", "step", "finish")  # of a nest: all of it, or a carried state begun, updated, ended
+RUNS = ("order", "together")  # the children of a Tile: one after the other, or side by side
+# of a nest: all of it, or a carried state begun, updated, ended; or the copy that fills a Hold
+PARTS = ("whole", "start", "step", "finish", "copy")
 MODES = ("store", "carry", "rolling")
-COPIED = "copy"  # how a Hold is filled that is a ring of parts in a GPU's shared memory
-LAYOUTS = (None, "swizzled", "padded")  # of such a ring: packets of a line as they come, exchanged, or one more a line
+COPIED = "copy"  # how a Hold is filled from the nearest Hold of the same tensor farther away, or written back to it
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter")  # the same between devices
+# of operands that warps share: packets of a line as they come, exchanged, or one more a line
+LAYOUTS = (None, "swizzled", "padded")
+REPLICATED, PARTIAL = "replicated", "partial"  # over devices: each has all of it; each has a term of the sum
 
 
 @dataclass(frozen=True)
@@ -81,9 +96,11 @@ class Hold:
 
     `store`: the part of it that the Tile covers. `carry`: the state of a reduction along `axis`, from part to part of
     the Tile that walks it. `rolling`: a window that moves along `axis`; what overlaps is kept.
-    With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier. Filled by
-    `copy` it is an operand of the leaf below in parts of the leaf's step, the sum's rows before its columns; of several
-    `stages` the copies of later parts are under way while one is used. `layout` says how a line lies in the banks.
+    With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier; what a
+    leaf below stores is written back instead. Around warps, filled by `copy`, it is an operand of the leaf below in
+    parts of the leaf's step, the sum's rows before its columns. Of several `stages` the copies of later parts are under
+    way while one is used. `layout` says how a line lies in the banks. `distribution` says which device has what of it:
+    a part along an axis (o0, o1...), all of it, or a term of a sum; a fill between two of them is a collective.
     """
 
     tensor: str
@@ -93,6 +110,14 @@ class Hold:
     issue: str | None = None
     stages: int = 1
     layout: str | None = None
+    distribution: str | None = None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All units of a kernel wait for each other: what one wrote before, the others read after."""
+
+    scope: str  # as the kernel is handed out: cores, blocks
 
 
 @dataclass(frozen=True)
@@ -100,7 +125,6 @@ class Estimate:
     """What a kernel is predicted to cost, and why it is as it is; for people and for comparisons alone."""
 
     seconds: float = 0.0
-    traffic: Sizes = ()  # bytes by level
     footprint: int = 0  # bytes at the Tile's level
     reason: str = ""
 
@@ -112,12 +136,13 @@ class Tile:
     level: str
     sizes: Sizes = ()  # of the parts, by axis; an axis that is not named is not cut
     over: str = "order"
-    body: tuple[Tile | Leaf, ...] = ()
+    body: tuple[Tile | Leaf | Barrier, ...] = ()
     holds: tuple[Hold, ...] = ()
     axes: tuple[TileAxis, ...] = ()  # that this Tile and those inside it cut
     name: str = ""  # of a kernel
     count: int = 1  # threads, where it is handed out to lanes
     scan: str | None = None  # first output of the Scan whose steps these are
+    runs: str = "order"  # its children, or together
     estimate: Estimate = Estimate()
 
     @property
@@ -130,13 +155,13 @@ class Tile:
         for node in self.body:
             if isinstance(node, Tile):
                 yield from node.walk()
-            else:
+            elif isinstance(node, Leaf):
                 yield node
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
         """How each nest runs, once a nest: of one that is carried, what is done in every part."""
-        return tuple(n for n in self.walk() if isinstance(n, Leaf) and n.part in ("whole", "step"))
+        return tuple(n for n in self.walk() if isinstance(n, Leaf) and n.part in ("whole", "step", "copy"))
 
     @property
     def tiles(self) -> int:
@@ -172,7 +197,9 @@ class Tile:
 
     def map_leaves(self, change: Callable[[Leaf], Leaf]) -> Tile:
         """The Tile with every Leaf below changed."""
-        body = tuple(n.map_leaves(change) if isinstance(n, Tile) else change(n) for n in self.body)
+        body = tuple(
+            n.map_leaves(change) if isinstance(n, Tile) else change(n) if isinstance(n, Leaf) else n for n in self.body
+        )
         return replace(self, body=body)
 
     def with_leaves(self, leaves: Mapping[str, Leaf]) -> Tile:
@@ -186,11 +213,31 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Case:
+    """The tree for a range of a symbolic extent, both ends included; what it holds is counted at the upper end."""
+
+    symbol: str
+    low: int
+    high: int
+    body: Tile
+
+
+@dataclass(frozen=True)
 class Plan:
     target: str
     schedule: str
-    body: Tile
+    body: Tile  # empty where there are cases
     layouts: tuple[tuple[str, Layout], ...] = field(default_factory=tuple)
+    cases: tuple[Case, ...] = ()
+
+    def at(self, symbols: Mapping[str, int]) -> Plan:
+        """The plan for these extents: that of the case they fall in."""
+        if not self.cases:
+            return self
+        for case in self.cases:
+            if case.symbol in symbols and case.low <= symbols[case.symbol] <= case.high:
+                return replace(self, body=case.body, cases=())
+        raise InternalError(f"plan: no case for {', '.join(f'{n} = {v}' for n, v in symbols.items()) or 'no extents'}")
 
     @property
     def kernels(self) -> tuple[Tile, ...]:
@@ -224,8 +271,7 @@ class Plan:
 
         def changed(tile: Tile) -> Tile:
             body = tuple(
-                (kernels.get(n.name, n) if n.is_kernel else changed(n)) if isinstance(n, Tile) else n
-                for n in tile.body
+                (kernels.get(n.name, n) if n.is_kernel else changed(n)) if isinstance(n, Tile) else n for n in tile.body
             )
             return replace(tile, body=body)
 
@@ -253,11 +299,14 @@ def cut_axes(tensor: str, extents: Mapping[str, int], sizes: Mapping[str, int]) 
     return axes, tuple((f"t{name[1:]}", size) for name, size in sizes.items())
 
 
+_FORMS = (Plan, Case, Tile, Leaf, Barrier, Hold, TileAxis, Bind, Estimate, Layout, StorageAxis)
+
+
 def _encoded(value: Any) -> Any:
     """Dataclasses as dictionaries without the fields that have their usual value; nodes say what they are."""
     if isinstance(value, tuple):
         return [_encoded(v) for v in value]
-    if not isinstance(value, Plan | Tile | Leaf | Hold | TileAxis | Bind | Estimate | Layout | StorageAxis):
+    if not isinstance(value, _FORMS):
         return value
     shown = {}
     for part in fields(value):
@@ -265,7 +314,7 @@ def _encoded(value: Any) -> Any:
         usual = part.default if part.default is not MISSING else None
         if item != usual or part.default is MISSING:
             shown[part.name] = _encoded(item)
-    kind = {Tile: "tile", Leaf: "leaf"}.get(type(value))
+    kind = {Tile: "tile", Leaf: "leaf", Barrier: "barrier"}.get(type(value))
     return shown if kind is None else {kind: shown}
 
 
@@ -277,11 +326,11 @@ def _of(kind: Callable[..., Any], value: Mapping[str, Any], **made: Any) -> Any:
     return kind(**{**{k: _tuples(v) for k, v in value.items()}, **made})
 
 
-def _node(value: Mapping[str, Any]) -> Tile | Leaf:
+def _node(value: Mapping[str, Any]) -> Tile | Leaf | Barrier:
     ((kind, inside),) = value.items()
-    if kind == "leaf":
-        leaf: Leaf = _of(Leaf, inside)
-        return leaf
+    if kind in ("leaf", "barrier"):
+        made: Leaf | Barrier = _of(Leaf if kind == "leaf" else Barrier, inside)
+        return made
     if kind != "tile":
         raise ValueError(f"a plan is made of tiles and leaves, not '{kind}'")
     tile: Tile = _of(
@@ -298,9 +347,14 @@ def _layout(value: Mapping[str, Any]) -> Layout:
     return made
 
 
-def _plan(value: Mapping[str, Any]) -> Plan:
-    body = _node(value["body"])
+def _tile(value: Mapping[str, Any]) -> Tile:
+    body = _node(value)
     if not isinstance(body, Tile):
         raise ValueError("its body is a tile")
-    return Plan(value["target"], value["schedule"], body,
-                tuple((name, _layout(layout)) for name, layout in value.get("layouts", ())))  # fmt: skip
+    return body
+
+
+def _plan(value: Mapping[str, Any]) -> Plan:
+    return Plan(value["target"], value["schedule"], _tile(value["body"]),
+                tuple((name, _layout(layout)) for name, layout in value.get("layouts", ())),
+                tuple(_of(Case, case, body=_tile(case["body"])) for case in value.get("cases", ())))  # fmt: skip

@@ -6,7 +6,7 @@ Sizes may be NumPy arrays: a whole batch of candidate tiles is propagated at onc
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tilewright.tile_graph.nest import Nest
 Size = Any  # int, or an integer array with an entry a candidate
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: many are made
 class Range:
     """`size` consecutive indices from `low`, inside an axis of `extent`."""
 
@@ -60,14 +60,52 @@ def index_range(index: Expr, box: Mapping[Axis, Range], extent: int, clip: bool 
 
 
 def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
-    """The size of `index_range` where every axis begins at 0, which needs no origins."""
-    size: Size = 1
-    for term, coefficient in linear(index).terms.items():
-        if coefficient < 0 or not isinstance(term, Var) or term.axis not in sizes:
-            box = {a: Range(const(0), along, extent_of(a.extent)) for a, along in sizes.items()}
-            return index_range(index, box, extent).size
-        size = size + coefficient * (sizes[term.axis] - 1)
+    """The size of `index_range` where every axis begins at 0: numbers are enough, no origins are needed."""
+    low, size = _range_from_zero(index, sizes)
+    if low is None:
+        return extent
     return np.minimum(size, extent) if isinstance(size, np.ndarray) else min(size, extent)
+
+
+def _range_from_zero(index: Expr, sizes: Mapping[Axis, Size]) -> tuple[int | None, Size]:
+    """`_range` of axes that begin at 0; those without a size stand at one unknown place."""
+    value = linear(index)
+    low, size = value.constant, 1
+    for term, coefficient in value.terms.items():
+        term_low, term_size = _term_from_zero(term, sizes)
+        if term_low is None or (coefficient < 0 and isinstance(term_size, np.ndarray)):
+            return None, 0
+        low += coefficient * (term_low if coefficient > 0 else term_low + int(term_size) - 1)
+        size = size + abs(coefficient) * (term_size - 1)
+    return low, size
+
+
+def _term_from_zero(term: Expr, sizes: Mapping[Axis, Size]) -> tuple[int | None, Size]:
+    if isinstance(term, Var):
+        return 0, sizes.get(term.axis, 1)
+    if not isinstance(term, Op):
+        return (0, 1) if isinstance(term, Symbol) else (None, 0)
+    if term.op.name in ("floordiv", "mod") and isinstance(term.args[1], Const):
+        low, size = _range_from_zero(term.args[0], sizes)
+        divisor = int(term.args[1].value)
+        if low is None:
+            return None, 0
+        if term.op.name == "floordiv":
+            return low // divisor, (size - 1 + (divisor - 1 if low % divisor else 0)) // divisor + 1
+        if low % divisor == 0:
+            return 0, np.minimum(size, divisor) if isinstance(size, np.ndarray) else min(size, divisor)
+        return (low % divisor, 1) if not isinstance(size, np.ndarray) and size == 1 else (0, divisor)
+    if term.op.name in ("min", "max"):
+        clamped, limit = term.args if isinstance(term.args[1], Const) else reversed(term.args)
+        low, size = _range_from_zero(clamped, sizes)
+        if low is None:
+            return None, 0
+        if isinstance(limit, Const):  # never more values than the other side has
+            return (min if term.op.name == "min" else max)(low, int(limit.value)), size
+    lowest, highest = bounds.bounds(term)
+    if not term.wraps and np.isfinite(lowest) and np.isfinite(highest):
+        return int(lowest), int(highest - lowest) + 1
+    return None, 0
 
 
 def _clipped(low: Expr, size: Size, extent: int) -> Range:
@@ -86,7 +124,8 @@ def _clipped(low: Expr, size: Size, extent: int) -> Range:
 def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
     """(lowest value, number of values up to the highest), or (None, 0) when it depends on data."""
     value = linear(index)
-    low = Linear({}, value.constant)
+    terms: dict[Expr, int] = {}
+    constant = value.constant
     size: Size = 1
     for term, coefficient in value.terms.items():
         term_low, term_size = _term_range(term, box)
@@ -94,12 +133,14 @@ def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
             return None, 0
         size = size + abs(coefficient) * (term_size - 1)
         end = linear(term_low)
+        constant += end.constant * coefficient
         if coefficient < 0:
             if isinstance(term_size, np.ndarray):
                 return None, 0  # the origin would differ from candidate to candidate
-            end = end.plus(Linear({}, int(term_size) - 1))  # an integer of NumPy's cannot be wrapped
-        low = low.plus(end.scaled(coefficient))
-    return simplify(low.expr()), size
+            constant += (int(term_size) - 1) * coefficient  # an integer of NumPy's cannot be wrapped
+        for part, count in end.terms.items():
+            terms[part] = terms.get(part, 0) + count * coefficient
+    return simplify(Linear({t: c for t, c in terms.items() if c}, constant).expr()), size
 
 
 def _term_range(term: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
@@ -181,12 +222,35 @@ def unclipped(part: Range) -> Expr:
     return low
 
 
-Known = dict[Hashable, Any]  # results of this module by nest and box; it holds on to the boxes
+@dataclass
+class Known:
+    """Results of this module by nest and box. Arrays that are equal are one, so that boxes are told apart by theirs."""
+
+    found: dict[Hashable, Any] = field(default_factory=dict)
+    arrays: dict[bytes, Size] = field(default_factory=dict)
+    bytes: int = 0  # of all arrays
+
+    def size(self, size: Size) -> Size:
+        """The one array that is equal."""
+        if not isinstance(size, np.ndarray):
+            return size
+        key = size.tobytes()
+        if key not in self.arrays:
+            self.arrays[key] = size
+            self.bytes += size.nbytes
+        return self.arrays[key]
+
+    def box(self, box: Box) -> Box:
+        return tuple([Range(p.low, self.size(p.size), p.extent) for p in box])
 
 
 def key_of(nest: Nest, own: Box) -> Hashable:
-    """A nest on a box: arrays are told apart as objects, which whoever keeps the key must hold on to."""
-    return nest, tuple([(p.low, id(p.size) if isinstance(p.size, np.ndarray) else p.size) for p in own])
+    """A nest on a box whose arrays are `Known`'s."""
+    return nest, _parts(own)
+
+
+def _parts(box: Box) -> Hashable:
+    return tuple([(p.low, id(p.size) if isinstance(p.size, np.ndarray) else p.size, p.extent) for p in box])
 
 
 def reads_box(
@@ -194,12 +258,15 @@ def reads_box(
     clip: bool = True,
 ) -> dict[Tensor, Box]:  # fmt: skip
     """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
-    if known is None or reduce_box:
+    if known is None:
         return _reads_box(nest, own, reduce_box, wanted, clip)
-    key = key_of(nest, own)
-    if key not in known:
-        known[key] = own, _reads_box(nest, own, reduce_box, set(nest.reach), clip)
-    return {t: box for t, box in known[key][1].items() if t in wanted}
+    if reduce_box:
+        return {t: known.box(box) for t, box in _reads_box(nest, own, reduce_box, wanted, clip).items()}
+    key = key_of(nest, own), clip
+    if key not in known.found:
+        boxes = _reads_box(nest, own, reduce_box, set(nest.reach), clip)
+        known.found[key] = {tensor: known.box(box) for tensor, box in boxes.items()}
+    return {t: box for t, box in known.found[key].items() if t in wanted}
 
 
 def _reads_box(
@@ -208,15 +275,19 @@ def _reads_box(
     env = dict(zip(nest.axes, own, strict=True))
     env.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
     found: dict[Tensor, Box] = {}
+    ranges: dict[tuple[Expr, int], Range] = {}  # several reads take the same places
     for tensor, dims in nest.reach.items():
         if tensor not in wanted:
             continue
         box = []
         for indices, extent in zip(dims, tensor.shape, strict=True):
             size = extent_of(extent)
-            part = index_range(indices[0], env, size, clip)
+            for index in indices:
+                if (index, size) not in ranges:
+                    ranges[index, size] = index_range(index, env, size, clip)
+            part = ranges[indices[0], size]
             for other in indices[1:]:
-                (part,) = merge((part,), (index_range(other, env, size, clip),))
+                (part,) = merge((part,), (ranges[other, size],))
             box.append(part)
         found[tensor] = tuple(box)
     return found
@@ -246,11 +317,21 @@ def propagate(
             demands = [needed[t] for t in nest.stores if t in needed]
             box = demands[0] if demands else beside(nest, needed)
             for other in demands[1:]:
-                box = merge(box, other)
+                box = _merged(box, other, known)
             boxes[nest] = box
         for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), inside, known, clip).items():
-            needed[tensor] = merge(needed[tensor], box) if tensor in needed else box
+            needed[tensor] = _merged(needed[tensor], box, known) if tensor in needed else box
     return boxes
+
+
+def _merged(a: Box, b: Box, known: Known | None) -> Box:
+    if known is None:
+        return merge(a, b)
+    key = _parts(a), _parts(b)
+    if key not in known.found:
+        known.found[key] = known.box(merge(a, b))
+    both: Box = known.found[key]
+    return both
 
 
 def beside(nest: Nest, needed: Mapping[Tensor, Box]) -> Box:
@@ -275,7 +356,7 @@ def whole_blocks(nests: Sequence[Nest], boxes: Mapping[Nest, Box]) -> Any:
     fits: Any = True
     for nest in nests[:-1]:
         for axis, part in zip(nest.axes, boxes[nest], strict=True):
-            block = nest.written_out.get(axis, 1)
+            block = nest.unswitched.get(axis, 1)
             if block == 1:
                 continue
             low = linear(part.low)

@@ -37,7 +37,7 @@ def _touched(unit: Tile, computes: Mapping[str, Compute]) -> set[Tensor]:
         scan = computes[unit.scan]
         assert isinstance(scan, Scan)
         return {*reads(scan), *scan.outputs}
-    leaves = [n for n in unit.walk() if isinstance(n, Leaf)]
+    leaves = [n for n in unit.walk() if isinstance(n, Leaf) and n.part != "copy"]
     inside = {*unit.held, *(name for leaf in leaves for name in leaf.composed)}
     made = {name for leaf in leaves for name in (leaf.core, *leaf.epilogue) if name != leaf.tensor}
     used: Iterable[Tensor] = (

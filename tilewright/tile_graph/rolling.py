@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.ir import bounds
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, const, maximum, minimum, substitute, var
 from tilewright.ir.simplify import linear, simplify
+from tilewright.tile_graph.memo import Tiles
 from tilewright.tile_graph.nest import Nest, roots_of
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
 
@@ -124,9 +125,12 @@ class Overlap:
 _MOST_WINDOWS = 4
 
 
-def find_overlaps(nests: Sequence[Nest]) -> tuple[Overlap, ...]:
+_AT = Axis("at", 1)  # where tiles begin along axes that windows do not move along
+
+
+def find_overlaps(nests: Sequence[Nest], tiles: Tiles | None = None) -> tuple[Overlap, ...]:
     """Nests of a group that windows can move over, the last first, along the outermost axis of the root that makes
-    them move; none where not all that overlaps can be computed once."""
+    them move; none where not all that overlaps can be computed once. `tiles` is what is known already."""
     root = nests[-1]
     inside = {t for n in nests for t in n.stores}
     moved = (i for n in nests for x in n.loads() if x.source in inside for i in x.indices)
@@ -137,7 +141,7 @@ def find_overlaps(nests: Sequence[Nest]) -> tuple[Overlap, ...]:
             continue
         taken: list[Overlap] = []
         while len(taken) <= _MOST_WINDOWS:
-            found = _overlaps(nests, number, taken)
+            found = _overlaps(nests, number, taken, tiles or Tiles())
             if not found:
                 break
             # computed once a row, the last of them may still leave others that overlap
@@ -147,21 +151,23 @@ def find_overlaps(nests: Sequence[Nest]) -> tuple[Overlap, ...]:
     return ()
 
 
-def _overlaps(nests: Sequence[Nest], number: int, once: Sequence[Overlap]) -> list[Overlap]:
+def _overlaps(
+    nests: Sequence[Nest], number: int, once: Sequence[Overlap], tiles: Tiles
+) -> list[Overlap]:
     """Nests that neighbouring rows of the root share parts of, the last first; with some that are computed once."""
     root = nests[-1]
-    origin = Axis("origin", extent_of(root.axes[number].extent))
+    origin = tiles.origins(root)[number]
     box = tuple(
-        Range(var(origin), 1, extent_of(a.extent)) if i == number else Range(var(Axis("at", 1)), 1, extent_of(a.extent))
+        Range(var(origin if i == number else _AT), 1, extent_of(a.extent))
         for i, a in enumerate(root.axes)
     )
     fixed = {root: box}
-    boxes = propagate(nests, fixed, clip=False)
-    for known in once:
-        part = boxes[known.nest][known.dim]
-        new = Range(simplify(part.low + known.rows), known.scale, part.extent)
-        fixed[known.nest] = known.of(boxes[known.nest], new)
-        boxes = propagate(nests, fixed, clip=False)
+    boxes = propagate(nests, fixed, known=tiles.boxes, clip=False)
+    for other in once:
+        part = boxes[other.nest][other.dim]
+        new = Range(simplify(part.low + other.rows), other.scale, part.extent)
+        fixed[other.nest] = other.of(boxes[other.nest], new)
+        boxes = propagate(nests, fixed, known=tiles.boxes, clip=False)
     found = []
     for nest in reversed(nests[:-1]):
         if nest in fixed:

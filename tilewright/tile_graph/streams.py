@@ -216,6 +216,7 @@ class Work:
     owner: Nest | None = None
     along: tuple[Axis, ...] = ()  # the owner's axes that those of the nest stand for, where they are not the same
     prologue: int = 0  # before the first step of a window, the first, second.. one: places are those of that step
+    shifted: int = 0  # at another part of a loop, the first, second.. such part: places are those of that part
 
 
 class Carrier:

@@ -8,7 +8,7 @@ from tilewright.ir.tensor import Layout
 from tilewright.tile_graph.plan import Hold, Leaf, Plan, Tile
 
 _OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads",
-         "warps": "over warps"}  # fmt: skip
+         "warps": "over warps", "devices": "over devices"}  # fmt: skip
 
 
 def plan_text(plan: Plan) -> str:
@@ -16,7 +16,11 @@ def plan_text(plan: Plan) -> str:
     lines = [f"plan for {plan.target}, schedule {plan.schedule}, {count}"]
     for name, layout in plan.layouts:
         lines.append(f"  layout {name}: {layout_text(layout)}")
-    lines.extend(_tile(plan.body, ""))
+    if not plan.cases:
+        lines.extend(_tile(plan.body, ""))
+    for case in plan.cases:
+        lines.append(f"case {case.symbol} from {case.low} to {case.high}")
+        lines.extend(_tile(case.body, "  "))
     return "\n".join(lines) + "\n"
 
 
@@ -34,7 +38,8 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
     over = f"every step of {tile.scan}" if tile.over == "steps" else _OVER[tile.over].format(tile.count)
     name = f"kernel {tile.name}: " if tile.is_kernel else ""
     cut = f" tile [{sizes}] x {tile.tiles}" if sizes and extents else f" tile [{sizes}]" if sizes else ""
-    yield f"{indent}{name}{tile.level}{cut} {over}"
+    together = ", together" if tile.runs == "together" else ""
+    yield f"{indent}{name}{tile.level}{cut} {over}{together}"
     inside = indent + "  "
     for axis in tile.axes:
         along = ", ".join(
@@ -47,12 +52,13 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
     for node in tile.body:
         if isinstance(node, Tile):
             yield from _tile(node, inside)
-        else:
+        elif isinstance(node, Leaf):
             yield inside + _leaf(node)
+        else:
+            yield f"{inside}barrier of all {node.scope}"
     about = tile.estimate
     if about.seconds:
-        moved = ", ".join(f"{n} B {level}" for level, n in about.traffic)
-        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, {moved}, footprint {about.footprint} B"
+        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, footprint {about.footprint} B"
     if about.reason:
         yield f"{inside}because {about.reason}"
 
@@ -60,7 +66,9 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
 def _hold(hold: Hold) -> str:
     words = {"store": hold.tensor, "carry": f"{hold.tensor} carried along {hold.axis}",
              "rolling": f"{hold.tensor} rolling along {hold.axis}"}  # fmt: skip
-    filled = f" by {hold.fill}" if hold.fill else ""
+    spread = hold.distribution or ""
+    filled = f" sharded along {spread}" if spread[:1] == "o" else f" {spread}" if spread else ""
+    filled += f" by {hold.fill}" if hold.fill else ""
     filled += f" in {hold.stages} stages" if hold.stages > 1 else ""
     filled += f" {hold.layout}" if hold.layout else ""
     return words[hold.mode] + filled + (f" in {hold.issue}" if hold.issue else "")
@@ -70,6 +78,9 @@ def _leaf(leaf: Leaf) -> str:
     if leaf.part in ("start", "finish"):
         return f"{leaf.part} {leaf.tensor}"
     register = " ".join(f"{a}:{n}" for a, n in leaf.register)
+    if leaf.part == "copy":
+        return (f"copy {leaf.tensor}: vector {leaf.vector} x {leaf.lanes}; register [{register}];"
+                f" order {' '.join(leaf.order)}")  # fmt: skip
     return (f"{'leaf' if leaf.part == 'whole' else leaf.part} {leaf.tensor}: core {leaf.core}"
             f"{''.join(f' + {name}' for name in leaf.epilogue)}"
             f"{''.join(f' with {name}' for name in leaf.composed)}; vector {leaf.vector} x {leaf.lanes};"

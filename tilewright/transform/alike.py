@@ -23,7 +23,7 @@ from tilewright.transform.layout import digits_of
 
 
 @dataclass(frozen=True)
-class _Turned:
+class _Transposed:
     """A constant as its reader goes through it: elements picked along some axes, axes split, then put in order."""
 
     source: Tensor
@@ -38,33 +38,33 @@ class Constants:
 
     def __init__(self, arrays: Mapping[Tensor, np.ndarray]) -> None:
         self._arrays = arrays
-        self._turned: dict[Tensor, _Turned] = {}
-        self._made: dict[_Turned, Tensor] = {}
+        self._transposed: dict[Tensor, _Transposed] = {}
+        self._made: dict[_Transposed, Tensor] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor in self._arrays or tensor in self._turned
+        return tensor in self._arrays or tensor in self._transposed
 
     def array(self, tensor: Tensor) -> np.ndarray:
-        turned = self._turned.get(tensor)
-        if turned is None:
+        transposed = self._transposed.get(tensor)
+        if transposed is None:
             return self._arrays[tensor]
-        picked = self._arrays[turned.source][tuple(slice(None) if p is None else p for p in turned.picked)]
-        return picked.reshape(turned.shape).transpose(turned.order)
+        picked = self._arrays[transposed.source][tuple(slice(None) if p is None else p for p in transposed.picked)]
+        return picked.reshape(transposed.shape).transpose(transposed.order)
 
     def origin(self, tensor: Tensor) -> Tensor:
         """The constant of the model."""
-        turned = self._turned.get(tensor)
-        return tensor if turned is None else turned.source
+        transposed = self._transposed.get(tensor)
+        return tensor if transposed is None else transposed.source
 
     def is_turned(self, tensor: Tensor) -> bool:
-        return tensor in self._turned
+        return tensor in self._transposed
 
     def stored_order(self, tensor: Tensor) -> tuple[int, ...]:
-        """The axes of a turned constant in the order in which the model stores them."""
-        turned = self._turned.get(tensor)
-        if turned is None:
+        """The axes of a transposed constant in the order in which the model stores them."""
+        transposed = self._transposed.get(tensor)
+        if transposed is None:
             return tuple(range(tensor.rank))
-        return tuple(turned.order.index(d) for d in range(len(turned.order)))
+        return tuple(transposed.order.index(d) for d in range(len(transposed.order)))
 
     def ordered(self, values: Iterable[Expr], axes: Mapping[Axis, int]) -> tuple[Expr, ...]:
         """The values with every constant that is read along axes of its own read in the order of these axes."""
@@ -91,12 +91,12 @@ class Constants:
         order = tuple(sorted(range(len(own)), key=lambda d: axes[own[d]]))
         if order == tuple(range(node.source.rank)):
             return None
-        turned = _Turned(node.source, tuple(picked), tuple(int(a.extent) for a in own), order)  # type: ignore[arg-type]
-        if turned not in self._made:
-            tensor = Tensor(node.source.name, tuple(turned.shape[d] for d in order), node.source.dtype)
-            self._made[turned] = tensor
-            self._turned[tensor] = turned
-        return load(self._made[turned], [var(own[d]) for d in order])
+        transposed = _Transposed(node.source, tuple(picked), tuple(int(a.extent) for a in own), order)  # type: ignore[arg-type]
+        if transposed not in self._made:
+            tensor = Tensor(node.source.name, tuple(transposed.shape[d] for d in order), node.source.dtype)
+            self._made[transposed] = tensor
+            self._transposed[tensor] = transposed
+        return load(self._made[transposed], [var(own[d]) for d in order])
 
 
 # --- groups

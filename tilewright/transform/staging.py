@@ -223,7 +223,7 @@ def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Exp
 
 def _may_keep_order(copy: Map, compute: Reduce, program: Program) -> bool:
     """Whether the copy could stay in the order of an input for a result in that order: neighbours along the last axis
-    of the result then read neighbours, and vectors along it need no turning on either side."""
+    of the result then read neighbours, and vectors along it need no transposing on either side."""
     if len(loads(*compute.elements)) < 2 or compute.outputs[0] not in program.outputs:
         return False
     if not all(n.source in program.inputs for n in loads(copy.value)):
@@ -238,15 +238,16 @@ def _chosen(
     copy: Map, reader: Reduce, plain: _Way, found: GuardedRead, program: Program, lanes: int, predict: Predict | None,
     pays: bool,
 ) -> _Way:  # fmt: skip
-    """The copy turned for sums over channels, where it `pays` by the rule; the copy as the input lies, or no copy at
-    all, where that is predicted to be much faster. Where it does not pay by the rule, a prediction may still say so."""
+    """The copy transposed for sums over channels, where it `pays` by the rule; the copy as the input lies, or no copy
+    at all, where that is predicted to be much faster. Where it does not pay by the rule, a prediction may still say
+    so."""
     constants, layouts = dict(plain.constants), dict(plain.layouts)
-    turned = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
-    usual = turned if pays else plain
+    transposed = _Way(_merged_window(reader, copy.output, constants, layouts), copy, constants, layouts)
+    usual = transposed if pays else plain
     if predict is None:
         return usual
     if not _may_keep_order(copy, reader, program):
-        both = _turned_result(turned, program)
+        both = _transposed_result(transposed, program)
         if both is None:
             return usual
         return both if predict(both.alone()) < _ORDER_GAIN * predict(usual.alone()) else usual
@@ -260,41 +261,41 @@ def _chosen(
         alone = max(before, after) <= 1 and (not count or count >= lanes * lanes)
         others = (kept, plain) if alone else (kept,)
     elif found.conditions and found.read.dtype.bytes > 1:
-        others = (kept, turned)
-    both = _turned_result(turned, program)
+        others = (kept, transposed)
+    both = _transposed_result(transposed, program)
     others = others if both is None else (*others, both)
     best, seconds = usual, predict(usual.alone()) if others else 0.0
     for way in others:
         promised = predict(way.alone())
         gain = 1.0 if best is kept and way is plain else _ORDER_GAIN  # both along rows: their errors are alike
-        if promised < gain * seconds or (way is kept and promised == seconds):  # nothing was turned
+        if promised < gain * seconds or (way is kept and promised == seconds):  # nothing was transposed
             best, seconds = way, promised
     return best
 
 
-def _turned_result(turned: _Way, program: Program) -> _Way | None:
-    """The sum of a turned copy with its result turned as well, and brought into the order of the model's output at the
-    end: vectors along channels are full however short the rows of an image are."""
-    (output,) = turned.compute.outputs
-    if turned.copy is None or output not in program.outputs or output.rank < 2 or output in program.layouts:
+def _transposed_result(transposed: _Way, program: Program) -> _Way | None:
+    """The sum of a transposed copy with its result transposed as well, and brought into the order of the model's output
+    at the end: vectors along channels are full however short the rows of an image are."""
+    (output,) = transposed.compute.outputs
+    if transposed.copy is None or output not in program.outputs or output.rank < 2 or output in program.layouts:
         return None
-    if not all(n.source in program.inputs for n in loads(turned.copy.value)):
+    if not all(n.source in program.inputs for n in loads(transposed.copy.value)):
         return None
-    owned = owned_axis(turned.compute, replace(program, constants=turned.constants))
+    owned = owned_axis(transposed.compute, replace(program, constants=transposed.constants))
     if owned is None or owned == output.rank - 1 or any(static(e) is None for e in output.shape):
         return None
     inner = Tensor(f"{output.name}_turned", output.shape, output.dtype)
     axes = tuple(Axis(f"t{d}", e) for d, e in enumerate(output.shape))
-    result = Map(output, axes, load(inner, [var(a) for a in axes]), turned.compute.origin)
+    result = Map(output, axes, load(inner, [var(a) for a in axes]), transposed.compute.origin)
     order = Layout.permuted((*(d for d in range(output.rank) if d != owned), owned))
-    layouts = {**turned.layouts, inner: order}
-    read = next(n for n in loads(*turned.compute.elements) if n.source is turned.copy.output)
-    along = [d for d, i in enumerate(read.indices) if i is var(turned.compute.axes[owned])]
-    if along and turned.copy.output not in layouts:  # nothing is shared: panels would be copied for nothing
+    layouts = {**transposed.layouts, inner: order}
+    read = next(n for n in loads(*transposed.compute.elements) if n.source is transposed.copy.output)
+    along = [d for d, i in enumerate(read.indices) if i is var(transposed.compute.axes[owned])]
+    if along and transposed.copy.output not in layouts:  # nothing is shared: panels would be copied for nothing
         rank = read.source.rank
         layouts[read.source] = Layout.permuted((*(d for d in range(rank) if d != along[0]), along[0]))
-    compute = replace(turned.compute, outputs=(inner,))
-    return replace(turned, compute=compute, result=result, layouts=layouts)
+    compute = replace(transposed.compute, outputs=(inner,))
+    return replace(transposed, compute=compute, result=result, layouts=layouts)
 
 
 # --- short sums

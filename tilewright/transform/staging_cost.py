@@ -15,7 +15,7 @@ from tilewright.target import Target
 from tilewright.transform.layout import is_depthwise, outputs_of_a_read, runs_along_rows
 
 _PIPES = 2  # vector multiply-adds a cycle
-_COPY_CYCLES = 1.0  # an element of a copy that turns, a square of registers at a time
+_COPY_CYCLES = 1.0  # an element of a transposing copy, a square of registers at a time
 _RUN_CYCLES = 0.6  # an element of a run that keeps its order
 _BLOCK = 8  # positions of a row that one register tile takes
 _SLOW = 8.0  # a block that must check every position, against one that checks nothing

@@ -11,9 +11,9 @@ from typing import Any
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.plan.ahead import asked_ahead
-from tilewright.backend.cpu.plan.apart import views_apart
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
+from tilewright.backend.cpu.plan.separate_views import separate_views
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window
 from tilewright.backend.cpu.walk import cpu_walk
@@ -45,7 +45,7 @@ class CpuBackend:
         return select_plan(nest, context)
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
-        return views_apart(computes, context)
+        return separate_views(computes, context)
 
     def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
         return constant_layouts(nest, leaf, context)

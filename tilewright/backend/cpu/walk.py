@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.backend.cpu.lower.instruction import CpuInstruction
 from tilewright.backend.cpu.lower.nest import CpuNest
 from tilewright.backend.cpu.lower.padding import filled_extent
+from tilewright.backend.cpu.lower.remainders import are_whole_groups
 from tilewright.backend.cpu.lower.rows import range_of, run_of_blocks
 from tilewright.ir.expr import Axis, Expr, Load, Op, Var, axes_of, const, le, loads, lt, select, var
 from tilewright.ir.loops import Memory
@@ -27,7 +28,7 @@ from tilewright.tile_graph.nest import heavy, moves, period
 from tilewright.tile_graph.propagate import Range, Size, extent_of
 from tilewright.tile_graph.touch import Touch, inside_share, merged
 from tilewright.tile_graph.traffic import Walk
-from tilewright.tile_graph.written_out import positions
+from tilewright.tile_graph.unswitch import positions
 
 
 def cpu_walk(placed: Placed) -> Walk:
@@ -70,16 +71,16 @@ class _Leaf:
         lanes = low.plan.lanes if axis is low.vector else 1
         group = period(self.nest, axis)
         groups: Size = 1
-        if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
+        if group is not None and are_whole_groups(extent, group):
             groups = self.spreads[axis].mean() / group
             extent = Range(const(0), group, group)
         parts = [extent]
-        is_cut = axis is low.vector or (self.nest.monoid is None and not self.nest.written_out)
+        is_cut = axis is low.vector or (self.nest.monoid is None and not self.nest.unswitched)
         if is_cut and axis not in self.run and group is None:
             parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
         found: list[Piece] = []
         for part in parts:
-            if axis is low.turned:
+            if axis is low.transposed:
                 found += pieces(part, low.register[axis], low.plan.lanes)
             else:
                 found += low._pieces(axis, part, lanes)
@@ -260,10 +261,10 @@ class _Leaf:
     def _map_reads(self) -> list[tuple[Load, Size]]:
         """Reads of a map, with their bytes."""
         nest = self.nest
-        if nest.written_out:
-            block = nest.written_out
+        if nest.unswitched:
+            block = nest.unswitched
             found = []
-            for node in loads(*positions(nest.written_out, *nest.values)):
+            for node in loads(*positions(nest.unswitched, *nest.values)):
                 count: Size = float(node.source.dtype.bytes)
                 for axis in self.outer:
                     if axis in block:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from tilewright.backend.gpu.nest import GpuNest
 from tilewright.backend.gpu.stream import RegisterStream, stream_tile
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Barrier, Buffer, For, ForKind, Memory, Scope, Stmt
+from tilewright.ir.expr import Axis, lt, var
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
+from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.lower.kernel import Binding, KernelLowering, Loop, ScanView, works
+from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
+from tilewright.lower.kernel import Binding, KernelLowering, ScanView
 from tilewright.lower.nesting import alloc
+from tilewright.lower.unroll import at
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Hold, Tile
 from tilewright.tile_graph.streams import Work
@@ -42,11 +45,12 @@ class GpuKernel(KernelLowering):
 
     memory = Memory.SHARED
 
-    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+    def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
         self.thread = Axis("thread", lanes.count)
         self.shared: list[Buffer] = []
         self.hazards = _Hazards()
+        self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
         warps = stream_tile(self.plan)
         if warps is not None:  # nothing that is held leaves the registers
             streamed = RegisterStream(self, warps, items).statements()
@@ -54,11 +58,23 @@ class GpuKernel(KernelLowering):
         inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
         return (For(index, ForKind.BLOCK, alloc([*self.kept, *self.shared], inside)),)
 
-    def _statements(self, items: Sequence[Work | Loop]) -> list[Stmt]:
+    def _statements(self, items: Sequence[Item]) -> list[Stmt]:
         body: list[Stmt] = []
         for item in items:
             if isinstance(item, Loop):
                 body.extend(self._loop(item))
+                continue
+            if isinstance(item, Ahead):
+                if self._meets(item):
+                    body.append(self._wait())
+                body.append(If(item.condition, tuple(self._statements(item.body))))
+                continue
+            if isinstance(item, Together):
+                body.extend(self._together(item))
+                continue
+            if isinstance(item, Meeting):
+                body.append(Barrier(Scope.GRID))
+                self.hazards.clear()
                 continue
             reads, writes = self._touched(item)
             if self.hazards.meets(reads, writes):
@@ -70,6 +86,25 @@ class GpuKernel(KernelLowering):
             body.extend(lowered.statements())
             self.hazards.add(reads, writes)
         return body
+
+    def _meets(self, item: Loop | Ahead) -> bool:
+        return any(self.hazards.meets(*self._touched(work)) for work in works(item.body))
+
+    def _wait(self) -> Barrier:
+        self.hazards.clear()
+        return Barrier(Scope.BLOCK)
+
+    def _together(self, item: Together) -> tuple[Stmt, ...]:
+        """Each side on threads of its own, numbered from the first of them."""
+        block, first = self.thread, sum(count for count, _ in item.sides)
+        chosen: tuple[Stmt, ...] = ()
+        for count, items in reversed(item.sides):
+            first -= count
+            self.thread = Axis("side", count)
+            body = at(tuple(self._statements(items)), {self.thread: simplify(var(block) - first)})
+            chosen = (If(lt(var(block), first + count), body, chosen),)
+        self.thread = block
+        return chosen
 
     def _fragments(self, work: Work) -> tuple[Tile | None, tuple[Hold, ...]]:
         """The Tile over warps around a leaf, and how its operands come."""
@@ -84,18 +119,21 @@ class GpuKernel(KernelLowering):
 
     def _loop(self, loop: Loop) -> list[Stmt]:
         body: list[Stmt] = []
-        if any(self.hazards.meets(*self._touched(work)) for work in works(loop.body)):
-            body.append(Barrier(Scope.BLOCK))
-            self.hazards.clear()
+        if self._meets(loop):
+            body.append(self._wait())
+        outer = self.staged_buffers
+        self.staged_buffers = outer | {self.access.read[t].buffer for t in loop.staged}
         # the next part writes what this one still reads
-        inner = [*self._statements(loop.body), Barrier(Scope.BLOCK)]
-        self.hazards.clear()
+        inner = self._statements(loop.body)
+        if not isinstance(inner[-1], Barrier):
+            inner.append(self._wait())
+        self.staged_buffers = outer
         return [*body, For(loop.axis, ForKind.SERIAL, tuple(inner))]
 
     def _touched(self, work: Work) -> tuple[set[Buffer], set[Buffer]]:
         reads = {self.access.read[t].buffer for t in work.nest.reads()}
         writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
-        return reads, writes
+        return reads - self.staged_buffers, writes - self.staged_buffers
 
 
 def lower_gpu_kernel(

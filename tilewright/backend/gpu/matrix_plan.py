@@ -23,7 +23,7 @@ from tilewright.ir.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of, stride
 from tilewright.tile_graph.nest import Nest, data_cost
-from tilewright.tile_graph.plan import COPIED, Bind, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
 
 Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
@@ -414,7 +414,7 @@ def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragmen
 
     def changed(node: Tile | Leaf, level: str) -> Tile | Leaf:
         if isinstance(node, Tile):
-            return replace(node, body=tuple(changed(n, node.level) for n in node.body))
+            return replace(node, body=tuple(n if isinstance(n, Barrier) else changed(n, node.level) for n in node.body))
         made = chosen.get(node.tensor)
         if made is None or node.part not in ("whole", "step"):
             return node

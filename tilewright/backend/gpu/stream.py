@@ -46,7 +46,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
-from tilewright.lower.kernel import Loop, works
+from tilewright.lower.items import Item, Loop, works
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.nest import inline
 from tilewright.tile_graph.plan import COPIED, Hold, Tile
@@ -81,7 +81,7 @@ def stream_tile(kernel: Tile) -> Tile | None:
 class RegisterStream:
     """A kernel whose warps keep a stream in registers."""
 
-    def __init__(self, kernel: GpuKernel, warps: Tile, items: Sequence[Work | Loop]) -> None:
+    def __init__(self, kernel: GpuKernel, warps: Tile, items: Sequence[Item]) -> None:
         walked = warps.stream
         assert walked is not None
         self.kernel = kernel
@@ -143,8 +143,8 @@ class RegisterStream:
         kept = [b for _, b in self.registers.values()] + [b for bs in self.row_fragments.values() for b in bs]
         return alloc(kept, body)
 
-    def _work(self, work: Work | Loop) -> tuple[Stmt, ...]:
-        if isinstance(work, Loop):
+    def _work(self, work: Item) -> tuple[Stmt, ...]:
+        if not isinstance(work, Work):
             raise InternalError(f"kernel '{self.kernel.plan.name}': a loop beside its stream")
         if work.nest.tensor in self.composed:
             return ()

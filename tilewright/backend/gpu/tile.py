@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
-from tilewright.backend.gpu.plan import MOST_THREADS, block_of, fit_register, nest_factors, reused
+from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
@@ -129,7 +129,6 @@ def choose_gpu_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
-                  int(np.broadcast_to(traffic, tiles.shape)[best] * tiles[best]),
                   block if stream else 0)  # fmt: skip
 
 
@@ -142,13 +141,10 @@ def choose_register_stream(
     best = choose_stream(nests, plans, stream, fixed, target)
     if best is None:
         return None
-    part = block_of(nests, dict(best.tile), stream, best.block)
-    trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // best.block))
-    traffic = float(_traffic(nests, part.boxes, context, stored, part.limits, trips))
     drawing = min(target.units, best.tiles) * (target.main.alone or target.main.bandwidth)
     far = compulsory(nests, stored, context) / min(target.main.bandwidth * target.units, drawing)
     seconds = max(best.seconds, far + target.kernel_cost)
-    return Choice(best.tile, seconds, best.tiles, best.made.shared, int(traffic * best.tiles), best.block)
+    return Choice(best.tile, seconds, best.tiles, best.made.shared, best.block)
 
 
 def _repeated(

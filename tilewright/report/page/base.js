@@ -67,4 +67,4 @@ addEventListener("pointermove", showTip);
 addEventListener("pointerdown", showTip);
 addEventListener("scroll", () => { tip.style.display = "none"; }, { passive: true });
 const tipOf = k => `${k.name}  ${k.summary}\n${count(k.calls, "call")}, predicted ${time(k.predicted_us_all_calls)}` +
-  (isMeasured ? `, measured ${time(k.measured_us_all_calls)}` : "") + `\n${size(k.traffic_bytes_all_calls)} from and to ${facts.target.main_level}`;
+  (isMeasured ? `, measured ${time(k.measured_us_all_calls)}` : "") + `\n${size(k.traffic_bytes)} from and to ${facts.target.main_level}`;

@@ -43,7 +43,7 @@ function drawTime(width) {
 function drawRoofline(width) {
   const height = Math.min(420, Math.max(300, width * .62)), left = 46, bottom = 40, top = 12, right = 10;
   const points = kernels.filter(k => k.operations > 0 && k.traffic_bytes > 0 && spent(k) > 0)
-    .map(k => ({ k, x: k.operations / k.traffic_bytes, y: 1e6 * k.operations * k.calls / spent(k) }));
+    .map(k => ({ k, x: k.operations * k.calls / k.traffic_bytes, y: 1e6 * k.operations * k.calls / spent(k) }));
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "roofline: operations a second by operations a byte" });
   if (!points.length) return svg;
   const peak = facts.target.operations_a_second;

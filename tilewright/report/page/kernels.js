@@ -13,14 +13,14 @@ function row(k) {
   } }, h("summary", {}, h("span", { class: "name" }, k.name), h("span", { class: "ops" }, k.summary),
     h("span", { class: "num calls" }, k.calls > 1 ? `× ${k.calls.toLocaleString("en")}` : ""),
     h("span", { class: "bars" }, bar(k.predicted_us_all_calls, "pred"), bar(k.measured_us_all_calls, "meas")),
-    cell("predicted", time(k.predicted_us_all_calls)), cell("measured", time(k.measured_us_all_calls), "timed"), cell(main, size(k.traffic_bytes_all_calls))));
+    cell("predicted", time(k.predicted_us_all_calls)), cell("measured", time(k.measured_us_all_calls), "timed"), cell(main, size(k.traffic_bytes))));
   return made;
 }
 
 const text = k => [k.name, k.summary, k.root, ...k.nodes, ...k.nests.map(n => n.tensor), ...k.instances.map(i => i.root)].join("\n").toLowerCase();
 const texts = new Map();
 const orders = {
-  time: (a, b) => spent(b) - spent(a), traffic: (a, b) => b.traffic_bytes_all_calls - a.traffic_bytes_all_calls,
+  time: (a, b) => spent(b) - spent(a), traffic: (a, b) => b.traffic_bytes - a.traffic_bytes,
   error: (a, b) => Math.abs(Math.log(b.measured_us_all_calls / b.predicted_us_all_calls)) - Math.abs(Math.log(a.measured_us_all_calls / a.predicted_us_all_calls)),
   order: (a, b) => kernels.indexOf(a) - kernels.indexOf(b),
 };

@@ -36,6 +36,7 @@ extern "C" struct tw_launch {
   tw_fault* faults;
   int fault_count;
   long long bank_conflicts;
+  int waits;  // its blocks wait for each other: all of them are alive at a time
 };
 
 namespace {
@@ -43,7 +44,7 @@ namespace {
 constexpr size_t stack_bytes = 256 << 10;
 constexpr size_t guard_bytes = 64 << 10;  // a whole page for every page size in use
 
-enum State { READY, AT_BARRIER, AT_WARP, DONE };
+enum State { READY, AT_BARRIER, AT_WARP, AT_GRID, DONE };
 
 // A growing row of plain values.
 template <class T> struct Row {
@@ -101,10 +102,13 @@ struct Launch {
   Row<Registers> registers;
   Cell* arena_cells;
   unsigned char* arena;
-  unsigned epoch, block_epoch;  // now, and when the running block began
+  unsigned epoch, block_epoch;  // now, and when the running block began, or went on after a grid barrier
+  unsigned first_epoch;         // when the running block began
+  unsigned grid_epoch;          // at the last grid barrier: what was done before is ordered
   int block;                    // the running one's number
+  unsigned char* stacks;        // of the running block's threads
   void* scheduler;
-  bool stop;
+  bool stop, at_grid;
 };
 
 Engine shared_engine;
@@ -241,11 +245,11 @@ void note_read(Buffer* buffer, long long offset) {
                      cell.read_warp_epoch == warp_epoch && cell.owner == buffer->id;
   if (again && !cell.in_flight) return;  // nothing has happened since this thread read it
   if (cell.in_flight) report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
-  const bool from_here = cell.ever_written && cell.write_epoch >= now->block_epoch;
+  const bool from_here = cell.ever_written && cell.write_epoch >= (buffer->shared ? now->first_epoch : now->block_epoch);
   if (buffer->shared ? !from_here || cell.owner != buffer->id : buffer->whole_write && !cell.ever_written) {
     if (!cell.in_flight) report_element(UNINITIALISED, buffer, offset, -1, -1);
   } else if (cell.ever_written) {
-    const bool other_block = !from_here;
+    const bool other_block = !from_here && cell.write_epoch >= now->grid_epoch;
     const bool unordered = cell.write_epoch == now->epoch && cell.writer != me &&
                            !(same_warp(cell.writer, me) && cell.write_warp_epoch != warp_epoch);
     if (other_block || unordered) report_element(RACE, buffer, offset, cell.writer, cell.write_block);
@@ -259,7 +263,7 @@ void note_read(Buffer* buffer, long long offset) {
   } else if (cell.reader != me) {
     cell.readers_many = true;
   }
-  if (!cell.ever_read) {
+  if (!cell.ever_read || cell.first_read_epoch < now->grid_epoch) {
     cell.first_read_epoch = now->epoch;
     cell.first_reader = me;
     cell.first_read_block = block_number();
@@ -277,9 +281,11 @@ void note_write(Buffer* buffer, long long offset) {
   const unsigned warp_epoch = now->warp_epoch[me / warp_size];
   if (cell.in_flight) report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
   const bool read_here = cell.ever_read && cell.read_epoch == now->epoch;
-  if (!buffer->shared && cell.ever_written && cell.write_epoch < now->block_epoch) {
+  const unsigned before = now->grid_epoch;
+  if (!buffer->shared && cell.ever_written && cell.write_epoch < now->block_epoch && cell.write_epoch >= before) {
     report_element(RACE, buffer, offset, cell.writer, cell.write_block);
-  } else if (!buffer->shared && cell.ever_read && cell.first_read_epoch < now->block_epoch) {
+  } else if (!buffer->shared && cell.ever_read && cell.first_read_epoch < now->block_epoch &&
+             cell.first_read_epoch >= before) {
     report_element(RACE, buffer, offset, cell.first_reader, cell.first_read_block);
   } else if (cell.ever_written && cell.write_epoch == now->epoch && cell.writer != me &&
              !(same_warp(cell.writer, me) && cell.write_warp_epoch != warp_epoch)) {
@@ -373,6 +379,13 @@ void barrier(int line) {
   leave();
 }
 
+void grid_barrier(int line) {
+  Thread& thread = now->threads[shared_engine.thread];
+  thread.state = AT_GRID;
+  thread.line = line;
+  leave();
+}
+
 unsigned long long exchange(int operation, unsigned long long value, int argument, int line) {
   Thread& thread = now->threads[shared_engine.thread];
   thread.state = AT_WARP;
@@ -442,8 +455,9 @@ bool release() {
   if (any_ready) return true;
   int waiting = -1, gone = -1, apart = -1, in_warp = -1;
   for (int t = 0; t < count; ++t) {
-    if (threads[t].state == AT_BARRIER) {
-      if (waiting >= 0 && threads[t].line != threads[waiting].line) apart = t;
+    if (threads[t].state == AT_BARRIER || threads[t].state == AT_GRID) {
+      if (waiting >= 0 && (threads[t].line != threads[waiting].line || threads[t].state != threads[waiting].state))
+        apart = t;
       waiting = t;
     }
     if (threads[t].state == DONE) gone = t;
@@ -460,22 +474,32 @@ bool release() {
     trouble(BARRIER, waiting, gone >= 0 ? gone : apart);
     return false;
   }
+  if (threads[waiting].state == AT_GRID) {
+    now->at_grid = true;
+    return false;
+  }
   ++now->epoch;
   for (int t = 0; t < count; ++t) threads[t].state = READY;
   return true;
 }
 
-void run_block() {
+void start_block() {
   Launch& launch = *now;
-  const int count = launch.given->threads;
-  launch.block_epoch = ++launch.epoch;
+  launch.first_epoch = launch.block_epoch = ++launch.epoch;
   memset(launch.arena, 0xff, static_cast<size_t>(launch.given->shared_bytes));
-  for (int t = 0; t < count; ++t) {
+  for (int t = 0; t < launch.given->threads; ++t) {
     Thread& thread = launch.threads[t];
     thread.state = READY;
     thread.copies.size = thread.group = 0;
-    thread.stack = fresh_stack(stacks + (t + 1) * stack_bytes, fibre);
+    thread.stack = fresh_stack(launch.stacks + (t + 1) * stack_bytes, fibre);
   }
+}
+
+// Until all threads are done, or wait for the other blocks.
+void run_block() {
+  Launch& launch = *now;
+  const int count = launch.given->threads;
+  launch.at_grid = false;
   while (!launch.stop) {
     int done = 0;
     for (int t = 0; t < count && !launch.stop; ++t) {
@@ -486,8 +510,87 @@ void run_block() {
       done += launch.threads[t].state == DONE;
     }
     if (done == count || launch.stop) return;
-    if (!release()) launch.stop = true;
+    if (release()) continue;
+    if (launch.at_grid) return;
+    launch.stop = true;
   }
+}
+
+void set_block(int number) {
+  const int* grid = now->given->grid;
+  now->block = number;
+  shared_engine.block[0] = number % grid[0];
+  shared_engine.block[1] = number / grid[0] % grid[1];
+  shared_engine.block[2] = number / grid[0] / grid[1];
+}
+
+// A block that waits for the others: its threads on stacks of their own, and its part of shared memory.
+struct Waiting {
+  Thread* threads;
+  unsigned* warp_epoch;
+  unsigned char* arena;
+  Cell* cells;
+  unsigned first_epoch;
+  bool is_done;
+};
+
+// All blocks from one grid barrier to the next; each finds its shared memory as it left it.
+void run_waiting(int blocks) {
+  Launch& launch = *now;
+  const size_t threads = launch.given->threads, bytes = launch.given->shared_bytes;
+  const size_t cells = (bytes + 4) * sizeof(Cell), warps = (threads + warp_size - 1) / warp_size * sizeof(unsigned);
+  Thread* own_threads = launch.threads;
+  unsigned* own_epochs = launch.warp_epoch;
+  Waiting* waiting = static_cast<Waiting*>(zeroed(blocks * sizeof(Waiting)));
+  for (int b = 0; b < blocks; ++b) {
+    waiting[b].threads = static_cast<Thread*>(zeroed(threads * sizeof(Thread)));
+    waiting[b].warp_epoch = static_cast<unsigned*>(zeroed(warps));
+    waiting[b].arena = static_cast<unsigned char*>(zeroed(bytes));
+    waiting[b].cells = static_cast<Cell*>(zeroed(cells));
+  }
+  for (bool first = true, more = true; more && !launch.stop; first = false) {
+    int done = 0, last = -1;
+    for (int b = 0; b < blocks && !launch.stop; ++b) {
+      Waiting& block = waiting[b];
+      set_block(b);
+      launch.threads = block.threads;
+      launch.warp_epoch = block.warp_epoch;
+      launch.stacks = stacks + b * threads * stack_bytes;
+      if (first) {
+        start_block();
+        block.first_epoch = launch.first_epoch;
+        memcpy(block.cells, launch.arena_cells, cells);
+      } else {
+        memcpy(launch.arena, block.arena, bytes);
+        memcpy(launch.arena_cells, block.cells, cells);
+        launch.first_epoch = block.first_epoch;
+        launch.block_epoch = ++launch.epoch;
+        for (size_t t = 0; t < threads; ++t) block.threads[t].state = READY;
+      }
+      run_block();
+      memcpy(block.arena, launch.arena, bytes);
+      memcpy(block.cells, launch.arena_cells, cells);
+      if (launch.at_grid) last = b;
+      else ++done;
+    }
+    more = last >= 0;
+    if (more && done && !launch.stop) {  // some wait for blocks that have ended
+      set_block(last);
+      trouble(BARRIER, 0, -1);
+      launch.stop = true;
+    }
+    launch.grid_epoch = ++launch.epoch;
+  }
+  for (int b = 0; b < blocks; ++b) {
+    for (size_t t = 0; t < threads; ++t) free(waiting[b].threads[t].copies.data);
+    free(waiting[b].threads);
+    free(waiting[b].warp_epoch);
+    free(waiting[b].arena);
+    free(waiting[b].cells);
+  }
+  free(waiting);
+  launch.threads = own_threads;
+  launch.warp_epoch = own_epochs;
 }
 
 void check_promises() {
@@ -533,6 +636,7 @@ extern "C" TW_EXPORT Engine* tw_engine() {
   shared_engine.fault = fault;
   shared_engine.barrier = barrier;
   shared_engine.warp_barrier = warp_barrier;
+  shared_engine.grid_barrier = grid_barrier;
   shared_engine.exchange = exchange;
   shared_engine.close_registers = close_registers;
   shared_engine.copy_async = copy_async;
@@ -545,7 +649,8 @@ extern "C" TW_EXPORT Engine* tw_engine() {
 
 // 0 when the launch ran (with or without faults), 1 when there is no memory for it.
 extern "C" TW_EXPORT int tw_run(tw_launch* given) {
-  if (!reserve_stacks(given->threads)) return 1;
+  const int blocks = given->grid[0] * given->grid[1] * given->grid[2];
+  if (!reserve_stacks(given->waits ? given->threads * blocks : given->threads)) return 1;
   const size_t arena_bytes = (static_cast<size_t>(given->shared_bytes) + 1023) / 1024 * 1024 + 1024;
   Launch launch{};
   launch.given = given;
@@ -558,15 +663,13 @@ extern "C" TW_EXPORT int tw_run(tw_launch* given) {
   given->fault_count = 0;
   shared_engine.uses_all = given->uses_all;
   shared_engine.bank_conflicts = 0;
-  for (int z = 0; z < given->grid[2]; ++z)
-    for (int y = 0; y < given->grid[1]; ++y)
-      for (int x = 0; x < given->grid[0] && !launch.stop; ++x) {
-        shared_engine.block[0] = x;
-        shared_engine.block[1] = y;
-        shared_engine.block[2] = z;
-        launch.block = (z * given->grid[1] + y) * given->grid[0] + x;
-        run_block();
-      }
+  launch.stacks = stacks;
+  if (given->waits) run_waiting(blocks);
+  for (int b = 0; b < blocks && !given->waits && !launch.stop; ++b) {
+    set_block(b);
+    start_block();
+    run_block();
+  }
   given->bank_conflicts = shared_engine.bank_conflicts;
   if (!launch.stop) check_promises();
   for (Buffer* buffer : launch.globals) {

@@ -17,7 +17,7 @@ enum Kind {
 };
 
 // What is remembered of one element. An epoch is the time between two block barriers; epochs never repeat within a
-// launch, and blocks run one after the other, so an epoch also names its block.
+// launch, and blocks run one after the other (from grid barrier to grid barrier), so an epoch also names its block.
 struct Cell {
   unsigned write_epoch, write_warp_epoch, read_epoch, read_warp_epoch, first_read_epoch;
   int writer, reader, first_reader;
@@ -62,6 +62,7 @@ struct Engine {
   void (*fault)(int kind, const char* name, int rank, const long long* index);
   void (*barrier)(int line);
   void (*warp_barrier)(int line);
+  void (*grid_barrier)(int line);
   unsigned long long (*exchange)(int operation, unsigned long long value, int lane, int line);
   void (*close_registers)(const Bank*, int count);
   void (*copy_async)(Buffer* to, long long to_offset, Buffer* from, long long from_offset, int count);
@@ -309,6 +310,7 @@ TW_FN int block_z() { return emulate::engine->block[2]; }
 
 TW_FN void barrier(int line = __builtin_LINE()) { emulate::engine->barrier(line); }
 TW_FN void warp_barrier(int line = __builtin_LINE()) { emulate::engine->warp_barrier(line); }
+TW_FN void grid_barrier(int line = __builtin_LINE()) { emulate::engine->grid_barrier(line); }
 
 namespace emulate {
 enum Operation { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_FROM };

@@ -154,6 +154,27 @@ TW_FN int block_z() { return natural(blockIdx.z); }
 TW_FN void barrier() { __syncthreads(); }
 TW_FN void warp_barrier() { __syncwarp(); }
 
+// All blocks of a launch, which must all be resident: the last to arrive lets the others go on. Threads of a block see
+// what was ordered by its first thread's fences, since the block's own barrier is around them.
+TW_FN void grid_barrier() {
+  static __device__ unsigned arrived, turns;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+    const unsigned turn = *const_cast<volatile unsigned*>(&turns);
+    __threadfence();
+    if (atomicAdd(&arrived, 1u) == blocks - 1) {
+      arrived = 0;
+      __threadfence();
+      atomicAdd(&turns, 1u);
+    } else {
+      while (*const_cast<volatile unsigned*>(&turns) == turn) {}
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
 template <class T> TW_FN T shuffle_xor(T value, int mask) {
   if constexpr (sizeof(T) >= 4) return __shfl_xor_sync(everyone, value, mask);
   else return T(__shfl_xor_sync(everyone, static_cast<float>(value), mask));

@@ -9,11 +9,13 @@ from tilewright.backend.cpu.lower.nest import CpuNest
 from tilewright.backend.cpu.lower.padding import filled_up
 from tilewright.backend.cpu.lower.prefetch import with_prefetches
 from tilewright.backend.cpu.lower.window import CpuWindow
+from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import WINDOW_DOTS
 from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Alloc, For, ForKind, Stmt
+from tilewright.ir.loops import Alloc, For, ForKind, If, Stmt
 from tilewright.ir.tensor import Layout, Tensor
-from tilewright.lower.kernel import Binding, KernelLowering, Loop, ScanView
+from tilewright.lower.items import Ahead, Item, Loop
+from tilewright.lower.kernel import Binding, KernelLowering, ScanView
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Tile
 from tilewright.tile_graph.streams import Work
@@ -22,19 +24,23 @@ from tilewright.tile_graph.streams import Work
 class CpuKernel(KernelLowering):
     """Tiles handed out to cores; each keeps what it holds in scratch memory of its own."""
 
-    def grid(self, index: Axis, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+    def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         body = with_prefetches(self._statements(items), self.plan.prefetched, items, self.access)
         for buffer in reversed(self.kept):
             body = (Alloc(buffer, body),)
         return (For(index, ForKind.PARALLEL, body),)
 
-    def _statements(self, items: Sequence[Work | Loop]) -> tuple[Stmt, ...]:
+    def _statements(self, items: Sequence[Item]) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
         for item in items:
             if isinstance(item, Loop):
                 body.append(For(item.axis, ForKind.SERIAL, self._statements(item.body)))
-            else:
+            elif isinstance(item, Ahead):
+                body.append(If(item.condition, self._statements(item.body)))
+            elif isinstance(item, Work):
                 body.extend(self._leaf_statements(item))
+            else:
+                raise InternalError(f"kernel '{self.plan.name}': a core neither meets others nor runs leaves together")
         return tuple(body)
 
     def _leaf_statements(self, work: Work) -> tuple[Stmt, ...]:

@@ -12,7 +12,14 @@ from dataclasses import replace
 from tilewright.backend.cpu.lower.ahead import hints
 from tilewright.backend.cpu.lower.guards import strip, worst
 from tilewright.backend.cpu.lower.lanes import LaneSums
-from tilewright.backend.cpu.lower.rests import Group, is_everywhere, kept_parts, way_of_rests, whole_lanes
+from tilewright.backend.cpu.lower.remainders import (
+    Group,
+    are_whole_groups,
+    is_everywhere,
+    kept_parts,
+    remainder_form,
+    whole_lanes,
+)
 from tilewright.backend.cpu.lower.rows import places, range_of, run_of_blocks
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
@@ -36,7 +43,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.ir.simplify import join_divisions, linear, simplify
-from tilewright.lower.blocks import Piece, Rest, pieces
+from tilewright.lower.blocks import Piece, Remainder, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.cuts import cut
@@ -77,7 +84,7 @@ class CpuNest(LaneSums):
         extent = range_of(self.run, self.ranges) if axis in self.run[-1:] else self.ranges[axis]
         if self.run and axis is self.run[0]:
             return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
-        if axis in self.nest.written_out and axis not in self.register and static(extent.count) == axis.extent:
+        if axis in self.nest.unswitched and axis not in self.register and static(extent.count) == axis.extent:
             steps = [{**env, axis: const(place)} for place in range(extent_of(axis.extent))]
             return tuple(s for step in steps for s in self._output_loops(depth + 1, step, blocked))
         if axis not in self.register:
@@ -88,7 +95,7 @@ class CpuNest(LaneSums):
             inner = self._output_loops(depth + 1, {**env, axis: simplify(extent.low + var(loop))}, blocked)
             return (For(loop, ForKind.SERIAL, inner),)
         group = period(self.nest, axis)
-        if group is not None and int(extent.size) > group and int(extent.size) % group == 0:
+        if group is not None and are_whole_groups(extent, group):
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
             loop = Axis(f"{axis.name}_group", trip_count(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)
@@ -98,7 +105,7 @@ class CpuNest(LaneSums):
             return (For(loop, ForKind.SERIAL, inner),)
         if axis is self.vector or self.nest.monoid is None:
             checked = self.nest.elements or self.nest.values
-            whole = axis is not self.vector and bool(self.nest.written_out)
+            whole = axis is not self.vector and bool(self.nest.unswitched)
             parts = [extent] if whole else cut(extent, axis, checked, self.plan.lanes)
             return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
@@ -125,7 +132,7 @@ class CpuNest(LaneSums):
         result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
         cuts = self._pieces(axis, extent, lanes)
-        if axis is self.turned:
+        if axis is self.transposed:
             cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
         for piece in cuts:
             trips = static(piece.trips)
@@ -137,28 +144,32 @@ class CpuNest(LaneSums):
                 continue
             loop = Axis(f"{axis.name}_block", trip_count(piece.trips))
             walked: Expr = var(loop)
-            turned: Expr | None = None
+            backwards: Expr | None = None
             # the outermost loop over blocks goes the other way round in odd steps
-            if self.turning is not None and trips is not None and all(static(p.trips) == 1 for _, p, _ in blocked):
-                odd = var(self.turning) % 2
+            if self.alternating is not None and trips is not None and all(static(p.trips) == 1 for _, p, _ in blocked):
+                odd = var(self.alternating) % 2
                 walked = walked + odd * (trips - 1 - 2 * var(loop))
-                turned = odd * select(eq(var(loop) % (trips - 1), 0), 1, 0)
+                backwards = odd * select(eq(var(loop) % (trips - 1), 0), 1, 0)
             start = simplify(extent.low + piece.base + walked * piece.size)
             before = self.backwards
-            self.backwards = turned or before
-            self.turn = var(loop) if self.plan.ahead and axis is self.outer[-1] and turned is None else None
+            self.backwards = backwards or before
+            self.row_block = var(loop) if self.plan.ahead and axis is self.outer[-1] and backwards is None else None
             inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
-            self.backwards, self.turn = before, None
+            self.backwards, self.row_block = before, None
             result.append(For(loop, ForKind.SERIAL, inner))
         return tuple(result)
 
     def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[Piece]:
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
         plain = pieces(extent, self.register[axis], lanes)
-        is_sum = self.nest.monoid is not None and not self.nest.initial and not self.nest.written_out
+        if self.nest.monoid is None and self.transposed is None and self.group is None and self.step is None:
+            # elements alone would be a copy of the text for the few of them, and as slow as whole vectors
+            uneven = plain[-1:] and static(plain[-1].trips) is None and plain[-1].lanes == 1
+            return (uneven and overlapping(extent, self.register[axis], lanes)) or plain
+        is_sum = self.nest.monoid is not None and not self.nest.initial and not self.nest.unswitched
         if lanes == 1 or axis not in self.nest.axes or not is_sum:
             return plain
-        whole = pieces(extent, self.register[axis], lanes, Rest.PADDED)
+        whole = pieces(extent, self.register[axis], lanes, Remainder.PADDED)
         if whole[-1:] == plain[-1:]:
             return plain
         inside = Axis("inside", whole[-1].size)
@@ -167,12 +178,12 @@ class CpuNest(LaneSums):
         if self.group is not None:
             elements, at = self.group.elements(elements), self.group.places(at)
         # what moves along several axes walked as one lies side by side, or they would not be
-        way = way_of_rests(elements, at, inside, self.access) if not self.run else Rest.EARLIER
+        way = remainder_form(elements, at, inside, self.access) if not self.run else Remainder.EARLIER
         # what waits in the result's place between passes, or is carried from step to step, is added to once
-        if way is Rest.EARLIER and (self.passes is not None or self.step is not None):
+        if way is Remainder.EARLIER and (self.passes is not None or self.step is not None):
             return plain
-        if way is Rest.EARLIER and not self.run and is_everywhere(self.nest, self.access):
-            way = Rest.BEFORE
+        if way is Remainder.EARLIER and not self.run and is_everywhere(self.nest, self.access):
+            way = Remainder.BEFORE
         return pieces(extent, self.register[axis], lanes, way)
 
     def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
@@ -197,7 +208,7 @@ class CpuNest(LaneSums):
             values = self.group.places(values)
         block = Block(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
-            rows = next((u for u, a in sources.items() if a is self.turned), None)
+            rows = next((u for u, a in sources.items() if a is self.transposed), None)
             return self._stores(block, {}, rows)
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
@@ -321,8 +332,8 @@ class CpuNest(LaneSums):
         if depth == len(self.reduction) - 1 and not unroll:
             inner = (*self._asked(here.env, 1), *inner)
         # the last block of a streamed axis is shorter: a loop then
-        written_out = unroll and static(extent.count) is not None
-        return unrolled(loops, inner) if written_out else serial(loops, inner)
+        is_short = unroll and static(extent.count) is not None
+        return unrolled(loops, inner) if is_short else serial(loops, inner)
 
     def _lane_loop(
         self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
@@ -372,11 +383,11 @@ class CpuNest(LaneSums):
 
     def _asked(self, env: dict[Axis, Expr], steps: int) -> tuple[Stmt, ...]:
         """What steps of the sum ask for of the next panel of weights, from the place of the first of them on."""
-        if self.turn is None or not self.panel:
+        if self.row_block is None or not self.panel:
             return ()
         row = self.outer[-1]
         weights = [n for n in loads(*self.nest.elements) if self.vector in axes_of(n) and row not in axes_of(n)]
-        step = self.turn
+        step = self.row_block
         begin = dict(self.panel)
         for axis in self.reduction:
             extent = self.ranges[axis]

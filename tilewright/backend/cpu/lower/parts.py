@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.backend.cpu.lower.rests import Group
+from tilewright.backend.cpu.lower.remainders import Group
 from tilewright.backend.cpu.lower.rows import run_of_axes
 from tilewright.backend.cpu.lower.sharing import shared_stores
-from tilewright.backend.cpu.lower.turning import turned_results, turned_stores
+from tilewright.backend.cpu.lower.transposes import transposed_results, transposed_stores
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.decide import decide
@@ -51,7 +51,7 @@ class NestParts:
         self.access = access
         self.names = names
         self.step = step
-        self.turning = step if plan.alternate else None
+        self.alternating = step if plan.alternate else None
         self.backwards: Expr | None = None  # 1 in the blocks in which a sum is walked the other way round, too
         self.works: Expr | None = None  # at which steps there is something to sum up
         if step is not None and plan.idle is not None:
@@ -60,11 +60,11 @@ class NestParts:
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
         self.outer = [a for a in order if a in nest.axes]
-        self.turned = _turned_axis(nest, self.vector, self.register)
-        whole_rows = self.turned is None and self.vector is not None and self.outer[-1:] == [self.vector]
+        self.transposed = _transposed_axis(nest, self.vector, self.register)
+        whole_rows = self.transposed is None and self.vector is not None and self.outer[-1:] == [self.vector]
         self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
         self.panel: dict[Axis, Expr] = {}  # where the next panel of weights begins
-        self.turn: Expr | None = None  # the number of the block of rows inside this panel
+        self.row_block: Expr | None = None  # the number of the block of rows inside this panel
         self.group: Group | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
@@ -85,25 +85,25 @@ class NestParts:
             loop = Axis(name, trip_count(count))
             return [loop], var(loop)
         quarter, loop = Axis(f"{name}_quarter", _QUARTERS), Axis(name, steps // _QUARTERS)
-        turned = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
-        return [quarter, loop], turned * (steps // _QUARTERS) + var(loop)
+        place = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
+        return [quarter, loop], place * (steps // _QUARTERS) + var(loop)
 
     def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
-        written_out = bool(self.nest.written_out)
+        unswitched = bool(self.nest.unswitched)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
             final = self.access.lower(substitute(replace_nodes(value, {**self.held, **results}), block.env))
             logical = tuple(block.env[a] for a in self.nest.axes)
             value = simplify(final)
-            body.extend(self.access.stores(tensor, logical, value) if written_out
+            body.extend(self.access.stores(tensor, logical, value) if unswitched
                         else self._to_all_places(tensor, logical, value, block))  # fmt: skip
         plain = [s for s in body if isinstance(s, Store)]
-        if written_out:
+        if unswitched:
             return self._written_out(block, plain)
         if rows is not None and len(plain) == len(body):
-            return turned_stores(plain, block, rows, self.plan.lanes, self.names.fresh)
+            return transposed_stores(plain, block, rows, self.plan.lanes, self.names.fresh)
         if self.nest.monoid is not None and len(plain) == len(body):
-            return turned_results(plain, block, self.plan.lanes, self.names.fresh) or block.around(*body)
+            return transposed_results(plain, block, self.plan.lanes, self.names.fresh) or block.around(*body)
         return block.around(*body)
 
     def _to_all_places(self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr, block: Block) -> tuple[Stmt, ...]:
@@ -173,7 +173,7 @@ class NestParts:
         return body
 
 
-def _turned_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> Axis | None:
+def _transposed_axis(nest: Nest, vector: Axis | None, register: dict[Axis, int]) -> Axis | None:
     """The axis of a map's blocks that is read along where the vector axis is stored along."""
     others = [a for a in register if a is not vector]
-    return others[0] if nest.monoid is None and not nest.written_out and others else None
+    return others[0] if nest.monoid is None and not nest.unswitched and others else None

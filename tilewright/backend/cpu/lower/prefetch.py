@@ -14,14 +14,14 @@ from tilewright.ir.loops import PREFETCH, For, ForKind, Instruction, Operand, St
 from tilewright.ir.simplify import linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access, Place
-from tilewright.lower.kernel import Loop, works
+from tilewright.lower.items import Item, works
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import Box, merge, reads_box
 from tilewright.tile_graph.streams import Work
 
 
 def with_prefetches(
-    body: Sequence[Stmt], wanted: Collection[str], items: Sequence[Work | Loop], access: Access
+    body: Sequence[Stmt], wanted: Collection[str], items: Sequence[Item], access: Access
 ) -> tuple[Stmt, ...]:
     """A tile's statements, leaf after leaf, with hints for the parts of the named tensors that it reads."""
     if not wanted:
@@ -33,7 +33,7 @@ def with_prefetches(
         for tensor, box in reads_box(work.nest, work.box, work.limits, tensors).items():
             parts[tensor] = merge(parts[tensor], box) if tensor in parts else box
     lines = {t: _Lines.of(access.read[t], box, t.dtype.bytes) for t, box in parts.items()}
-    first = body[0] if body and not any(isinstance(item, Loop) for item in items) else None
+    first = body[0] if body and all(isinstance(item, Work) for item in items) else None
     if not isinstance(first, For) or first.kind is not ForKind.SERIAL or not isinstance(first.axis.extent, int):
         return (*(s for part in lines.values() for s in part.all()), *body)
     at_once = set(run[0].nest.reads())

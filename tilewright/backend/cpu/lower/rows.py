@@ -15,7 +15,7 @@ from tilewright.tile_graph.runs import axes_around, follows, free_axes
 
 def run_of_axes(nest: Nest, order: Sequence[Axis], ranges: Mapping[Axis, Range], access: Access) -> tuple[Axis, ...]:
     """The axes at the end of `order` that are one run of all that is read and stored; empty where it is but one."""
-    if nest.monoid is not None or nest.written_out or not order:
+    if nest.monoid is not None or nest.unswitched or not order:
         return ()
     used = used_as_numbers(nest.values)
     offsets = _offsets(nest, access)

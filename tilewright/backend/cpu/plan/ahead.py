@@ -25,7 +25,7 @@ _WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at l
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
-    if context.served is not None or plan.instruction is not None:
+    if context.cached is not None or plan.instruction is not None:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
@@ -67,7 +67,7 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
 
 
-def asked_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
     """What reading the weights that a tile asks for early takes, of those that the tile level does not keep."""
     read = panel_read(nest, plan, context)
     if read is None:

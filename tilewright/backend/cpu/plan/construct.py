@@ -12,15 +12,8 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.micro import (
-    Contraction,
-    Form,
-    Operand,
-    core_seconds,
-    dot_seconds,
-    moving_seconds,
-    overlap,
-)
+from tilewright.backend.cpu.plan.contraction_facts import ContractionFacts, Form, Operand, overlap
+from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.expr import Axis, axes_of
 from tilewright.tile_graph.nest import period
 from tilewright.tile_graph.propagate import Size, extent_of
@@ -49,7 +42,7 @@ class Built:
     seconds: float
 
 
-def build_tiles(facts: Contraction) -> list[Built]:
+def build_tiles(facts: ContractionFacts) -> list[Built]:
     """Every form the machine has room for, the best first."""
     forms = _forms(facts)
     cuts = np.meshgrid(*_output_cuts(facts), indexing="ij")
@@ -73,7 +66,7 @@ def build_tiles(facts: Contraction) -> list[Built]:
     ))  # fmt: skip
 
 
-def predicted(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> np.ndarray:
+def predicted(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> np.ndarray:
     """Seconds of the whole nest in tiles of that size, epilogue and first reads left out: they are the same for all."""
     core = core_seconds(facts, form, tile)
     busy = moving_seconds(facts, form, tile, core)
@@ -83,7 +76,7 @@ def predicted(facts: Contraction, form: Form, tile: Mapping[Axis, Size]) -> np.n
     return np.asarray(-(-tiles // facts.target.units) * busy)
 
 
-def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
+def _forms(facts: ContractionFacts) -> list[tuple[int, int, bool, int]]:
     registers = facts.target.vector_registers
     # without an operand that all lanes share, every multiply-add holds vectors of both
     broadcast = any(not o.by_vector for o in facts.operands)
@@ -114,7 +107,7 @@ def _forms(facts: Contraction) -> list[tuple[int, int, bool, int]]:
     return result
 
 
-def _is_wide(facts: Contraction) -> bool:
+def _is_wide(facts: ContractionFacts) -> bool:
     """Whether one row is enough: more would be as many more streams to follow, with nothing read less often. What is
     packed is one stream, however many rows a panel has."""
     streams = any(o.by_vector and not o.is_run for o in facts.operands)
@@ -122,7 +115,7 @@ def _is_wide(facts: Contraction) -> bool:
     return facts.row is not None and streams and wide and not _rows_share(facts)
 
 
-def _rows_share(facts: Contraction) -> bool:
+def _rows_share(facts: ContractionFacts) -> bool:
     """Whether vectors that one row reads are another row's too: of an operand the rows have in common, or of windows
     that overlap."""
 
@@ -133,7 +126,7 @@ def _rows_share(facts: Contraction) -> bool:
     return any(o.by_vector and (not o.by_row or overlaps(o)) for o in facts.operands)
 
 
-def _shares_taps(facts: Contraction) -> bool:
+def _shares_taps(facts: ContractionFacts) -> bool:
     """Whether a value broadcast for one row is another row's at a later tap: it then waits in a register."""
     if facts.window is None:
         return False
@@ -142,7 +135,7 @@ def _shares_taps(facts: Contraction) -> bool:
     return any(o.row_step < taps and facts.window in axes_of(*o.node.indices) for o in broadcast)
 
 
-def _shares_vectors(facts: Contraction) -> bool:
+def _shares_vectors(facts: ContractionFacts) -> bool:
     """Whether a vector that one row reads is another row's at a later tap, and waits in a register, too."""
     if facts.window is None or any(o.by_vector and not o.by_row for o in facts.operands):
         return False
@@ -152,18 +145,18 @@ def _shares_vectors(facts: Contraction) -> bool:
     )
 
 
-def _reach(facts: Contraction, axis: Axis | None) -> int:
+def _reach(facts: ContractionFacts, axis: Axis | None) -> int:
     """How far a block along an axis may go: it ends with a group."""
     if axis is None:
         return 1
     return period(facts.nest, axis) or reach(axis, facts.runs.get(axis, ()))
 
 
-def _whole(facts: Contraction) -> int:
+def _whole(facts: ContractionFacts) -> int:
     return extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
 
 
-def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
+def _passes(facts: ContractionFacts, rows: int, vectors: int) -> Sequence[int]:
     """What one pass may cover: all of the reduction, or less where a block's operands outgrow the first cache."""
     whole = _whole(facts)
     held = 4 * facts.reduction * (rows + vectors * facts.lanes)
@@ -180,7 +173,7 @@ def _passes(facts: Contraction, rows: int, vectors: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _output_cuts(facts: Contraction) -> list[list[int]]:
+def _output_cuts(facts: ContractionFacts) -> list[list[int]]:
     """Sizes of tiles worth a look along each output axis."""
     plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
     # a run is cut along its outermost axis
@@ -201,7 +194,7 @@ def _output_cuts(facts: Contraction) -> list[list[int]]:
     return choices
 
 
-def dot_tiles(facts: Contraction, rows: Sequence[Axis]) -> list[tuple[float, dict[Axis, int]]]:
+def dot_tiles(facts: ContractionFacts, rows: Sequence[Axis]) -> list[tuple[float, dict[Axis, int]]]:
     """Register tiles for dot products along the vector: outputs along up to two axes, or several chains of one."""
     assert facts.vector is not None
     names = facts.nest.axis_names()

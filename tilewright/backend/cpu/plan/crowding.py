@@ -19,7 +19,7 @@ from tilewright.tile_graph.nest import Nest
 def crowded_slots(nest: Nest, reads: int, context: NestContext) -> float:
     """Multiply-add slots of an element of a map whose blocks are written out and make so many reads."""
     target, level = context.target, context.target.tile_level
-    positions = prod(nest.written_out.values())
+    positions = prod(nest.unswitched.values())
     seconds = 0.0
     if _is_crowded(_written_apart(nest, context), positions, target):
         seconds += 1 / level.bandwidth + 1 / level.writing
@@ -36,7 +36,7 @@ def _is_crowded(apart: int, streams: int, target: Target) -> bool:
 def _written_apart(nest: Nest, context: NestContext) -> int:
     """Bytes between the nearest streams a block writes."""
     place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
-    return min(place.terms.get(var(a), 0) for a in nest.written_out) * nest.tensor.dtype.bytes
+    return min(place.terms.get(var(a), 0) for a in nest.unswitched) * nest.tensor.dtype.bytes
 
 
 def _read_apart(nest: Nest, context: NestContext) -> int:

@@ -12,7 +12,7 @@ from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.propagate import Size, extent_of
 
 
-def resting_share(tiles: Size, context: NestContext) -> Size:
+def lone_unit_share(tiles: Size, context: NestContext) -> Size:
     """Of the time that bytes take from the outer cache with all units busy what they take while the others rest."""
     outer = context.target.outer or context.target.main
     return np.where(tiles > 1, 1.0, outer.bandwidth / max(outer.alone, outer.bandwidth))
@@ -41,11 +41,11 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
 
 def byte_seconds(tensor: Tensor, context: NestContext) -> float:
     """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
-    if context.served is None or tensor not in context.served:
+    if context.cached is None or tensor not in context.cached:
         return 1 / home(tensor, context).bandwidth
-    served, target = context.served[tensor], context.target
+    cached, target = context.cached[tensor], context.target
     nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
-    return (served.near / nearest + served.level / level + served.far * served.far_byte) * served.read
+    return (cached.near / nearest + cached.level / level + cached.far * cached.far_byte) * cached.read
 
 
 def home(tensor: Tensor, context: NestContext) -> MemoryLevel:

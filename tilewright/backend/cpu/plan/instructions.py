@@ -235,16 +235,16 @@ def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_la
         movement = vectors / _PIPES + (rows / lanes / _PIPES if by_lane else broadcasts)
         return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(_LATENCY))
 
-    full_rows, rest_rows = divmod(height, mr)
+    full_rows, remainder_rows = divmod(height, mr)
     full_columns, rest = divmod(width, columns * lanes)
-    rest_vectors, singles = divmod(rest, lanes)
+    remainder_vectors, singles = divmod(rest, lanes)
     total = 0.0
-    for count, rows in ((full_rows, mr), (1, rest_rows)):
+    for count, rows in ((full_rows, mr), (1, remainder_rows)):
         if not rows or not count:
             continue
         total += count * full_columns * step(rows, columns)
-        if rest_vectors:
-            total += count * step(rows, rest_vectors)
+        if remainder_vectors:
+            total += count * step(rows, remainder_vectors)
         if singles:
             total += count * step(rows, singles)
     return total

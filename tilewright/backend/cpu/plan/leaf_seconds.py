@@ -6,10 +6,11 @@ from math import log2, prod
 
 import numpy as np
 
+from tilewright.backend.cpu.plan.contraction_facts import form_of
 from tilewright.backend.cpu.plan.crowding import crowded_slots
 from tilewright.backend.cpu.plan.instructions import instruction_seconds
-from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, form_of, moving_seconds
-from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of
+from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_seconds
+from tilewright.backend.cpu.plan.vectorise import facts_of, layouts_around, runs_of
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.ir.simplify import simplify
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
@@ -20,7 +21,6 @@ from tilewright.tile_graph.propagate import (
     Size,
     extent_of,
     index_size,
-    key_of,
 )
 from tilewright.tile_graph.runs import stretch
 
@@ -38,15 +38,16 @@ def row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
     return starts
 
 
-def known_seconds(nest: Nest, plan: Leaf, box: Box, root: Nest, context: NestContext) -> Size:
-    """`_contraction_seconds`, once for all groups that end in the same root."""
-    known = context.memo.batch(root).seconds
-    key = key_of(nest, box), plan
-    if context.served is not None:
+def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """`_contraction_seconds`, once for all groups that cut the nest into the same tiles."""
+    if context.cached is not None:
         return _contraction_seconds(nest, plan, box, context)
+    known = context.memo.tiles.seconds
+    sizes = [p.size.tobytes() if isinstance(p.size, np.ndarray) else p.size for p in box]
+    key = (nest, plan, layouts_around(nest, context), *sizes)
     if key not in known:
-        known[key] = box, _contraction_seconds(nest, plan, box, context)
-    return known[key][1]
+        known[key] = _contraction_seconds(nest, plan, box, context)
+    return known[key]
 
 
 def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
@@ -60,21 +61,21 @@ def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext)
     form = form_of(plan, facts)
     core = core_seconds(facts, form, tile)
     moving = moving_seconds(facts, form, tile, core)
-    if context.served is None:
+    if context.cached is None:
         return moving
     return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
 
 
 def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
     """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
-    served = context.served or {}
+    cached = context.cached or {}
     sizes: dict[Axis, Size] = {a: extent_of(a.extent) for a in nest.reduce_axes}
     sizes.update({a: r.size for a, r in zip(nest.axes, box, strict=True)})
     total: Size = 0.0
     for node in nest.element_loads:
-        if node.source not in served:
+        if node.source not in cached:
             continue
-        moved: Size = node.source.dtype.bytes * served[node.source].level
+        moved: Size = node.source.dtype.bytes * cached[node.source].level
         for index, extent in zip(node.indices, node.source.shape, strict=True):
             moved = moved * index_size(simplify(index), sizes, extent_of(extent))
         total = total + moved / context.target.tile_level.bandwidth
@@ -83,9 +84,9 @@ def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
 
 def _found_near(nest: Nest, context: NestContext) -> float:
     """The part of a contraction's weights that the step before left in the nearest cache."""
-    served = context.served or {}
-    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in served}
-    return sum(served[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
+    cached = context.cached or {}
+    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in cached}
+    return sum(cached[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
 def point_cost(nest: Nest, plan: Leaf) -> float:
@@ -103,7 +104,7 @@ def chains_of(plan: Leaf) -> int:
 
 
 def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    if nest.written_out:
+    if nest.unswitched:
         known = context.memo.blocks
         if nest.outline.key not in known:
             known[nest.outline.key] = nest.block_counts()
@@ -114,8 +115,8 @@ def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
 
 
 def _lane_slots(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or turned in
-    registers. Of other maps, what they store."""
+    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or transposed
+    in registers. Of other maps, what they store."""
     if plan.vector is None or nest.monoid is not None:
         return 0.0
     # lanes of wide vectors, put together one by one, cost more than all else that a copy does, padding included

@@ -15,12 +15,12 @@ from tilewright.backend.protocol import StepKernel, StepPlan
 from tilewright.ir.compute import Scan
 from tilewright.ir.expr import Axis, axes_of, var
 from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.cached import Cached
 from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Sizes
 from tilewright.tile_graph.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
-from tilewright.tile_graph.served import Served
 from tilewright.tile_graph.signature import signature
 
 _SHARE_OF_L1 = 8  # what is asked for early may push out at most this part of the nearest cache
@@ -61,7 +61,7 @@ def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     key = (computed, shapes, scan.axis.extent, context.weights_fit)
     known = context.memo.steps
     if key not in known:
-        repeated = replace(context, served={**_new(kernels, scan, context), **_served(kernels, context)})
+        repeated = replace(context, cached={**_new(kernels, scan, context), **_cached(kernels, context)})
         known[key] = tuple(_seconds(k, repeated) for k in kernels)
     return known[key]
 
@@ -79,7 +79,7 @@ def _sizes(kernel: StepKernel) -> dict[Axis, int]:
     return {a: tile.get(f"o{n}", max(1, extent_of(a.extent))) for n, a in enumerate(kernel.nests[-1].axes)}
 
 
-def _served(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor, Served]:
+def _cached(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor, Cached]:
     """Where weights come from at each step: the nearest level that holds what a core reads from use to use."""
     target = context.target
     weights = {t for k in kernels for n in k.nests for t in n.reads() if t in context.constants}
@@ -92,28 +92,28 @@ def _served(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
                 read = min(_bytes(tensor), turns * int(box_elements(box)) * tensor.dtype.bytes)
                 own[tensor] = max(own.get(tensor, 0), read)
     held = sum(own.values())
-    turning = any(n.alternate for k in kernels for n in k.leaves)
+    alternating = any(n.alternate for k in kernels for n in k.leaves)
     nearest, outer = target.levels[1], target.outer
-    near = _found(held, nearest.capacity * _NEAR_FULL, turning)
-    level = max(0.0, _found(held, target.tile_level.capacity * _FULL, turning) - near)
+    near = _found(held, nearest.capacity * _NEAR_FULL, alternating)
+    level = max(0.0, _found(held, target.tile_level.capacity * _FULL, alternating) - near)
     everything = sum(_bytes(t) for t in weights)
     far = outer if outer is not None and everything <= outer.capacity * outer.shared_by // 2 else target.main
-    return dict.fromkeys(weights, Served(near, level, 1 / far.bandwidth))
+    return dict.fromkeys(weights, Cached(near, level, 1 / far.bandwidth))
 
 
-def _new(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> dict[Tensor, Served]:
+def _new(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> dict[Tensor, Cached]:
     """What is read at the step: a part that no step read before, asked for early from wherever it is."""
     read = [n for k in kernels for nest in k.nests for n in nest.loads() if scan.axis in axes_of(*n.indices)]
     level = context.target.tile_level
     part = 1 / max(1, extent_of(scan.axis.extent))
-    return {n.source: Served(0.0, 1.0, 1 / level.bandwidth, part) for n in read}
+    return {n.source: Cached(0.0, 1.0, 1 / level.bandwidth, part) for n in read}
 
 
-def _found(held: float, room: float, turning: bool) -> float:
+def _found(held: float, room: float, alternating: bool) -> float:
     """The part of what is read again and again that a cache still has."""
     if held <= room:
         return 1.0
-    if turning:  # at the end of a step it begins with what it used last
+    if alternating:  # at the end of a step it begins with what it used last
         return room / held
     return max(0.0, _OVERFULL - held / room) / (_OVERFULL - 1)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_seconds
-from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, resting_share, stays
+from tilewright.backend.cpu.plan.ahead import prefetched_seconds
+from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
     chains_of,
@@ -26,7 +26,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
-from tilewright.backend.cpu.plan.vectorise import scatter_cycles
+from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
@@ -41,6 +41,7 @@ from tilewright.tile_graph.propagate import (
     Size,
     box_elements,
     extent_of,
+    key_of,
     propagate,
     reads_box,
     whole_blocks,
@@ -50,7 +51,7 @@ from tilewright.tile_graph.streams import Stream
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
-_ASKED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
+_PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
@@ -79,12 +80,13 @@ def choose_tile(
 ) -> Choice | None:
     """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
     root = nests[-1]
-    known = context.memo.batch(root).sizes
-    key = (plans[-1], tuple((fixed or {}).items()), tuple(blocks))
+    tiles = context.memo.tiles
+    known = tiles.sizes
+    key = (root, plans[-1], tuple((fixed or {}).items()), tuple(blocks))
     if key not in known:
         along = _axis_sizes(root, plans[-1], fixed or {})
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
-        known[key] = [each.ravel() for each in grid]
+        known[key] = [tiles.boxes.size(each.ravel()) for each in grid]
     *candidates, block = known[key]
     sizes = dict(zip(root.axes, candidates, strict=True))
     times = predict(nests, plans, context, stored, sizes, stream, block)
@@ -96,7 +98,6 @@ def choose_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(times.traffic[best] * times.tiles[best]),
                   int(block[best]))  # fmt: skip
 
 
@@ -133,17 +134,16 @@ def choose_window(
     cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
     tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
-                  int(times.traffic[best] * times.tiles[best]), step=int(steps[best]))  # fmt: skip
+                  step=int(steps[best]))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Times:
-    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds and moves."""
+    """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds."""
 
     seconds: Numbers
     tiles: Numbers
     held: Numbers
-    traffic: Numbers
     again: Size = 0.0  # rows of the root whose time windows take once more where they begin
 
 
@@ -153,22 +153,22 @@ def predict(
 ) -> Times:  # fmt: skip
     """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
     root = nests[-1]
-    batch = context.memo.batch(root)
-    if not batch.axes:
-        batch.axes.update({axis: Axis(f"origin_{i}", extent_of(axis.extent)) for i, axis in enumerate(root.axes)})
-    origins = batch.axes
-    units = root.written_out  # tiles begin at whole blocks of these: divisions by a block's size stay exact
-    box: Box = tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    known = context.memo.tiles.boxes
+    origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
+    units = root.unswitched  # tiles begin at whole blocks of these: divisions by a block's size stay exact
+    box = known.box(
+        tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
+    )
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits, batch.reads)
+    boxes = propagate(nests, box, limits, known)
     seen = dict(boxes)
     fixed = {root: box}
     for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
         part = boxes[overlap.nest][overlap.dim]
-        added = Range(part.low, sizes[root.axes[overlap.axis]] * overlap.scale, part.extent)
+        added = Range(part.low, known.size(sizes[root.axes[overlap.axis]] * overlap.scale), part.extent)
         window = boxes[overlap.nest]
         fixed[overlap.nest] = overlap.of(window, added)
-        boxes = propagate(nests, fixed, limits, batch.reads)
+        boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
     tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
@@ -176,25 +176,25 @@ def predict(
         tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
     waves = -(-tiles // context.target.units)
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
-    traffic, far, near = _traffic(nests, boxes, context, stored, repeats, waves)
-    far = far * resting_share(tiles, context)
+    far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    far = far * lone_unit_share(tiles, context)
     held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
     target = context.target
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    far_exposed = _FAR_EXPOSED if context.served is None else _NEAR_EXPOSED  # a step's weights are one long stream
+    far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
-    if context.served is None and stream is None:
-        hidden = asked_seconds(root, plans[-1], sizes, context)
-        exposed = exposed - (_FAR_EXPOSED - _ASKED_EXPOSED) * np.minimum(compute, hidden)
-    starting = _TILE_SECONDS if context.served is None else target.tile_cost
+    if context.cached is None and stream is None:
+        hidden = prefetched_seconds(root, plans[-1], sizes, context)
+        exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
+    starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    shared, alone = (_SHARED_COST, 1.0) if context.served is None else (_SHARED_STEP, _STEP)
-    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.served is None else 1.0
+    shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
+    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.cached is None else 1.0
     seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
-    if context.served is None and context.weights > target.tile_level.capacity // 2:
+    if context.cached is None and context.weights > target.tile_level.capacity // 2:
         seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
@@ -202,7 +202,7 @@ def predict(
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
-    return Times(seconds, tiles, np.broadcast_to(held, whole), np.broadcast_to(traffic, whole), again)
+    return Times(seconds, tiles, np.broadcast_to(held, whole), again)
 
 
 def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[Sequence[Nest], Sequence[Leaf]]:
@@ -246,7 +246,7 @@ def _least_seconds(
             size = min(size, sum(places))
         alone += size * byte_seconds(tensor, context)
     # an empty result has no tiles
-    return alone * resting_share(tiles, context) / np.clip(tiles, 1, context.target.units)
+    return alone * lone_unit_share(tiles, context) / np.clip(tiles, 1, context.target.units)
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -285,7 +285,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
         if names[axis] in fixed:
             choices.append([min(extent, fixed[names[axis]])])
             continue
-        unit = min(max(register.get(names[axis], 1), root.written_out.get(axis, 1)), extent)
+        unit = min(max(register.get(names[axis], 1), root.unswitched.get(axis, 1)), extent)
         sizes = {extent}
         size = unit
         while size < extent:
@@ -313,7 +313,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
 
 def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
     """Axes that blocks are cut along at places of their own: tiles would cut elsewhere."""
-    if root.written_out:
+    if root.unswitched:
         return []
     names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
     axes = [a for a in map(root.named, names) if a in root.axes]
@@ -328,29 +328,39 @@ def _compute_seconds(
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
-    rate = context.target.fma_rate
-    wide = context.target.lanes(4)
+    known = context.memo.tiles.arithmetic
     for nest, plan in zip(nests, plans, strict=True):
-        times = repeats.get(nest, 1)
-        points = box_elements(boxes[nest]) * times
-        per_point = epilogue_cost(nest, plan, context)
-        if stream is not None and nest in stream.reducers:
-            per_point = per_point + _STREAM_STEP * -(-stream.extent // block)
-        if is_contraction(nest):
-            total = total + known_seconds(nest, plan, boxes[nest], nests[-1], context) * times
-            if plan.instruction is None:
-                vector = nest.named(plan.vector) if plan.vector else None
-                register = {nest.named(a): n for a, n in plan.register}
-                total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
-        else:
-            per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
-            slots = _ROW_SLOTS
-            if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
-                slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
-            total = total + row_starts(nest, plan, boxes[nest]) * times * slots * wide / rate
-        vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-        total = total + points * per_point * vectors / register_fill(nest, plan, boxes[nest], context) / rate
+        box, times = boxes[nest], repeats.get(nest, 1)
+        if stream is not None or context.cached is not None:
+            carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
+            total = total + _nest_seconds(nest, plan, box, context, times, carried)
+            continue
+        key = key_of(nest, box), plan, layouts_around(nest, context)
+        if key not in known:
+            known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
+        total = total + known[key]
     return total
+
+
+def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size) -> Size:
+    """Arithmetic of a nest on its part of a tile, so many times; `carried` operations more for each of its results."""
+    rate, wide = context.target.fma_rate, context.target.lanes(4)
+    points = box_elements(box) * times
+    per_point = epilogue_cost(nest, plan, context) + carried
+    if is_contraction(nest):
+        total = known_seconds(nest, plan, box, context) * times
+        if plan.instruction is None:
+            vector = nest.named(plan.vector) if plan.vector else None
+            register = {nest.named(a): n for a, n in plan.register}
+            total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
+    else:
+        per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
+        slots = _ROW_SLOTS
+        if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
+            slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
+        total = row_starts(nest, plan, box) * times * slots * wide / rate
+    vectors = wide / max(plan.lanes, 1) if plan.vector else wide
+    return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate
 
 
 def _scratch_seconds(
@@ -374,28 +384,35 @@ def _scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
+def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
+    moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, own, context))
+    if tensor in nest.tables:
+        moved = np.minimum(moved, looked_up(nest, tensor, box_elements(own), context))
+    return moved
+
+
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
     repeats: Mapping[Nest, Size], waves: Numbers,
-) -> tuple[Size, Size, Size]:  # fmt: skip
-    """Bytes one tile moves beyond the tile level, in whole transactions; seconds from farther levels and from near."""
-    total: Size = 0
+) -> tuple[Size, Size]:  # fmt: skip
+    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones."""
     far: Size = 0.0
     near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
-    batch = context.memo.batch(nests[-1])
+    tiles = context.memo.tiles
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside, batch.reads).items():
-            moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, boxes[nest], context))
-            if tensor in nest.tables:
-                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
-            moved = moved * repeats.get(nest, 1)
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
+            key = key_of(nest, boxes[nest]), tensor, context.layout(tensor)
+            if key not in tiles.moved:
+                tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
+            moved = tiles.moved[key] * repeats.get(nest, 1)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
@@ -405,12 +422,11 @@ def _traffic(
                 written[tensor] = transactions(tensor, boxes[nest], context)
                 near = near + shared_seconds(tensor, boxes[nest], context)
     for tensor, moved in seen.items():
-        total = total + moved
-        if context.served is not None and tensor in context.served:
-            served = context.served[tensor]
-            far = far + moved * served.far * served.far_byte
+        if context.cached is not None and tensor in context.cached:
+            cached = context.cached[tensor]
+            far = far + moved * cached.far * cached.far_byte
             if tensor not in counted:
-                near = near + moved * served.level / context.target.tile_level.bandwidth
+                near = near + moved * cached.level / context.target.tile_level.bandwidth
             continue
         kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
         beyond = moved / home(tensor, context).bandwidth
@@ -418,8 +434,7 @@ def _traffic(
         if tensor not in counted or tensor in inside:
             near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
     for tensor, moved in written.items():
-        total = total + 2 * moved  # a line is read before it is written
         kept = stays(tensor, moved * waves, context)
         near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
         far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
-    return total, far, near
+    return far, near

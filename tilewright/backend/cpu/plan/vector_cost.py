@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.backend.cpu.plan.turning import turned_axis
+from tilewright.backend.cpu.plan.transposes import transposed_axis
 from tilewright.ir.expr import Axis, axes_of, is_op, var, walk
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride, walked_on
 from tilewright.tile_graph.nest import Nest, period
@@ -10,7 +10,7 @@ from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.runs import reach
 
 BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
-_TURNED = 2.0  # instructions for a vector that is turned from another axis
+_TRANSPOSED = 2.0  # instructions for a vector that is transposed from another axis
 EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 
 
@@ -53,11 +53,11 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
         steps *= max(1, extent_of(r.extent))
     wide = context.target.lanes(widest_bytes(nest))
     cost = 0.5
-    turned = turned_from(nest, axis, context)
+    transposed = transposed_from(nest, axis, context)
     for node in nest.sample:
         step = stride(node, axis, context)
-        across = turned is not None and step not in (0, 1) and stride(node, turned, context) == 1
-        near = _TURNED if across else EVERY_OTHER if step == 2 else 2.0 * lanes
+        across = transposed is not None and step not in (0, 1) and stride(node, transposed, context) == 1
+        near = _TRANSPOSED if across else EVERY_OTHER if step == 2 else 2.0 * lanes
         cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
     if not reducing and nest.monoid is not None and _is_checked(nest, axis):
         cost += 2.0 * lanes  # every lane checks and reads for itself
@@ -74,15 +74,15 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     return cost * -(-extent // lanes) / (extent / lanes) * (wide / lanes)
 
 
-def turned_from(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | None:
-    """The axis that blocks of a map are turned from, on the way to the vector axis its result is stored along."""
+def transposed_from(nest: Nest, vector: Axis | None, context: NestContext) -> Axis | None:
+    """The axis that blocks of a map are transposed from, on the way to the vector axis its result is stored along."""
     if vector is None or vector not in nest.axes:
         return None
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
     if store.terms.get(var(vector)) != 1:
         return None
     lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), extent_of(vector.extent))
-    return turned_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))
+    return transposed_axis(nest, vector, lanes, lambda node, axis: stride(node, axis, context))
 
 
 def _is_checked(nest: Nest, axis: Axis) -> bool:

@@ -9,10 +9,17 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.plan.construct import build_tiles, dot_tiles
+from tilewright.backend.cpu.plan.contraction_facts import ContractionFacts, factors_of, operands_of
 from tilewright.backend.cpu.plan.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
-from tilewright.backend.cpu.plan.micro import Contraction, factors_of, operands_of
-from tilewright.backend.cpu.plan.turning import turned_block
-from tilewright.backend.cpu.plan.vector_cost import EVERY_OTHER, fit_lanes, span, turned_from, vector_cost, widest_bytes
+from tilewright.backend.cpu.plan.transposes import transposed_block
+from tilewright.backend.cpu.plan.vector_cost import (
+    EVERY_OTHER,
+    fit_lanes,
+    span,
+    transposed_from,
+    vector_cost,
+    widest_bytes,
+)
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Load, Op, axes_of, is_op, loads, var, walk
 from tilewright.ir.scalar import CHAINS
@@ -30,7 +37,7 @@ from tilewright.tile_graph.cuts import cut
 from tilewright.tile_graph.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Size, extent_of, whole
-from tilewright.tile_graph.written_out import writes_streams
+from tilewright.tile_graph.unswitch import writes_streams
 
 _PARTLY = 8  # lanes from which on rows are often shorter than a vector, and their ends cost as much as it
 _NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
@@ -38,7 +45,7 @@ _WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be f
 _DOT_WORTH = 1.05  # lanes that fold at the end must promise so much more
 _LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
 _FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
-_TURNED_STORE = 0.25  # of a lane that is turned with its neighbours first
+_TRANSPOSED_STORE = 0.25  # of a lane that is transposed with its neighbours first
 _FAR_STEP = 128  # bytes from one step of a reduction to the next that are not one stream
 _FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
 _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
@@ -165,7 +172,7 @@ def scatter_cycles(
     nest: Nest, vector: Axis | None, register: Mapping[Axis, int], context: NestContext, points: Size
 ) -> Size:
     """Of storing elements lane by lane, where the vector does not run along the result's storage. Rows that do are
-    turned with the lanes, as many as fill squares."""
+    transposed with the lanes, as many as fill squares."""
     if vector is None or vector not in nest.axes:
         return 0.0
     store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
@@ -173,10 +180,10 @@ def scatter_cycles(
         return 0.0
     lanes = context.target.lanes(widest_bytes(nest))
     rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
-    turned = rows // lanes * lanes / rows if rows >= lanes else 0.0
+    transposed = rows // lanes * lanes / rows if rows >= lanes else 0.0
     near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
     apart = np.where(near, _LANE_STORE, _FAR_LANE_STORE)
-    return points * ((1 - turned) * apart + turned * (apart / lanes + _TURNED_STORE))
+    return points * ((1 - transposed) * apart + transposed * (apart / lanes + _TRANSPOSED_STORE))
 
 
 def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], context: NestContext) -> float:
@@ -188,7 +195,7 @@ def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], con
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
-    for axis in (*(a for a in reversed(nest.axes) if a not in nest.written_out), *reversed(nest.reduce_axes)):
+    for axis in (*(a for a in reversed(nest.axes) if a not in nest.unswitched), *reversed(nest.reduce_axes)):
         cost = vector_cost(nest, axis, context)
         if cost is not None:
             costs.append((cost, axis))
@@ -203,7 +210,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
 
 
-def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> Contraction:
+def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> ContractionFacts:
     """The facts of a contraction as a plan lays it out."""
     vector, row = _tile_axes(nest, plan, context)
     unroll = [nest.named(a) for a in plan.unroll]
@@ -224,7 +231,7 @@ def _tile_axes(nest: Nest, plan: Leaf, context: NestContext) -> tuple[Axis | Non
 def contraction_facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
-) -> Contraction:  # fmt: skip
+) -> ContractionFacts:  # fmt: skip
     known = context.memo.facts
     key = (nest, vector, row, lanes, by_lane, tuple(unroll), layouts_around(nest, context))
     if key not in known:
@@ -235,7 +242,7 @@ def contraction_facts(
 def _facts(
     nest: Nest, vector: Axis | None, row: Axis | None, lanes: int, by_lane: bool, unroll: Sequence[Axis],
     context: NestContext,
-) -> Contraction:  # fmt: skip
+) -> ContractionFacts:  # fmt: skip
     reduction = reduction_order(nest, context)
     # a product of activations may read tiles that a neighbour leaves near, whose rows lie otherwise
     over_weights = any(n.source in context.constants for n in nest.element_loads)
@@ -258,7 +265,7 @@ def _facts(
             orders[node] = tuple(p.axis for p in reversed(parts))
         if not runs[node] and row is not None and over_weights:
             pitches[node] = abs(stride(node, row, context) or 0) * node.source.dtype.bytes
-    return Contraction(
+    return ContractionFacts(
         nest, context.target, vector, row, lanes, by_lane, unroll[0] if unroll and not by_lane else None,
         _cut_axis(nest, reduction, unroll) if over_weights else None,
         operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders, context.target),
@@ -308,16 +315,16 @@ def _register_tile(
         return {}, ()
     if not is_contraction(nest):
         extent = extent_of(vector.extent)
-        if nest.written_out:
-            if writes_streams(nest.written_out, *nest.values):
+        if nest.unswitched:
+            if writes_streams(nest.unswitched, *nest.values):
                 return {vector: lanes * max(1, min(_LINE // lanes, extent // lanes))}, ()
-            return {**nest.written_out, vector: lanes}, ()
-        turned = turned_from(nest, vector, context)
-        if turned is not None:
-            return turned_block(turned, vector, lanes), (turned,)
+            return {**nest.unswitched, vector: lanes}, ()
+        transposed = transposed_from(nest, vector, context)
+        if transposed is not None:
+            return transposed_block(transposed, vector, lanes), (transposed,)
         chains = _chains(nest, vector, context.target)
         if nest.monoid is not None:
-            if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.written_out:
+            if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.unswitched:
                 chains = max(chains, context.target.vector_registers // 2)
             chains = max(1, min(chains, extent // lanes))
         while chains > 1 and chains * lanes > extent:

@@ -16,7 +16,7 @@ from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import extent_of
 
 
-def warming(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:
+def prefetch_weights(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:
     """The kernel with the weights as further parameters, each tile asking for its even part of them."""
     if not weights:
         return kernel
@@ -24,18 +24,18 @@ def warming(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:
     assert isinstance(grid, For) and grid.kind is ForKind.PARALLEL
     body = tuple(grid.body)
     for buffer in weights:
-        body = _asked(body, buffer, grid.axis, [])
+        body = _with_prefetches(body, buffer, grid.axis, [])
     params = (*kernel.params, *weights)
     return Kernel(kernel.name, params, (For(grid.axis, grid.kind, body),), kernel.symbols, kernel.step)
 
 
-def _asked(body: tuple[Stmt, ...], weights: Buffer, tile: Axis, loops: list[Axis]) -> tuple[Stmt, ...]:
+def _with_prefetches(body: tuple[Stmt, ...], weights: Buffer, tile: Axis, loops: list[Axis]) -> tuple[Stmt, ...]:
     """Down into the loop that does most, to where register tiles are computed."""
     serial = [s for s in body if isinstance(s, For) and s.kind is ForKind.SERIAL]
     if len(serial) < len(body):
         return (*_hints(weights, tile, loops), *body)
     longest = max(serial, key=lambda s: extent_of(s.axis.extent))
-    inner = _asked(tuple(longest.body), weights, tile, [*loops, longest.axis])
+    inner = _with_prefetches(tuple(longest.body), weights, tile, [*loops, longest.axis])
     return tuple(For(s.axis, s.kind, inner) if s is longest else s for s in body)
 
 

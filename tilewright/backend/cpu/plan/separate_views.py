@@ -31,7 +31,7 @@ _CROWDED = 1.4  # times a sum takes whose columns come from the second cache for
 _LEAST_GAIN = 0.9
 
 
-def views_apart(computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
+def separate_views(computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
     """Results of maps that only move elements and are not to be composed into the contractions that read them."""
     views = {c.output: c for c in computes if isinstance(c, Map) and isinstance(c.value, Load)}
     summed = {c.outputs[0] for c in computes if isinstance(c, Reduce)}

@@ -21,7 +21,7 @@ _MOST_POSITIONS = 64  # of a block: more would make functions that compile slowl
 Split = dict[Axis, int]
 
 
-def written_out(axes: Sequence[Axis], *values: Expr) -> Split:
+def unswitched(axes: Sequence[Axis], *values: Expr) -> Split:
     """Axes to write out and how many positions of each; empty where a value makes no such choice."""
     found: Split = {}
     for node in walk(*values):
@@ -66,7 +66,7 @@ def _operations(*values: Expr) -> int:
 
 
 def is_choice(compute: Map) -> bool:
-    return bool(written_out(compute.axes, compute.value))
+    return bool(unswitched(compute.axes, compute.value))
 
 
 def positions(split: Mapping[Axis, int], *values: Expr) -> list[Expr]:
@@ -82,7 +82,7 @@ def positions(split: Mapping[Axis, int], *values: Expr) -> list[Expr]:
 
 def composes(compute: Map, reader: Map) -> bool:
     """Whether a map of choices is computed no more than once an element when composed into its reader's blocks."""
-    split = written_out(reader.axes, reader.value)
+    split = unswitched(reader.axes, reader.value)
     own = [n for n in loads(reader.value) if n.source is compute.output]
     for node in own:  # along these the composed value will be a choice of the reader's
         for index in node.indices:

@@ -1,4 +1,4 @@
-"""Blocks of a map that reads along one axis and stores along another: turned in registers, a square at a time.
+"""Blocks of a map that reads along one axis and stores along another: transposed in registers, a square at a time.
 
 Rows are read as whole vectors along the axis that is contiguous where they come from; the columns of the square are
 what is stored.
@@ -17,15 +17,15 @@ from tilewright.lower.nesting import unrolled
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.propagate import extent_of
 
-_TURNED = ("float32", "int32", "uint32")  # what the shuffles of a square are written for
-_WIDE = 8  # lanes of the vectors that have masked moves: a part of a square is turned like the whole
+_TRANSPOSED = ("float32", "int32", "uint32")  # what the shuffles of a square are written for
+_WIDE = 8  # lanes of the vectors that have masked moves: a part of a square is transposed like the whole
 _MOST_WAYS = 4  # conditions that blocks are written out for
 
 
-def turned_stores(
+def transposed_stores(
     stores: Sequence[Store], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str], ways: int = _MOST_WAYS
 ) -> tuple[Stmt, ...]:
-    """The stores of a block; reads contiguous along its unrolled axis `rows`, but not along its lanes, are turned."""
+    """The stores of a block; reads contiguous along its unrolled axis `rows`, not along its lanes, are transposed."""
     lane = block.lane
     wide = lanes >= _WIDE
     if lane is None or (lane.extent != lanes and not wide) or (extent_of(rows.extent) % lanes and not wide):
@@ -41,23 +41,23 @@ def turned_stores(
     if not reads or any(c.reads for c in conditions) or ((uniform or uneven) and not ways):
         return block.around(*stores)
     if not uniform and not uneven:
-        return _turned(stores, reads, block, rows, lanes, fresh)
+        return _transposed(stores, reads, block, rows, lanes, fresh)
     condition = (uniform or uneven)[0]
-    then = turned_stores([_decided(s, condition, True) for s in stores], block, rows, lanes, fresh, ways - 1)
+    then = transposed_stores([_decided(s, condition, True) for s in stores], block, rows, lanes, fresh, ways - 1)
     if not uniform:  # decided for blocks that lie within it altogether
         inside = [a for a in (*block.unrolled, lane) if a in condition.axes]
         return (If(simplify(worst(condition, inside)), then, block.around(*stores)),)
-    otherwise = turned_stores([_decided(s, condition, False) for s in stores], block, rows, lanes, fresh, ways - 1)
+    otherwise = transposed_stores([_decided(s, condition, False) for s in stores], block, rows, lanes, fresh, ways - 1)
     return (If(condition, then, otherwise),)
 
 
-def turned_results(
+def transposed_results(
     stores: Sequence[Store], block: Block, lanes: int, fresh: Callable[[str], str]
 ) -> tuple[Stmt, ...] | None:
-    """The stores of a block of results whose lanes lie apart and whose rows side by side: squares of them are turned,
-    rows that fill none are stored lane by lane. None where it is otherwise."""
+    """The stores of a block of results whose rows are contiguous and whose lanes are not: squares of them are
+    transposed, rows that fill none are stored lane by lane. None where it is otherwise."""
     lane = block.lane
-    if lane is None or lane.extent != lanes or lanes < 2 or any(s.value.dtype.name not in _TURNED for s in stores):
+    if lane is None or lane.extent != lanes or lanes < 2 or any(s.value.dtype.name not in _TRANSPOSED for s in stores):
         return None
     rows = [a for a in block.unrolled if all(_is_along(s, a, lane) for s in stores)]
     if len(rows) != 1 or extent_of(rows[0].extent) < lanes:
@@ -97,7 +97,7 @@ def _is_along(store: Store, rows: Axis, lane: Axis) -> bool:
     return plain and total.terms.get(var(rows)) == 1 and total.terms.get(var(lane), 0) > 1
 
 
-def _turned(
+def _transposed(
     stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str]
 ) -> tuple[Stmt, ...]:
     whole, rest = divmod(extent_of(rows.extent), lanes)
@@ -135,11 +135,11 @@ def _squares(
         n: load(b, (var(block.lane), var(column))) for n, b in zip(reads, squares, strict=True)
     }
     place = {rows: square * lanes + var(column)}
-    turned = [
+    transposed = [
         Store(s.buffer, tuple(substitute(i, place) for i in s.indices), substitute(replace_nodes(s.value, held), place))
         for s in stores
     ]
-    body.append(For(column, ForKind.UNROLL, (For(block.lane, ForKind.VECTOR, tuple(turned)),)))
+    body.append(For(column, ForKind.UNROLL, (For(block.lane, ForKind.VECTOR, tuple(transposed)),)))
     result: tuple[Stmt, ...] = tuple(body)
     for buffer in squares:
         result = (Alloc(buffer, result),)

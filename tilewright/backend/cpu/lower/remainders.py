@@ -15,10 +15,10 @@ from tilewright.ir.loops import Memory
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.access import Access
-from tilewright.lower.blocks import Rest
+from tilewright.lower.blocks import Remainder
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.propagate import Range, extent_of
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,23 @@ class Group:
         return {**at, **here}
 
 
-def way_of_rests(elements: Sequence[Expr], places: Mapping[Axis, Expr], inside: Axis, access: Access) -> Rest:
+def are_whole_groups(extent: Range, size: int) -> bool:
+    """Whether a range is several groups of this size from the beginning of one. What a window reaches over its tile's
+    ends may begin inside of one: it is then read element by element, wherever each of them lies."""
+    low = linear(extent.low)
+    is_aligned = low.constant % size == 0 and all(c % size == 0 for c in low.terms.values())
+    return is_aligned and int(extent.size) > size and int(extent.size) % size == 0 and extent.extent % size == 0
+
+
+def remainder_form(elements: Sequence[Expr], places: Mapping[Axis, Expr], inside: Axis, access: Access) -> Remainder:
     """How a last block may end whose elements along `inside` are read at these places. Elements alone are asked: an
     epilogue sees only what is stored."""
     found = [_way(n, places, inside, access) for n in loads(*elements)]
     ways = {way for way in found if way is not None}
-    return ways.pop() if len(ways) == 1 else Rest.LANES
+    return ways.pop() if len(ways) == 1 else Remainder.LANES
 
 
-def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) -> Rest | None:
+def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) -> Remainder | None:
     """For one read; None where all lanes read the same."""
     assert isinstance(node.source, Tensor)
     place = access.read[node.source]
@@ -61,20 +69,20 @@ def _way(node: Load, places: Mapping[Axis, Expr], inside: Axis, access: Access) 
     if not any(inside in i.axes for i in indices):
         return None
     if any(i.reads for i in node.indices):
-        return Rest.LANES
+        return Remainder.LANES
     *outer, last = indices
     step = linear(last)
     plain = all(isinstance(t, Var) or inside not in t.axes for t in step.terms) and step.terms.get(var(inside)) == 1
     is_panel = place.layout.order[-1].size is not None and not place.lows
     if is_panel and plain and not any(inside in i.axes for i in outer):
-        return Rest.PADDED if place.buffer.memory is Memory.GLOBAL else Rest.LANES
+        return Remainder.PADDED if place.buffer.memory is Memory.GLOBAL else Remainder.LANES
     total = Linear({}, 0)
     for index, size in zip(indices, place.buffer.shape, strict=True):
         total = total.scaled(extent_of(size)).plus(linear(index))
     together = join_divisions(total)
     is_run = all(isinstance(t, Var) or inside not in t.axes for t in together.terms)
     is_run = is_run and together.terms.get(var(inside)) == 1  # whole vectors of what lies apart are read lane by lane
-    return Rest.EARLIER if is_run and not is_panel else Rest.LANES
+    return Remainder.EARLIER if is_run and not is_panel else Remainder.LANES
 
 
 def is_everywhere(nest: Nest, access: Access) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Served:
+class Cached:
     """The parts of a tensor in the nearest cache and in the tile level, and how long a byte takes that is farther."""
 
     near: float

@@ -1,0 +1,91 @@
+"""Trees written by hand: programs from text, the leaves a machine would run, and whether all agree on the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tests.cpu_stages import lowered, random_inputs
+from tilewright.backend.predict import Prediction, predict
+from tilewright.intrinsics.cpu import MEANINGS as CPU_MEANINGS
+from tilewright.intrinsics.gpu import MEANINGS as GPU_MEANINGS
+from tilewright.ir.compute import Program
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.interpret_loops import run_loops
+from tilewright.ir.loops import LoopProgram
+from tilewright.ir.parse import parse_program
+from tilewright.ir.tensor import Layout
+from tilewright.schedule.planner import make_plan
+from tilewright.target import Cluster, Target
+from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.interpret_tree import Counted, interpret_tree
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def program_of(text: str) -> Program:
+    """Lines of a Program, float32: `x[4, 8]` is an input; what nobody reads is an output."""
+    given, made, left = [], [], []
+    for line in text.strip().splitlines():
+        name, _, rest = line.strip().partition("[")
+        if "=" in rest:
+            made.append(f"{name}: float32[{rest}")
+            left.append(name)
+        else:
+            given.append(f'input {name}: float32[{rest} = "{name}"')
+    reads = " ".join(line.partition("=")[2] for line in made)
+    outputs = [f'output {n} = "{n}"' for n in left if f"{n}[" not in reads]
+    return parse_program("\n".join(["program", *given, *made, *outputs, "end", ""]), {})
+
+
+def planned(program: Program, target: Target) -> dict[str, Leaf]:
+    """How a machine would run each compute as a kernel of its own."""
+    return {leaf.tensor: leaf for k in make_plan(program, target, "none").kernels for leaf in k.leaves}
+
+
+def kernels(program: Program, target: Target) -> dict[str, Tile]:
+    """The same, whole kernels in one part, named after what they store."""
+    found = {}
+    for kernel in make_plan(program, target, "none").kernels:
+        name = kernel.leaves[-1].tensor
+        found[name] = Tile(kernel.level, (), kernel.over, kernel.body, kernel.holds, (), f"k_{name}")
+    return found
+
+
+def by_hand(body: Tile, target: Target | Cluster) -> Plan:
+    plan = Plan(target.device.name if isinstance(target, Cluster) else target.name, "by hand", body)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan and again.text() == plan.text()
+    return plan
+
+
+def close(found: Arrays, wanted: Arrays) -> None:
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name].reshape(value.shape), value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def tree_agrees(program: Program, plan: Plan, system: Target | Cluster, seed: int = 0) -> tuple[Counted, Prediction]:
+    """The tree is checked, and interpreted it gives the Program's answer; what copies moved is what was predicted."""
+    check_plan(plan, program, system)
+    inputs = random_inputs(program, seed)
+    found, counted = interpret_tree(program, plan, inputs, system)
+    close(found, evaluate(program, inputs))
+    predicted = predict(program, plan, system)
+    assert predicted.moved == counted.moved
+    assert predicted.seconds > 0
+    return counted, predicted
+
+
+def loops_agree(program: Program, plan: Plan, target: Target, seed: int = 0) -> LoopProgram:
+    """So do its Loops."""
+    loops = lowered(program, plan=plan, target=target).loops
+    inputs = random_inputs(program, seed)
+    layouts = dict(plan.layouts)
+    tensors = {t.name: (layouts.get(t.name) or Layout.natural(t.rank)).pack(np.asarray(a))
+               for t, a in program.constants.items()}  # fmt: skip
+    tensors.update({name: array.copy() for name, array in inputs.items()})
+    run_loops(loops, tensors, instructions={**CPU_MEANINGS, **GPU_MEANINGS})
+    close(tensors, evaluate(program, inputs))
+    return loops
