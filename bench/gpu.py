@@ -100,9 +100,7 @@ def run_plans(arguments: argparse.Namespace) -> int:
         (gpu_plans.ablation, gpu_plans.ABLATED) if arguments.command == "ablation"
         else (gpu_plans.predictions, gpu_plans.PREDICTED)
     )  # fmt: skip
-    rows: Sequence[Any] = run(
-        arguments.model or usual, arguments.size, arguments.precision, built, device_microseconds
-    )
+    rows: Sequence[Any] = run(arguments.model or usual, arguments.size, arguments.precision, built, device_microseconds)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0

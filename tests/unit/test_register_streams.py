@@ -1,4 +1,4 @@
-"""Streams that warps keep in registers: when there is one, what plans say, and kernels that mean what the Program means."""
+"""Streams that warps keep in registers: what plans say of them, and kernels that mean what the Program means."""
 
 from __future__ import annotations
 
@@ -139,6 +139,12 @@ def test_rows_that_are_masked_whole_have_no_number() -> None:
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all() and np.isfinite(found[0, 1].astype(np.float32)).all()
 
 
+def contract_of(kernel: Kernel) -> Contract:
+    written = written_params(kernel)
+    read = tuple(p.name for p in kernel.params if p not in written)
+    return Contract(writes_all=tuple(p.name for p in written), reads_all=read)
+
+
 def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
     kernels = {name: replace(made(name).kernel, name=name) for name in names}
     module = EmulatedModule({n: source_of(k) for n, k in kernels.items()}, Cache(cache_dir), optimise=0)
@@ -149,8 +155,7 @@ def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
         arrays = [np.ascontiguousarray(inputs[a]) if a in inputs
                   else np.full([int(e) for e in p.shape], np.nan, p.dtype.numpy)
                   for a, p in zip(call.arguments, kernel.params, strict=True)]  # fmt: skip
-        contract = Contract(writes_all=tuple(p.name for p in written_params(kernel)),
-                            reads_all=tuple(p.name for p in kernel.params if p not in written_params(kernel)))  # fmt: skip
+        contract = contract_of(kernel)
         module.launch(name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes, arrays,
                       contract)  # fmt: skip
         assert_close(arrays[-1], np.asarray(evaluate(done.program, inputs)[call.arguments[-1]]))
@@ -185,8 +190,7 @@ def test_faults_in_streams_are_reported(tmp_path: Path) -> None:
         arrays = [np.ascontiguousarray(inputs[a]) if a in inputs
                   else np.full([int(e) for e in p.shape], np.nan, p.dtype.numpy)
                   for a, p in zip(call.arguments, mutant.params, strict=True)]  # fmt: skip
-        contract = Contract(writes_all=tuple(p.name for p in written_params(mutant)),
-                            reads_all=tuple(p.name for p in mutant.params if p not in written_params(mutant)))  # fmt: skip
+        contract = contract_of(mutant)
         faults = module.inspect(mutant.name, grid_of(mutant, ()), launch_shape(mutant).threads,
                                 place_shared(mutant).bytes, arrays, contract)  # fmt: skip
         off = np.abs(arrays[-1].reshape(expected.shape).astype(np.float64) - expected)
@@ -253,7 +257,7 @@ def test_a_factor_stays_where_the_rest_may_be_large() -> None:
 # --- machine code
 
 
-@pytest.mark.parametrize("architecture", ("sm_80", "sm_90a"))
+@pytest.mark.parametrize("architecture", (pytest.param("sm_80", marks=pytest.mark.slow), "sm_90a"))
 def test_streams_compile_without_spills(architecture: str) -> None:
     target = machine("h200")
     program = fold_constants(set_precision(lower(load(attention(128, 384, 64, 64), {})), target, None))

@@ -58,20 +58,23 @@ def inner_bytes(kernel: Tile, nests: Sequence[Nest]) -> dict[str, int]:
     boxes = {n.tensor.name: (n, box) for n, box in boxes_of(kernel, nests).items()}
     most: dict[str, int] = {}
 
-    def below(tile: Tile, around: Mapping[str, int]) -> None:
+    def below(tile: Tile, around: Mapping[str, int], lanes: int, share: int) -> None:
+        """`share`: the threads that each keep a part of what a tile holds: all of a block, where its warps keep it."""
         taken = dict(around)
+        lanes = tile.count if tile.over == "lanes" else lanes
+        share = lanes if tile.over == "warps" and tile.stream is not None else share
         for hold in tile.holds:
             if tile.level != kernel.level and hold.fill is None and hold.mode != "carry" and hold.tensor in boxes:
                 nest, box = boxes[hold.tensor]
                 size = int(sum(box_elements(box) * t.dtype.bytes for t in nest.stores))
-                taken[tile.level] = taken.get(tile.level, 0) + size * hold.stages
+                taken[tile.level] = taken.get(tile.level, 0) + -(-size * hold.stages // share)
         for level, size in taken.items():
             most[level] = max(most.get(level, 0), size)
         for node in tile.body:
             if isinstance(node, Tile):
-                below(node, taken)
+                below(node, taken, lanes, share)
 
-    below(kernel, {})
+    below(kernel, {}, 1, 1)
     return most
 
 

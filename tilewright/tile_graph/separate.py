@@ -24,9 +24,7 @@ def _never(_: Expr) -> bool:
     return False
 
 
-def split_product(
-    node: Expr, variables: frozenset[Load], at_most_one: Callable[[Expr], bool] = _never
-) -> Split | None:
+def split_product(node: Expr, variables: frozenset[Load], at_most_one: Callable[[Expr], bool] = _never) -> Split | None:
     """node = a · b with b free of everything but the variables; None where the rules find no such split. Of some
     values it is known that they never exceed 1, as long as the variables are those of all that was seen so far."""
     if not mentions(node, variables):

@@ -172,11 +172,7 @@ class MatrixContract:
 
         def copies(part: Expr, slot: Expr) -> list[tuple[Stmt, ...]]:
             at = simplify(part * self.step)
-            return [
-                g
-                for number, start in enumerate(starts)
-                for g in self.fill(number, at, slot, start, fixed, valid)
-            ]
+            return [g for number, start in enumerate(starts) for g in self.fill(number, at, slot, start, fixed, valid)]
 
         def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
             at = slot, const(step)
