@@ -186,6 +186,21 @@ CASES: dict[str, tuple[Any, str]] = {
         one("GatherND", given=["x", "k"], constants={"k": integers(1, 3).reshape(1, 2)}),
         "index 3 is outside an axis of 3",
     ),
+    "no output": (
+        model(
+            [
+                helper.make_node("Relu", ["x"], ["y"]),
+                helper.make_node("LSTM", ["s", "w", "r"], ["", ""], name="the_node", hidden_size=1),
+            ],
+            MATRIX,
+            constants={
+                "s": np.ones((1, 1, 1), np.float32),
+                "w": np.ones((1, 4, 1), np.float32),
+                "r": np.ones((1, 4, 1), np.float32),
+            },
+        ),
+        "LSTM node 'the_node' has no output",
+    ),
     "Gather of nothing": (one("Gather", {"x": (F, [0, 3]), "k": (INT, [2])}, ["x", "k"]), "of an axis that has none"),
     "Compress": (
         one("Compress", given=["x", "c"], constants={"c": np.array([True] * 9)}, axis=0),

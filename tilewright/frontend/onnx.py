@@ -210,6 +210,8 @@ def _type_name(number: int) -> str:
 def _node(proto: onnx.NodeProto, versions: Mapping[str, int]) -> Node:
     domain = "" if proto.domain in _STANDARD else proto.domain
     label = _label(proto)
+    if not any(proto.output):
+        raise ModelError(f"{label} has no output")
     return Node(
         op=proto.op_type,
         name=proto.name,
