@@ -161,10 +161,10 @@ class CudaPrinter(ExprPrinter):
     def element(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
         return f"{self.names.of(buffer, buffer.name)}({', '.join(self.text(i) for i in indices)})"
 
-    def place(self, operand: Operand, written_out: Collection[Axis] = ()) -> str:
+    def place(self, operand: Operand, unrolled: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
         if operand.buffer.memory is Memory.SHARED:
-            near, far = zip(*(_apart(i, written_out) for i in operand.origin), strict=True)
+            near, far = zip(*(_split_known(i, unrolled) for i in operand.origin), strict=True)
             if any(not isinstance(f, Const) or f.value for f in far):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
@@ -181,12 +181,12 @@ class CudaPrinter(ExprPrinter):
         return super().convert(dtype, text, precedence)
 
 
-def _apart(index: Expr, written_out: Collection[Axis]) -> tuple[Expr, Expr]:
+def _split_known(index: Expr, unrolled: Collection[Axis]) -> tuple[Expr, Expr]:
     """What of an index is known only when the kernel runs, and what when it is compiled."""
     form = linear(index)
     known: Expr = const(form.constant)
     for term, factor in form.terms.items():
-        if isinstance(term, Var) and term.axis in written_out:
+        if isinstance(term, Var) and term.axis in unrolled:
             known = simplify(known + term * factor)
     return simplify(index - known), known
 
@@ -197,7 +197,7 @@ class _Writer:
     shared_offsets: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
     depth: int = 0
-    written_out: set[Axis] = field(default_factory=set)  # loops around that are unrolled
+    unrolled: set[Axis] = field(default_factory=set)  # loops around that are unrolled
     block_axes: dict[Axis, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -301,9 +301,9 @@ class _Writer:
         if loop.kind is ForKind.SERIAL and kind == "int" and _multiplies_matrices(loop.body):
             # what is written out already fills the registers
             begin, end = f"{begin}, {name}_end = tw::times({end})", f"{name}_end"
-        self.written_out.update((axis,) if loop.kind is ForKind.UNROLL else ())
+        self.unrolled.update((axis,) if loop.kind is ForKind.UNROLL else ())
         self.block(f"for ({begin}; {name} < {end}; ++{name}) {{", loop.body)
-        self.written_out.discard(axis)
+        self.unrolled.discard(axis)
         self.line("}")
 
     def _alloc(self, alloc: Alloc) -> None:
@@ -344,7 +344,7 @@ class _Writer:
         texts = {f"scalar{i}": self.printer.text(simplify(s)) for i, s in enumerate(instruction.scalars)}
         for i, operand in enumerate(instruction.operands):
             texts[f"element{i}"] = self.printer.element(operand.buffer, operand.origin)
-            texts[f"place{i}"] = self.printer.place(operand, self.written_out)
+            texts[f"place{i}"] = self.printer.place(operand, self.unrolled)
             texts[f"type{i}"] = self.printer.c_type(operand.buffer.dtype)
         return texts
 
