@@ -124,7 +124,7 @@ def run_products(arguments: argparse.Namespace) -> list[Row]:
 
 def text_of(shape: Shape) -> str:
     m, k, n, count, transposed = shape
-    return f"{'' if count == 1 else f'{count} x '}{m} x {k} x {n}{' turned' if transposed else ''}"
+    return f"{'' if count == 1 else f'{count} x '}{m} x {k} x {n}{' transposed' if transposed else ''}"
 
 
 def product_row(name: str, shape: Shape, precision: str) -> Row:
