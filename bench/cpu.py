@@ -104,9 +104,9 @@ def main() -> None:
                 )
             )
             # Written after each model, so that an interrupted run leaves what it has learnt.
-            write_results(arguments.results, reports, peak)
+            write_results(arguments.results, reports, peak, arguments.batch)
             print(f"{name}: {number_text(reports[-1].speedup, '.2f')}x the best peer", flush=True)
-    print((arguments.results / "cpu.md").read_text())
+    print((arguments.results / f"{file_name(arguments.batch)}.md").read_text())
 
 
 def report_model(
@@ -147,7 +147,12 @@ def report_model(
     return ModelReport(name, total_operations(path), zoo.relative_error(float32, reference), comparison)
 
 
-def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> None:
+def file_name(batch: int) -> str:
+    """Of the results; larger batches do not take the place of single inputs."""
+    return "cpu" if batch == 1 else f"cpu-batch{batch}"
+
+
+def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak, batch: int = 1) -> None:
     document = {
         "machine": dict(reports[0].comparison.machine),
         "versions": versions(reports) | describe_tools(),
@@ -157,7 +162,7 @@ def write_results(folder: Path, reports: Sequence[ModelReport], peak: Peak) -> N
         "times_ours": times_ours(reports),
         "models": [report.to_json(peak) for report in reports],
     }
-    write_files(folder, "cpu", document, to_markdown(reports, peak), to_plot(reports))
+    write_files(folder, file_name(batch), document, to_markdown(reports, peak, batch), to_plot(reports))
 
 
 def without_the_largest(reports: Sequence[ModelReport]) -> float | None:
@@ -176,11 +181,12 @@ def versions(reports: Sequence[ModelReport]) -> dict[str, str]:
     return versions_of(result for report in reports for result in report.comparison.runtimes)
 
 
-def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
+def to_markdown(reports: Sequence[ModelReport], peak: Peak, batch: int = 1) -> str:
     first = reports[0].comparison
     names = [result.name for result in first.runtimes]
+    title = "The zoo on the CPU" if batch == 1 else f"The zoo on the CPU, batch {batch}"
     lines = [
-        *heading("The zoo on the CPU", first.machine, peak, versions(reports)),
+        *heading(title, first.machine, peak, versions(reports)),
         "Latency in ms, median of rounds. Speed-up is the best peer's time over ours. The floor is the arithmetic "
         "of contractions and convolutions, counted directly, at the measured peak.",
         "",
@@ -207,7 +213,8 @@ def to_markdown(reports: Sequence[ModelReport], peak: Peak) -> str:
     ]
     others = ", ".join(f"{name} {number_text(mean, '.2f')}" for name, mean in times_ours(reports).items())
     lines += [f"Geometric means of other times over ours: {others}."] if others else []
-    lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}.", "", "![speed](cpu.svg)"]
+    lines += [f"Cores that other work kept busy meanwhile, at worst: {disturbance:.2f}.", "",
+              f"![speed]({file_name(batch)}.svg)"]  # fmt: skip
     lines += ["", "Relative error to the float64 reference; ours may reach the limit.", ""]
     lines += table(["model", *names, "PyTorch float32", "limit"], errors)
     lines += ["", "Seconds from start to the first answer, compilation included.", ""]
