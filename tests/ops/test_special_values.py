@@ -42,6 +42,14 @@ def test_a_product_over_nothing_is_zeros(op: str, way: tuple[str, str], kernel_c
     np.testing.assert_array_equal(got, np.zeros((2, 3), np.float32))
 
 
+@pytest.mark.parametrize("way", WAYS[2:])
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_sums_along_nothing_are_nothing(backwards: int, way: tuple[str, str], kernel_cache: Path) -> None:
+    model = model_of([("CumSum", ["x", "axis"], "y", {"reverse": backwards})], {"x": (3, 0, 2)}, {"y": (3, 0, 2)},
+                     {"axis": np.array(1, np.int64)})  # fmt: skip
+    assert run(model, np.zeros((3, 0, 2), np.float32), way=way, cache=kernel_cache).shape == (3, 0, 2)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_indices_out_of_range_are_brought_inside(way: tuple[str, str], kernel_cache: Path) -> None:
     """As documented: negative ones count from the end, wrong ones read the nearest element, never beside the tensor."""

@@ -88,7 +88,7 @@ def _check_reads(compute: Compute) -> None:
         seen.add(node)
         waiting += node.args[:1] if is_op(node, "select") else node.args
         for index, extent in zip(node.args, node.source.shape, strict=True) if isinstance(node, Load) else ():
-            last = fixed(index.axis.extent) - 1 if isinstance(index, Var) else 0
+            last = max(0, fixed(index.axis.extent) - 1) if isinstance(index, Var) else 0  # an empty axis reads nothing
             last = int(index.value) if isinstance(index, Const) else last
             if not 0 <= last < max(fixed(extent), 1):
                 raise ModelError(f"{compute.origin} does not fit its inputs: it reads element {last} of an axis of "
