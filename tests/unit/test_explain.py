@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -77,6 +78,15 @@ def test_what_is_told_of_main_memory_is_what_is_told_of_its_level() -> None:
         assert last["level"] == "DRAM" and moved[schedule] == last["read_bytes"] + last["written_bytes"]
         assert moved[schedule] == sum(k["traffic_bytes"] for k in facts["kernels"])
     assert moved["none"] > 2 * moved["connected"]
+
+
+def test_kernels_that_only_move_data_are_told(add_model: Callable[..., ModelProto]) -> None:
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0], name="swap")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [5, 7]), ("y", [7, 5]))]
+    graph = helper.make_graph([node], "swapped", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert "1 kernel to move data alone: k0" in explain_text(explained(model), width=100)
+    assert "no kernel only moves data" in explain_text(explained(add_model()), width=100)
 
 
 def test_a_kernel_says_what_it_computes_and_why() -> None:

@@ -16,7 +16,7 @@ from tilewright.ir.tensor import Tensor
 from tilewright.ir.values import evaluate_exprs
 from tilewright.lower.blocks import pieces
 from tilewright.tile_graph.nest import Nest, build_nest
-from tilewright.tile_graph.propagate import Box, Range, index_range, merge, propagate, reads_box, whole
+from tilewright.tile_graph.propagate import Box, Range, index_range, index_size, merge, propagate, reads_box, whole
 
 F = dtypes.float32
 
@@ -217,3 +217,25 @@ def test_pieces_cover_exactly(seed: int) -> None:
             for trip in range(trips):
                 covered.extend(range(base + trip * piece.size, base + (trip + 1) * piece.size))
         assert covered == list(range(count)), (seed, extent, size, block, lanes)
+
+
+@pytest.mark.parametrize("size", [1, 3, np.array([1, 2, 5, 12])])
+def test_sizes_from_the_beginning(size: object) -> None:
+    """Without origins, a size is that of the range; an index clamped at one place is one place."""
+    i, j = Axis("i", 12), Axis("j", 9)
+    forms = [var(i) * 3 + var(j), var(i) // 4 * 2 + 1, (var(i) + 2) % 5, minimum(var(i), 2) * 7 + minimum(var(j), 2),
+             maximum(var(i) - 3, 0) // 2, 11 - var(i)]  # fmt: skip
+    for index in map(simplify, forms):
+        whole_range = index_range(index, {a: Range(const(0), n, 12) for a, n in ((i, size), (j, 1))}, 40)
+        found = index_size(index, {i: size, j: 1}, 40)
+        for number, along in enumerate(np.atleast_1d(size).tolist()):
+            seen = [int(evaluated_at(index, {i: a, j: 0})) for a in range(along)]
+            assert max(seen) - min(seen) + 1 <= np.broadcast_to(found, np.shape(np.atleast_1d(size)))[number]
+        assert np.all(np.asarray(found) <= np.asarray(whole_range.size))
+    clamped = simplify(minimum(var(i), 2) * 7 + minimum(var(j), 2) + 32)
+    assert index_size(clamped, {i: 1, j: 1}, 49) == 1
+
+
+def evaluated_at(index: Expr, places: dict[Axis, int]) -> int:
+    found = simplify(substitute(index, {a: const(n) for a, n in places.items()}))
+    return int(found.value)  # type: ignore[attr-defined]

@@ -152,7 +152,7 @@ def _copies_text(kernels: Sequence[dict[str, Any]]) -> str:
     found = [f"{k['name']} {time_text(k['predicted_us_all_calls'])}" for k in kernels if not k["operations"]]
     if not found:
         return "no kernel only moves data"
-    return f"{_count(len(found), 'kernel')} only to move data: {', '.join(found)}"
+    return f"{_count(len(found), 'kernel')} to move data alone: {', '.join(found)}"
 
 
 def _level_text(levels: Sequence[dict[str, Any]]) -> str:

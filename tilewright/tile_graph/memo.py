@@ -49,5 +49,5 @@ class Memo:
 
     def trim(self) -> None:
         """Forgets what is known of tiles where it is much; between two groups, when nobody has its arrays."""
-        if self.tiles.boxes.bytes > _MOST_BYTES:
+        if self.tiles.boxes.held > _MOST_BYTES:
             self.tiles = Tiles()

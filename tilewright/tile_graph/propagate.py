@@ -228,7 +228,7 @@ class Known:
 
     found: dict[Hashable, Any] = field(default_factory=dict)
     arrays: dict[bytes, Size] = field(default_factory=dict)
-    bytes: int = 0  # of all arrays
+    held: int = 0  # bytes of all arrays
 
     def size(self, size: Size) -> Size:
         """The one array that is equal."""
@@ -237,7 +237,7 @@ class Known:
         key = size.tobytes()
         if key not in self.arrays:
             self.arrays[key] = size
-            self.bytes += size.nbytes
+            self.held += size.nbytes
         return self.arrays[key]
 
     def box(self, box: Box) -> Box:
@@ -250,7 +250,12 @@ def key_of(nest: Nest, own: Box) -> Hashable:
 
 
 def _parts(box: Box) -> Hashable:
-    return tuple([(p.low, id(p.size) if isinstance(p.size, np.ndarray) else p.size, p.extent) for p in box])
+    return tuple([(p.low, size_key(p.size), p.extent) for p in box])
+
+
+def size_key(size: Size) -> int:
+    """A size that is `Known`'s, for a key."""
+    return id(size) if isinstance(size, np.ndarray) else size
 
 
 def reads_box(

@@ -21,6 +21,7 @@ from tilewright.tile_graph.propagate import (
     Size,
     extent_of,
     index_size,
+    size_key,
 )
 from tilewright.tile_graph.runs import stretch
 
@@ -43,8 +44,7 @@ def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Siz
     if context.cached is not None:
         return _contraction_seconds(nest, plan, box, context)
     known = context.memo.tiles.seconds
-    sizes = [p.size.tobytes() if isinstance(p.size, np.ndarray) else p.size for p in box]
-    key = (nest, plan, layouts_around(nest, context), *sizes)
+    key = (nest, plan, layouts_around(nest, context), *[size_key(p.size) for p in box])
     if key not in known:
         known[key] = _contraction_seconds(nest, plan, box, context)
     return known[key]
