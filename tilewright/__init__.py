@@ -10,9 +10,9 @@ from tilewright.errors import (
     ToolError,
     UnsupportedError,
 )
-from tilewright.open_model import OpenModel
+from tilewright.late.open_model import OpenModel
+from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options
-from tilewright.staged_model import StagedModel
 from tilewright.version import VERSION as __version__
 
 

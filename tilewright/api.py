@@ -33,13 +33,13 @@ from tilewright.errors import (
     OptionError,
     UndecidedError,
 )
-from tilewright.open_model import OpenModel, OpenPort
+from tilewright.late.open_model import OpenModel, OpenPort
+from tilewright.late.parts import border_model, in_parts, is_settled_by_few, name_of
+from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options, check_whole_number
-from tilewright.parts import border_model, in_parts, is_settled_by_few, name_of
 from tilewright.profiles import KernelTime, Profile
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
-from tilewright.staged_model import StagedModel
 from tilewright.target import Target, machine
 
 if TYPE_CHECKING:

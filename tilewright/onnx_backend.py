@@ -12,8 +12,8 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from tilewright.api import Model, compile
 from tilewright.arguments import Array
-from tilewright.open_model import OpenModel
-from tilewright.staged_model import StagedModel
+from tilewright.late.open_model import OpenModel
+from tilewright.late.staged_model import StagedModel
 
 _NOT_OURS = ("rtol", "atol")  # how ONNX's own runner compares results; it hands them on
 

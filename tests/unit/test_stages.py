@@ -9,7 +9,7 @@ import pytest
 
 from tilewright.errors import TilewrightError, UnevenError
 from tilewright.ir.graph import Form, Room
-from tilewright.stages import Following, Numbers, Opening, Slots, Stage, Tie, room_for
+from tilewright.late.stages import Following, Numbers, Opening, Slots, Stage, Tie, room_for
 
 
 class Table:

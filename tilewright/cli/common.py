@@ -16,9 +16,9 @@ from rich.console import Console
 from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
-from tilewright.open_model import OpenModel, OpenPort
+from tilewright.late.open_model import OpenModel, OpenPort
+from tilewright.late.staged_model import Border, StagedModel
 from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, MERGING, SCHEDULES, TARGETS, Options
-from tilewright.staged_model import Border, StagedModel
 
 AnyModel = Model | OpenModel | StagedModel
 PIPE_WIDTH = 240

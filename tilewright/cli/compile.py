@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.cli import common
 from tilewright.errors import OptionError
-from tilewright.open_model import OpenModel
+from tilewright.late.open_model import OpenModel
+from tilewright.late.staged_model import StagedModel
 from tilewright.shipping.directory import check_free
-from tilewright.staged_model import StagedModel
 
 DESCRIPTION = """\
 Compile a model and write it to a directory: shared object, weights, C header with an example program,

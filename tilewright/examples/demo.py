@@ -15,10 +15,10 @@ from tilewright.api import Array, Model, compile
 from tilewright.cli.progress import counting, working
 from tilewright.errors import TilewrightError
 from tilewright.examples import mobilenet
-from tilewright.open_model import OpenModel
+from tilewright.late.open_model import OpenModel
+from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options, usable_cores
 from tilewright.report.sidebyside import Comparison, compare
-from tilewright.staged_model import StagedModel
 
 SIZE = 224
 MODEL = Path(".cache", "mobilenet_v2.onnx")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tilewright.arguments import Array, bind
-from tilewright.borders import Border, Scope, checked
 from tilewright.errors import (
     CutError,
     InputError,
@@ -25,13 +24,24 @@ from tilewright.errors import (
 )
 from tilewright.ir import dtypes
 from tilewright.ir.graph import ASKED, NUMBERS, Form, Graph, Node, Part, Room, Value, filled, item_name
-from tilewright.late_model import Compiled, LateModel, printable
+from tilewright.late.borders import Border, Scope, checked
+from tilewright.late.model import Compiled, LateModel, printable
+from tilewright.late.stages import (
+    Following,
+    Forms,
+    Numbers,
+    Opening,
+    Slots,
+    Stage,
+    arrays_of,
+    cropped,
+    padded,
+    rooms_of,
+)
 from tilewright.profiles import KernelTime, Profile
-from tilewright.stages import Following, Forms, Numbers, Opening, Slots, Stage, arrays_of, cropped, padded, rooms_of
 
 if TYPE_CHECKING:
-    from tilewright.compiler import Artifact
-    from tilewright.ir.loops import Call
+    pass
 
 _LOG = logging.getLogger("tilewright")
 _MOST_STEPS = 1 << 24  # of a loop that the data may end
@@ -68,31 +78,9 @@ class StagedModel(LateModel[Border]):
         self._process = os.getpid()
         self._lock = Lock()
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """Kernel calls of the parts of the last run; a loop's body counts once."""
-        return tuple(call for model in self._models() for call in model.calls)
-
-    @property
-    def artifact(self) -> Artifact:
-        """What the compiler made of the last part that ran."""
-        models = list(self._models())
-        if not models:
-            raise OptionError("the model compiles part by part when it is called: call it first")
-        return models[-1].artifact
-
-    def __call__(self, /, *args: Any, **named: Any) -> list[Any]:
-        """Run the model on values given in order, by name, or as one dict; the outputs come in order."""
-        return self._run(bind(self._names, args, named), None)
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model on values by name; the outputs come by name too."""
-        results = self._run(bind(self._names, (inputs,), {}), None)
-        return dict(zip((port.name for port in self._outputs), results, strict=True))
-
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on values in order and fill arrays of the caller."""
-        results = self._run(bind(self._names, inputs, {}), None)
+        results = self._results(bind(self._names, inputs, {}))
         if len(outputs) != len(results):
             raise InputError(f"the model gives {len(results)} outputs, but {len(outputs)} arrays were given")
         for port, result, into in zip(self._outputs, results, outputs, strict=True):
@@ -133,6 +121,12 @@ class StagedModel(LateModel[Border]):
             "the model file, whose parts are in the cache from the second start on"
         )
 
+    def _ran(self) -> Sequence[Compiled]:
+        models = list(self._models())
+        if not models:
+            raise OptionError("the model compiles part by part when it is called: call it first")
+        return models
+
     def _models(self) -> Iterator[Compiled]:
         for stage in self._last:
             if stage.model is not None:
@@ -141,6 +135,9 @@ class StagedModel(LateModel[Border]):
                 yield from stage.body._models()
 
     # running
+
+    def _results(self, values: list[Any]) -> list[Any]:
+        return self._run(values, None)
 
     def _run(self, values: Sequence[Any], ran: list[tuple[Compiled, list[Any]]] | None) -> list[Any]:
         scope: Scope = checked(self._inputs, values)

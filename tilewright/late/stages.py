@@ -18,7 +18,7 @@ from tilewright.errors import CutError, TilewrightError
 from tilewright.ir.graph import Form, Room, item_name
 
 if TYPE_CHECKING:
-    from tilewright.late_model import Compiled
+    from tilewright.late.model import Compiled
 
 _MOST = 1 << 30  # a larger number is compiled for as it is
 _MOST_ELEMENTS = 64  # of an answer whose numbers are looked at one by one

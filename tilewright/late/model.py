@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tilewright.arguments import Array
+from tilewright.arguments import Array, bind
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -37,7 +38,7 @@ class Compiled(Protocol):
     def save(self, folder: str | os.PathLike[str]) -> None: ...
 
 
-class LateModel(Generic[P]):
+class LateModel(ABC, Generic[P]):
     """Inputs and outputs as the model declares them; it can run, though nothing may be compiled yet."""
 
     def __init__(self, name: str, inputs: Sequence[P], outputs: Sequence[P]) -> None:
@@ -64,9 +65,36 @@ class LateModel(Generic[P]):
         """How often something was compiled for a call, or looked up in the cache on disk."""
         return self._compiled
 
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Kernel calls of the last run, in order; the body of a loop that its data ends counts once."""
+        return tuple(call for model in self._ran() for call in model.calls)
+
+    @property
+    def artifact(self) -> Artifact:
+        """What the compiler made of what ran last; of several parts the last one."""
+        return self._ran()[-1].artifact
+
+    def __call__(self, /, *args: Any, **named: Any) -> list[Any]:
+        """Run the model on values given in order, by name, or as one dict; the outputs come in order."""
+        return self._results(bind(self._names, args, named))
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model on values by name; the outputs come by name too."""
+        results = self._results(bind(self._names, (inputs,), {}))
+        return dict(zip((port.name for port in self._outputs), results, strict=True))
+
     def __repr__(self) -> str:
         takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))
         return f"<tilewright.{type(self).__name__} ({takes}) -> ({gives})>"
+
+    @abstractmethod
+    def _results(self, values: list[Any]) -> list[Any]:
+        """The outputs for values in the order of the inputs."""
+
+    @abstractmethod
+    def _ran(self) -> Sequence[Compiled]:
+        """The compiled models of the last run, at least one; an error where nothing has run."""
 
 
 def printable(text: str) -> str:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.arguments import Array
-from tilewright.borders import Border
 from tilewright.errors import BorderError, CutError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.dtypes import DType
 from tilewright.ir.graph import Form, Graph, Node
-from tilewright.late_model import Compiled
-from tilewright.open_model import MOST_ELEMENTS
+from tilewright.late.borders import Border
+from tilewright.late.model import Compiled
+from tilewright.late.open_model import MOST_ELEMENTS
+from tilewright.late.staged_model import StagedModel, Tools
 from tilewright.options import Options
-from tilewright.staged_model import StagedModel, Tools
 
 if TYPE_CHECKING:
     from tilewright.frontend.onnx import OpenValue
@@ -86,7 +86,7 @@ def name_of(source: Any) -> str:
 
 
 def _tools(options: Options, compile_part: CompilePart) -> Tools:
-    from tilewright.host import evaluate
+    from tilewright.late.host import evaluate
 
     return Tools(compile_part, _output_forms, None if options.fallback == "error" else evaluate, options.variants)
 

@@ -16,11 +16,9 @@ import numpy as np
 
 from tilewright.arguments import Array, as_array, bind
 from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
-from tilewright.late_model import Compiled, LateModel, printable
+from tilewright.late.model import Compiled, LateModel, printable
 
 if TYPE_CHECKING:
-    from tilewright.compiler import Artifact
-    from tilewright.ir.loops import Call
     from tilewright.profiles import Profile
 
 _LOG = logging.getLogger("tilewright")
@@ -106,26 +104,6 @@ class OpenModel(LateModel[OpenPort]):
         """What is compiled and kept now, the one used last at the end."""
         return tuple(kept.variant for kept in self._all())
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """Kernel calls of one run of the variant used last."""
-        return self._last().calls
-
-    @property
-    def artifact(self) -> Artifact:
-        """What the compiler made of the variant used last."""
-        return self._last().artifact
-
-    def __call__(self, /, *args: Any, **named: Any) -> list[Array]:
-        """Run the model on arrays given in order, by name, or as one dict; the outputs come in order."""
-        model, rest = self._for(bind(self._names, args, named))
-        return model(*rest)
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Run the model on arrays by name; the outputs come by name too."""
-        model, rest = self._for(bind(self._names, (inputs,), {}))
-        return dict(zip((port.name for port in model.outputs), model(*rest), strict=True))
-
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on arrays in order and fill arrays of the caller."""
         model, rest = self._for(bind(self._names, inputs, {}))
@@ -152,7 +130,7 @@ class OpenModel(LateModel[OpenPort]):
 
     def explain(self) -> str:
         """What is kept, and what became of the model in the variant used last."""
-        last = self._last().explain()
+        last = self._ran()[0].explain()
         kept = [f"  {kept.variant} ({kept.variant.compile_seconds:.2f} s)" for kept in self._all()]
         head = f"{self._name}: compiled at a call, {self._compiled} times so far; at most {self._keep} are kept"
         return "\n".join([head, *kept, "", last])
@@ -162,11 +140,15 @@ class OpenModel(LateModel[OpenPort]):
             "a directory holds the code for one set of shapes: save model.prepare(inputs), or compile with shapes="
         )
 
-    def _last(self) -> Compiled:
+    def _results(self, values: list[Any]) -> list[Any]:
+        model, rest = self._for(values)
+        return model(*rest)
+
+    def _ran(self) -> Sequence[Compiled]:
         kept = self._all()
         if not kept:
             raise self._reason
-        return kept[-1].model
+        return [kept[-1].model]
 
     def _all(self) -> list[_Kept]:
         with self._own_locks().table:
