@@ -32,6 +32,7 @@ from tilewright.errors import (
     OpenShapeError,
     OptionError,
     UndecidedError,
+    printable,
 )
 from tilewright.late.open_model import OpenModel, OpenPort
 from tilewright.late.parts import border_model, in_parts, is_settled_by_few, name_of
@@ -135,6 +136,11 @@ def compile(
         from tilewright.pytorch.module import compile_module
 
         return compile_module(model, example_inputs, lambda graph: compile_graph(graph, chosen))
+    if not isinstance(model, str | os.PathLike | bytes) and not hasattr(model, "SerializeToString"):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise OptionError(
+            f"a model is a path, bytes, an onnx.ModelProto, or a torch.nn.Module with example inputs, not {what}"
+        )
     if example_inputs is not None:
         raise OptionError("example inputs are for modules of PyTorch; of an ONNX model, shapes= settles what is open")
     source = checked_path(model) if isinstance(model, str | os.PathLike) else model
@@ -365,7 +371,7 @@ class Model:
         from tilewright.report.explain import explain_text
 
         kept: str | None = getattr(self._artifact, "explanation", None)
-        return explain_text(self.artifact) if kept is None else kept
+        return printable(explain_text(self.artifact), keep="\n") if kept is None else kept
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a directory that `tilewright.load` and a C program start from without compiling

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.errors import InputError, ModelError, OptionError
+from tilewright.errors import InputError, ModelError, OptionError, printable
 
 Array = NDArray[Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -27,7 +27,7 @@ class Port:
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
+        return f"{printable(self.name)}: {self.dtype.name}{list(self.shape)}"
 
 
 def bind(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

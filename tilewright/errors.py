@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+_LONGEST = 2000  # characters of a message: names in a model are as long as they like
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Names in a model may be any text: what ends a line or commands a terminal is spelled out, but for what to
+    keep."""
+    return "".join(c if c in keep or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 class TilewrightError(Exception):
     """Base of every error that tells the user what to do; its text is one line."""
 
 
-class _AboutModel(TilewrightError):
-    """Names in a model may be any text: what ends a line or commands a terminal is spelled out."""
+class _WithNames(TilewrightError):
+    """An error whose text has names of a model in it."""
 
     def __init__(self, text: str = "") -> None:
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+        line = printable(text)
+        both_ends = f"{line[: _LONGEST - 500]} ... {line[-500:]}"
+        super().__init__(line if len(line) <= _LONGEST else both_ends)
 
 
-class ModelError(_AboutModel):
+class ModelError(_WithNames):
     """The model file is missing, damaged or contradicts itself."""
 
 
-class UnsupportedError(_AboutModel):
+class UnsupportedError(_WithNames):
     """The model is fine, but uses something Tilewright does not compile yet; the text names the node."""
 
 
@@ -76,11 +86,11 @@ class BorderError(UnsupportedError):
     """An input or output is no tensor: a sequence, an optional value or strings."""
 
 
-class InputError(TilewrightError):
+class InputError(_WithNames):
     """A call with a wrong name, shape or element type."""
 
 
-class OptionError(TilewrightError):
+class OptionError(_WithNames):
     """An option of the API or the command line that cannot be."""
 
 

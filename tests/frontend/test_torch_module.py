@@ -282,3 +282,30 @@ def test_what_torch_export_cannot_follow_is_one_line(options: Options) -> None:
 def test_the_package_alone_does_not_import_torch() -> None:
     code = "import sys, tilewright, tilewright.torch_backend; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_module_is_saved_as_a_model(options: Options, tmp_path: Path) -> None:
+    module = torch.nn.Linear(4, 3).eval()
+    x = torch.randn(2, 4)
+    fast = tilewright.compile(module, (x,), options=options)
+    fast.save(tmp_path / "saved")
+    (found,) = tilewright.load(tmp_path / "saved")(x.numpy())
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    with pytest.warns(UserWarning, match="has not met these shapes"):
+        fast(torch.randn(3, 4))
+    with pytest.raises(OptionError, match="one model for one set of shapes, and this module is 2 for 2"):
+        fast.save(tmp_path / "both")
+
+
+def test_a_module_that_changes_its_buffers_is_not_saved(options: Options, tmp_path: Path) -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(OptionError, match="changes buffers or inputs in place"):
+        tilewright.compile(Counts().eval(), (torch.ones(2),), options=options).save(tmp_path / "saved")

@@ -67,6 +67,8 @@ ELEMENTWISE = [
     case("logical_and.default", WHOLE, FLAGS), case("logical_or.default", X, FLAGS),
     case("logical_xor.default", WHOLE, FLAGS), case("logical_not.default", WHOLE),
     case("bitwise_and.Tensor", FLAGS, FLAGS), case("bitwise_or.Tensor", FLAGS, FLAGS),
+    case("bitwise_left_shift.Tensor", WHOLE, WHOLE), case("bitwise_right_shift.Tensor_Scalar", WHOLE, 1),
+    case("__lshift__.Scalar", WHOLE, 62), case("__rshift__.Tensor", WHOLE, WHOLE),
     case("bitwise_xor.Tensor", FLAGS, FLAGS), case("bitwise_not.default", FLAGS), case("where.self", FLAGS, X, Y),
     case("where.self", FLAGS, WHOLE, X), case("masked_fill.Scalar", X, FLAGS, -1e9),
     case("masked_fill.Tensor", X, FLAGS, torch.tensor(2.0)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 import tilewright
 from tilewright import OptionError, Options
@@ -163,3 +163,84 @@ def test_what_messages_name_is_there() -> None:
     script = "import tilewright; assert 'Conv' in tilewright.ops.supported()"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
     assert "For example:" in (tilewright.compile.__doc__ or "")
+
+
+# ---- names, shapes and outputs of any kind
+
+HOSTILE = "in\x1b[31m\n"
+
+
+def test_what_a_model_prints_commands_no_terminal(kernel_cache: Path) -> None:
+    open_model = one_node("Relu", HOSTILE, ["b\x1b[2J"], "out\x1b[2J")
+    model = tilewright.compile(open_model, options=Options(cache_dir=kernel_cache))
+    x = np.ones(2, np.float32)
+    model(x)
+    texts = [repr(model), model.explain(), str(model.variants[0]), repr(model.prepare(x)), model.prepare(x).explain()]
+    staged = tilewright.compile(
+        one_node("NonZero", HOSTILE, [3], "out\x1b[2J"), options=Options(cache_dir=kernel_cache)
+    )
+    texts += [repr(staged), staged.explain()]
+    assert not any("\x1b" in text for text in texts)
+    for call in (lambda: staged(np.ones(4, np.float32)), lambda: model(), lambda: model.prepare(x)(y=x)):
+        with pytest.raises(tilewright.InputError) as error:
+            call()
+        assert str(error.value).isprintable()
+
+
+def test_long_names_are_cut_in_messages(kernel_cache: Path) -> None:
+    model = tilewright.compile(one_node("Relu", "n" * 10_000, [2], "y"), options=Options(cache_dir=kernel_cache))
+    with pytest.raises(
+        tilewright.InputError, match=r"^input 'nnn.*nnn \.\.\. nnn.*' must have shape \(2,\), not \(3,\)$"
+    ):
+        model(np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("model, what", [(None, "a NoneType"), (3, "a int"), (dict, "the class dict")])
+def test_what_is_no_model_is_told_so(model: object, what: str) -> None:
+    with pytest.raises(OptionError, match=f"^a model is a path, bytes, an onnx.ModelProto, or a .*, not {what}$"):
+        tilewright.compile(model)  # type: ignore[call-overload]
+
+
+def test_the_command_line_names_its_own_options(open_file: Path, tmp_path: Path, capsys: Capture) -> None:
+    takes = "x: float32[batch, 3], y: float32[batch, 3]"
+    message = f"the inputs decide shapes of this model ({takes}): give --shape NAME=SIZES"
+    assert error_of(capsys, "run", str(open_file)) == f"{message}, or --inputs IN.npz"
+    assert error_of(capsys, "explain", str(open_file)) == message
+    staged = tmp_path / "staged.onnx"
+    staged.write_bytes(one_node("NonZero", "x", [3], "y").SerializeToString())
+    message = "the inputs decide what this model computes (x: float32[3]): give --inputs IN.npz"
+    assert error_of(capsys, "run", str(staged)) == message
+    (tmp_path / "text.npz").write_text("hello")
+    message = f"{tmp_path / 'text.npz'} cannot be read as an .npz file: it is none"
+    assert error_of(capsys, "run", str(staged), "--inputs", str(tmp_path / "text.npz")) == message
+
+
+def test_sequences_and_strings_are_shown_and_written(tmp_path: Path, capsys: Capture) -> None:
+    values = np.array([[1, 2], [3, 4]], np.float32)
+    np.savez(tmp_path / "in.npz", x=values)
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["s"], axis=0),
+        helper.make_node("Cast", ["x"], ["t"], to=TensorProto.STRING),
+    ]
+    outputs = [
+        helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None),
+        helper.make_tensor_value_info("t", TensorProto.STRING, [2, 2]),
+    ]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])], outputs)
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    given = [str(tmp_path / "m.onnx"), "--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    assert main(["run", *given]) == 0
+    assert "s[1]" in capsys.readouterr().out
+    found = np.load(tmp_path / "out.npz", allow_pickle=False)
+    np.testing.assert_array_equal(np.concatenate([found["s[0]"], found["s[1]"]]), values)
+    assert [float(text) for text in found["t"].ravel()] == [1, 2, 3, 4]
+
+
+def one_node(op: str, name: str, shape: list, output: str) -> ModelProto:
+    node = helper.make_node(op, [name], [output], name="n\x1b[31m")
+    kind = TensorProto.INT64 if op == "NonZero" else TensorProto.FLOAT
+    graph = helper.make_graph(
+        [node], "g\x1b[31m", [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(output, kind, None)],
+    )  # fmt: skip
+    return helper.make_model(graph)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tilewright import errors
 from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
@@ -175,7 +176,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
         with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as an .npz file: {error}") from error
+        reason = "it is none" if "allow_pickle=`" in str(error) else error
+        raise InputError(f"{path} cannot be read as an .npz file: {reason}") from error
 
 
 def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort | Border]) -> dict[str, Array]:
@@ -187,6 +189,35 @@ def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort |
         if dtype is not None and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
             restored[name] = array.view(dtype)
     return restored
+
+
+def inputs_of(model: AnyModel, given: Mapping[str, Array] | None, seed: int) -> dict[str, Array]:
+    """What the model runs on: what is given, or random numbers where its shapes are known."""
+    if given is not None:
+        return restore_types(given, model.inputs)
+    check_settled(model, "--inputs IN.npz")
+    return model.random_inputs(seed)
+
+
+def check_settled(model: AnyModel, also: str = "") -> None:
+    """A model that still waits for shapes, or for what its data decides, needs something of the caller."""
+    takes = ", ".join(map(str, model.inputs))
+    if isinstance(model, OpenModel):
+        way_out = f"--shape NAME=SIZES{f', or {also}' if also else ''}"
+        raise OptionError(f"the inputs decide shapes of this model ({takes}): give {way_out}")
+    if isinstance(model, StagedModel) and also:
+        raise OptionError(f"the inputs decide what this model computes ({takes}): give {also}")
+
+
+def arrays_of(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Outputs as arrays: those of a sequence one by one, strings of a type that is not pickled, nothing of what is
+    absent."""
+    found: dict[str, Array] = {}
+    for name, value in outputs.items():
+        items = {f"{name}[{k}]": v for k, v in enumerate(value)} if isinstance(value, list) else {name: value}
+        arrays = {n: np.asarray(v) for n, v in items.items() if v is not None}
+        found |= {n: a.astype(str) if a.dtype.kind == "O" else a for n, a in arrays.items()}
+    return found
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -207,7 +238,7 @@ def output_console() -> Console:
 
 def printable(text: str) -> str:
     """Text for a terminal: characters that command one are spelled out, lines stay."""
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return errors.printable(text, keep="\n")
 
 
 def print_json(value: object) -> None:

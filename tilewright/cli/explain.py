@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tilewright.report.facts import explain_json
 
     model = common.compile_model(arguments)
+    common.check_settled(model)
     measured = model.profile(repeat=_REPEAT) if arguments.measure else None
     if arguments.html is not None:
         page = explain_html(model.artifact, arguments.model.name, measured)

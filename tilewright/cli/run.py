@@ -52,11 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
         where = f"; see {arguments.dump}" if arguments.dump is not None else "; add --dump DIR to see its result"
         Console(stderr=True).print(f"stopped after {arguments.stop_after}{where}", markup=False, highlight=False)
         return 0
-    inputs = model.random_inputs(arguments.seed) if given is None else common.restore_types(given, model.inputs)
+    inputs = common.inputs_of(model, given, arguments.seed)
     with working(f"running {common.printable(arguments.model.name)}"):
         start = time.perf_counter()
-        outputs = model.run(inputs)
+        results = model.run(inputs)
         run_s = time.perf_counter() - start
+    outputs = common.arrays_of(results)
     if arguments.outputs is not None:
         common.write_arrays(arguments.outputs, outputs)
     if arguments.json:
@@ -99,7 +100,7 @@ def output_table(outputs: dict[str, Array]) -> Table:
 
 
 def summarise(array: Array) -> tuple[str, str, str]:
-    if array.size == 0:
+    if array.size == 0 or array.dtype.kind in "US":
         return "", "", ""
     values = array.astype(np.float64)
     return f"{values.min():.6g}", f"{values.mean():.6g}", f"{values.max():.6g}"

@@ -158,6 +158,17 @@ for _name, _op in {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}.items()
     _bits(f"aten.bitwise_{_name}", _op)
 
 
+def _shift(name: str, direction: str) -> None:
+    @row(name)
+    def shift(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
+        return m.new("BitShift", m.typed(x, out.dtype), m.typed(y, out.dtype), direction=direction)
+
+
+for _name in ("left", "right"):
+    _shift(f"aten.bitwise_{_name}_shift", _name.upper())
+    _shift(f"aten.__{_name[0]}shift__", _name.upper())
+
+
 @row("aten.where")
 def where(m: Emitter, out: Value, condition: Value, x: Operand, y: Operand) -> Results:
     return m.new("Where", m.typed(condition, dtypes.bool_), m.typed(x, out.dtype), m.typed(y, out.dtype))

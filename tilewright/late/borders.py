@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.arguments import Array, as_array
-from tilewright.errors import InputError
+from tilewright.errors import InputError, printable
 
 Scope = dict[str, Any]  # an array, a list of arrays, None or strings by its name in the graph
 
@@ -30,7 +30,7 @@ class Border:
         inside = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
         text = f"{'strings' if self.dtype is None else self.dtype.name}[{inside}]" if self.is_checked else "?"
         text = f"sequence({text})" if self.is_sequence else text
-        return f"{self.name}: {f'optional({text})' if self.is_optional else text}"
+        return printable(f"{self.name}: {f'optional({text})' if self.is_optional else text}")
 
 
 def checked(ports: Sequence[Border], values: Sequence[Any]) -> Scope:

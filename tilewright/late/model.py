@@ -95,8 +95,3 @@ class LateModel(ABC, Generic[P]):
     @abstractmethod
     def _ran(self) -> Sequence[Compiled]:
         """The compiled models of the last run, at least one; an error where nothing has run."""
-
-
-def printable(text: str) -> str:
-    """Names of a model are any text: what commands a terminal is not printed."""
-    return "".join(c if c.isprintable() else "?" for c in text)

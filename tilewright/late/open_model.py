@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.arguments import Array, as_array, bind
-from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
-from tilewright.late.model import Compiled, LateModel, printable
+from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError, printable
+from tilewright.late.model import Compiled, LateModel
 
 if TYPE_CHECKING:
     from tilewright.profiles import Profile
@@ -41,7 +41,7 @@ class OpenPort:
     def __str__(self) -> str:
         kind = "?" if self.dtype is None else self.dtype.name
         inside = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
-        return f"{self.name}: {kind}[{inside}]"
+        return printable(f"{self.name}: {kind}[{inside}]")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Variant:
     def __str__(self) -> str:
         parts = [f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items()]
         parts += [f"{name} = {array.tolist()}" for name, array in self.values.items()]
-        return ", ".join(parts) or "no inputs"
+        return printable(", ".join(parts)) or "no inputs"
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from tilewright.errors import (
     RegionError,
     TilewrightError,
     UndecidedError,
+    printable,
 )
 from tilewright.ir import dtypes
 from tilewright.ir.graph import ASKED, NUMBERS, Form, Graph, Node, Part, Room, Value, filled, item_name
 from tilewright.late.borders import Border, Scope, checked
-from tilewright.late.model import Compiled, LateModel, printable
+from tilewright.late.model import Compiled, LateModel
 from tilewright.late.stages import (
     Following,
     Forms,
@@ -442,4 +443,4 @@ def _summary(stage: Stage) -> str:
         text += ", for " + " and ".join(f"{room.low} to {room.high}" for room in stage.rooms) + " at run time"
     if stage.cut is None:
         return text
-    return f"{text}; then {printable(str(stage.cut))}"
+    return f"{text}; then {stage.cut}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ class Callee(Protocol):
     def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None] | None: ...
     def explain(self) -> str: ...
     def profile(self, /, *args: Any, repeat: int = ...) -> Any: ...
+    def save(self, folder: str | os.PathLike[str]) -> None: ...
 
 
 Build = Callable[[Graph], Callee]

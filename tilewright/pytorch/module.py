@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,20 @@ class CompiledModule:
                 "the module is several models, with a loop that data end; profile its bodies by themselves"
             )
         return entry.call.model.profile(*[_tensor(p, leaves, ()) for p in entry.exported.inputs], repeat=repeat)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model of the one set of shapes that was compiled to a directory, which `tilewright.load` and a C
+        program start from (docs/shipping.md). It takes and gives the tensors alone, in order: no dicts, no buffers."""
+        if len(self._entries) != 1 or len(self.models) != 1:
+            raise OptionError(
+                f"a directory holds one model for one set of shapes, and this module is {len(self.models)} for "
+                f"{len(self._entries)}: compile it anew for the shapes to ship"
+            )
+        if next(iter(self._entries.values())).exported.changes:
+            raise OptionError(
+                "the module changes buffers or inputs in place, which a saved model does not: return them"
+            )
+        self.models[0].save(folder)
 
     def __repr__(self) -> str:
         return f"<tilewright.CompiledModule of {type(self._module).__name__}, {len(self._entries)} sets of shapes>"
