@@ -224,16 +224,25 @@ def _model(
     return Model(stored.slimmed(identity, artifact, again) if slim else artifact, chosen)
 
 
-def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model:
-    """The model that `Model.save`, or `tilewright compile`, wrote to a directory; nothing is compiled.
+def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model | StagedModel:
+    """The model that its `save`, or `tilewright compile`, wrote to a directory; nothing is compiled. Of a model that
+    runs in parts, only those parts are compiled, at a call, that it had not come to when it was saved.
 
     It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
     load what you would run.
     """
+    from tilewright.late import saving
+    from tilewright.shipping.directory import read_manifest
     from tilewright.shipping.files import load as shipped
 
-    chosen = Options.from_environment(threads=threads)
-    return Model(shipped(Path(folder), chosen.threads), chosen)
+    chosen, place = Options.from_environment(threads=threads), Path(folder)
+
+    def whole(part: Path) -> Model:
+        return Model(shipped(part, chosen.threads), chosen)
+
+    if not saving.is_in_parts(read_manifest(place)):
+        return whole(place)
+    return saving.load(place, whole, compile_graph, chosen.threads)
 
 
 def _built(

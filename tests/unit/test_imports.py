@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "arguments": set(),
     "profiles": set(),
-    "late": {"arguments", "profiles", "compiler", "frontend", "ir", "ops", "options"},
+    "late": {"arguments", "profiles", "compiler", "frontend", "ir", "ops", "options", "shipping", "version"},
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
     "api": {"pytorch", "arguments", "profiles", "late", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
     "decoding": {"api", "arguments", "frontend", "ir", "options"},

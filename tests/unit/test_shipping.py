@@ -18,7 +18,7 @@ from onnx import TensorProto
 import tilewright
 from tests.cpu_stages import model_of
 from tests.unit.test_stored import X, dense
-from tilewright import Model, ModelError, OptionError, Options, ToolError, UnsupportedError
+from tilewright import Model, ModelError, OptionError, Options, ToolError
 from tilewright.cli.main import main
 from tilewright.ir import dtypes
 from tilewright.runtime import ToolchainError, find_compiler, this_machine
@@ -26,7 +26,7 @@ from tilewright.runtime.features import c_checks, relied_on
 from tilewright.runtime.toolchain import Machine
 from tilewright.shipping import files
 from tilewright.shipping.header import example_text, header_text
-from tilewright.shipping.manifest import FORMAT, from_json
+from tilewright.shipping.manifest import FORMAT, _sum
 
 pytestmark = pytest.mark.host  # what is saved is for this computer
 
@@ -70,12 +70,9 @@ def expected() -> np.ndarray:
 def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
     """The manifest with a change, and summed again."""
     path = folder / "manifest.json"
-    manifest = from_json(path.read_text(), "here", "")
-    row = json.loads(manifest.to_json())
+    row = json.loads(path.read_text())
     change(row)
     row.pop("manifest_sha256")
-    from tilewright.shipping.manifest import _sum
-
     path.write_text(json.dumps({**row, "manifest_sha256": _sum(row)}))
 
 
@@ -385,8 +382,6 @@ def test_a_model_from_the_cache_is_saved_too(tmp_path: Path) -> None:
 def test_what_has_no_code_is_not_saved(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="leave out stop_after"):
         compiled(folder.parent, dense(), stop_after="source").save(tmp_path / "none")
-    with pytest.raises(UnsupportedError, match="target 'cuda-emulated' cannot be saved yet"):
-        compiled(folder.parent, dense(), target="cuda-emulated").save(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

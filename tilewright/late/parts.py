@@ -35,7 +35,7 @@ def border_model(
     if options.fallback == "error" and any(v.dtype is None for v in (*inputs, *outputs)):
         raise reason  # strings
     takes, gives = (list(map(_border, side)) for side in (inputs, outputs))
-    return StagedModel(name_of(source), graph, takes, gives, _tools(options, compile_part))
+    return StagedModel(name_of(source), graph, takes, gives, tools_for(options, compile_part))
 
 
 def in_parts(
@@ -53,7 +53,7 @@ def in_parts(
     graph = load(source, shapes, values)
     inputs = [Border(v.name, v.dtype.numpy, tuple(map(int, v.shape))) for v in graph.inputs]  # type: ignore[arg-type]
     outputs = list(map(_border, ports(source, shapes)[1]))
-    return StagedModel(name_of(source), graph, inputs, outputs, _tools(options, compile_part))
+    return StagedModel(name_of(source), graph, inputs, outputs, tools_for(options, compile_part))
 
 
 def _border(value: OpenValue) -> Border:
@@ -85,10 +85,11 @@ def name_of(source: Any) -> str:
     return source.name if isinstance(source, Path) else "the model"
 
 
-def _tools(options: Options, compile_part: CompilePart) -> Tools:
+def tools_for(options: Options, compile_part: CompilePart) -> Tools:
+    """How parts are compiled by these options."""
     from tilewright.late.host import evaluate
 
-    return Tools(compile_part, _output_forms, None if options.fallback == "error" else evaluate, options.variants)
+    return Tools(compile_part, _output_forms, None if options.fallback == "error" else evaluate, options)
 
 
 def _output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:

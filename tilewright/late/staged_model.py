@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +41,7 @@ from tilewright.late.stages import (
     padded,
     rooms_of,
 )
+from tilewright.options import Options
 from tilewright.profiles import KernelTime, Profile
 
 if TYPE_CHECKING:
@@ -52,12 +55,12 @@ _LOOP = "Loop"
 
 @dataclass(frozen=True)
 class Tools:
-    """How the model's parts are compiled, and nodes run outside; how many of each part are kept."""
+    """How the model's parts are compiled, and nodes run outside."""
 
     compile: Callable[[Graph], Compiled]
     forms: Callable[[Graph], Mapping[str, tuple[Form, ...]]]  # by name the extents of what a part gives
     evaluate: Callable[[Node, Sequence[Any]], list[Any]] | None  # None: nodes outside are refused
-    keep: int
+    options: Options
 
 
 class StagedModel(LateModel[Border]):
@@ -68,16 +71,27 @@ class StagedModel(LateModel[Border]):
     """
 
     def __init__(
-        self, name: str, graph: Graph, inputs: Sequence[Border], outputs: Sequence[Border], tools: Tools
-    ) -> None:
+        self, name: str, graph: Graph, inputs: Sequence[Border], outputs: Sequence[Border], tools: Tools,
+        first: Following | None = None,
+    ) -> None:  # fmt: skip
+        """`first` has parts that are compiled already."""
         super().__init__(name, inputs, outputs)
         self._graph = graph
         self._tools = tools
-        self._first = Following()
+        self._first = Following() if first is None else first
         self._last: tuple[Stage, ...] = ()
         self._warned: set[str] = set()
         self._process = os.getpid()
         self._lock = Lock()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def graph(self) -> Graph:
+        """All of its nodes, of which parts are made."""
+        return self._graph
 
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on values in order and fill arrays of the caller."""
@@ -105,9 +119,10 @@ class StagedModel(LateModel[Border]):
 
     def explain(self) -> str:
         """The parts of the last run, what lies between them, and what became of each."""
-        lines = [f"{self._name}: runs in parts; {self._compiled} compiled so far, {len(self._last)} in the last run"]
+        ran, first = self._last, self._begin() if not self._last else None
+        lines = [f"{self._name}: runs in parts; {self._compiled} compiled so far, {len(ran)} in the last run"]
         parts = []
-        for number, stage in enumerate(self._last, 1):
+        for number, stage in enumerate(ran if first is None else (first,), 1):
             lines.append(f"  part {number}: {_summary(stage)}")
             if stage.model is not None:
                 parts += ["", f"part {number}", stage.model.explain()]
@@ -115,12 +130,31 @@ class StagedModel(LateModel[Border]):
                 parts += ["", f"body of the loop after part {number}", stage.body.explain()]
         return "\n".join([*lines, *parts])
 
-    def save(self, folder: str | os.PathLike[str]) -> NoReturn:
-        """It is refused: what a directory holds is one part."""
-        raise OptionError(
-            "this model runs in parts, compiled for what its data decides, and a directory holds the code of one: ship "
-            "the model file, whose parts are in the cache from the second start on"
-        )
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model to a directory that `tilewright.load` starts from (docs/shipping.md): the parts that calls
+        came to so far, the first one in any case where its shapes are known, and the graph, of which further parts
+        are compiled when a call comes to them."""
+        from tilewright.late.saving import save
+
+        self._begin()
+        save(self, Path(folder), self._tools.options)
+
+    @contextmanager
+    def held(self) -> Iterator[Following]:
+        """The parts that a model begins with, by what they are for; no other thread compiles meanwhile."""
+        self._own_lock()
+        with self._lock:
+            yield self._first
+
+    def _begin(self) -> Stage | None:
+        """The first part, where all shapes are known; compiled, if it is not."""
+        scope: Scope = {}
+        for port in self._inputs:
+            known = [n for n in port.shape or () if isinstance(n, int)]
+            if port.dtype is None or port.is_sequence or port.is_optional or len(known) < len(port.shape or (None,)):
+                return None
+            scope[port.name] = np.broadcast_to(np.zeros((), port.dtype), known)
+        return self._behind_values(self._first, None, (), scope, dict(scope), {})[0]
 
     def _ran(self) -> Sequence[Compiled]:
         models = list(self._models())
@@ -260,11 +294,15 @@ class StagedModel(LateModel[Border]):
     def _found(
         self, table: Following, inherited: Sequence[Room], numbers: Numbers, build: Callable[[Slots], Stage]
     ) -> tuple[Stage, tuple[int, ...]]:
-        if os.getpid() != self._process:  # a child process must not wait for a thread that it has no copy of
-            self._process, self._lock = os.getpid(), Lock()
+        self._own_lock()
         with self._lock:
-            stage = table.find(inherited, numbers, self._tools.keep, build, self._tell_refused)
+            stage = table.find(inherited, numbers, self._tools.options.variants, build, self._tell_refused)
         return stage, stage.left(numbers.values)
+
+    def _own_lock(self) -> None:
+        """A child process must not wait for a thread that it has no copy of."""
+        if os.getpid() != self._process:
+            self._process, self._lock = os.getpid(), Lock()
 
     def _built(
         self, start: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array], opening: Opening

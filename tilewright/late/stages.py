@@ -144,13 +144,14 @@ def rooms_of(slots: Slots) -> tuple[Room, ...]:
 
 
 class Following:
-    """Stages by the numbers they are for, those used last."""
+    """Stages by the numbers they are for, those used last; of every kind of number the first ones that came, which of
+    them differed since, and rooms that could not be compiled for."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Any, Stage] = OrderedDict()
-        self._first: dict[Any, tuple[int, ...]] = {}
-        self._differ: dict[Any, set[int]] = {}
-        self._refused: set[Any] = set()
+        self.kept: OrderedDict[Any, Stage] = OrderedDict()
+        self.first: dict[Any, tuple[int, ...]] = {}
+        self.differ: dict[Any, set[int]] = {}
+        self.refused: set[Any] = set()
 
     def find(
         self, inherited: Sequence[Room], numbers: Numbers, keep: int, build: Callable[[Slots], Stage],
@@ -159,7 +160,7 @@ class Following:
         """The stage for numbers, of which the first have the rooms of the stage before; built where there is none."""
         key: tuple[Any, tuple[Room | Tie | int, ...]] = (numbers.kind, numbers.values)
         slots = self._slots(inherited, numbers)
-        if key not in self._kept:
+        if key not in self.kept:
             for _ in range(_NARROWER):
                 if all(room.low == room.high for room in rooms_of(slots)):
                     break
@@ -169,30 +170,30 @@ class Following:
                     key = open_key
                     break
                 slots = tuple(s.around(n) if isinstance(s, Room) else s for s, n in pairs)
-        if key not in self._kept:
-            self._kept[key] = build((None,) * len(slots))
-        self._kept.move_to_end(key)
-        found = self._kept[key]
-        if len(self._kept) > keep:
-            self._kept.popitem(last=False)
+        if key not in self.kept:
+            self.kept[key] = build((None,) * len(slots))
+        self.kept.move_to_end(key)
+        found = self.kept[key]
+        if len(self.kept) > keep:
+            self.kept.popitem(last=False)
         return found
 
     def _is_open(self, key: Any, slots: Slots, build: Callable[[Slots], Stage], refuse: Refuse) -> bool:
         """Whether there is a stage for all numbers in these rooms."""
-        if key not in self._kept and key not in self._refused:
+        if key not in self.kept and key not in self.refused:
             try:
-                self._kept[key] = build(slots)
+                self.kept[key] = build(slots)
             except TilewrightError as error:  # for the number itself it may still do, or say what is wrong
-                self._refused.add(key)
+                self.refused.add(key)
                 refuse(slots, error)
-        return key in self._kept
+        return key in self.kept
 
     def _slots(self, inherited: Sequence[Room], numbers: Numbers) -> Slots:
         """The rooms of the stage before; of the other numbers one for each that was another before, unless it follows
         from one that has a room: then and now it was as much more."""
         values = numbers.values
-        first = self._first.setdefault(numbers.kind, values)
-        differ = self._differ.setdefault(numbers.kind, set())
+        first = self.first.setdefault(numbers.kind, values)
+        differ = self.differ.setdefault(numbers.kind, set())
         differ.update(k for k, (a, b) in enumerate(zip(first, values, strict=True)) if a != b)
         found: list[Room | Tie | None] = list(inherited)
         for place in range(len(inherited), len(values)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -32,13 +32,18 @@ from tilewright.runtime.device_arrays import (
     stream_handle,
 )
 from tilewright.runtime.gpu_model import GpuModelImage, check_arrays
-from tilewright.runtime.nvrtc import Resources, cached_cubin, exact_architecture
+from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
 
 _FREE_SHARED_BYTES = 48 << 10  # beyond this a kernel must ask for its dynamic shared memory
 _MOST_LANES = 8  # streams that keep an arena and a graph of their own
 ToHost = Callable[[Any, int], "np.ndarray[Any, Any]"]
+
+
+def architecture_of(device: int = 0) -> str:
+    """What kernels are compiled for that run on a device."""
+    return exact_architecture(capability(open_device(device)))
 
 
 class _Lane:
@@ -80,7 +85,11 @@ class CudaModel:
     """Calls from several threads are safe. On one stream they take turns; on streams of their own they run at once,
     each with an arena of its own."""
 
-    def __init__(self, image: GpuModelImage, cache: Cache, device: int = 0, jobs: int = 2) -> None:
+    def __init__(
+        self, image: GpuModelImage, cache: Cache, device: int = 0, jobs: int = 2,
+        cubins: Mapping[str, Cubin] | None = None,
+    ) -> None:  # fmt: skip
+        """Kernels that `cubins` has are not compiled."""
         self._device = open_device(device)
         from cuda.bindings import driver
 
@@ -90,7 +99,7 @@ class CudaModel:
         self._index = device
         (self._context,) = check(driver.cuCtxGetCurrent())
         self.resources: dict[str, Resources] = {}
-        self._kernels = self._load_kernels(cache, jobs)
+        self._kernels = self._load_kernels(cache, jobs, cubins or {})
         weight_bytes = memoryview(image.weights).nbytes
         ports = sum(image.input_bytes) + sum(image.output_bytes)
         require_memory(weight_bytes + image.arena_bytes + ports, "the model")
@@ -101,6 +110,15 @@ class CudaModel:
         stream = int(self._stream.handle)
         self._upload(self._weights.pointer, np.frombuffer(image.weights, np.uint8), stream)
         self._stream.sync()
+
+    @property
+    def image(self) -> GpuModelImage:
+        return self._image
+
+    @property
+    def architecture(self) -> str:
+        """What the kernels were compiled for."""
+        return exact_architecture(capability(self._device))
 
     # ---- arrays on the host
 
@@ -248,12 +266,14 @@ class CudaModel:
             lane = self._lanes[stream] = _Lane(self._image, self._kernels, self._weights.pointer, self._context)
             return lane
 
-    def _load_kernels(self, cache: Cache, jobs: int) -> dict[str, Any]:
+    def _load_kernels(self, cache: Cache, jobs: int, known: Mapping[str, Cubin]) -> dict[str, Any]:
         from cuda.core import ObjectCode
 
-        arch = exact_architecture(capability(self._device))
+        arch = self.architecture
         with ThreadPoolExecutor(jobs) as pool:
-            cubins = list(pool.map(lambda k: cached_cubin(k.source, arch, cache), self._image.kernels))
+            cubins = list(
+                pool.map(lambda k: known.get(k.name) or cached_cubin(k.source, arch, cache), self._image.kernels)
+            )
         loaded = {}
         for kernel, cubin in zip(self._image.kernels, cubins, strict=True):
             self.resources.update(cubin.resources)

@@ -95,6 +95,10 @@ class EmulatedModel:
         self._weights = _aligned(memoryview(image.weights).nbytes)
         self._weights[:] = np.frombuffer(image.weights, np.uint8)
 
+    @property
+    def image(self) -> GpuModelImage:
+        return self._image
+
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         self.profile(inputs, outputs)
 

@@ -38,7 +38,7 @@ def check_free(place: Path) -> None:
         if place.exists() and not place.is_dir():
             raise OptionError(f"{place} is a file; a model is saved to a directory")
         is_taken = place.is_dir() and any(place.iterdir())
-        if is_taken and f'"{KIND}"' not in (place / MANIFEST).read_text(errors="replace"):
+        if is_taken and f'"{KIND}' not in (place / MANIFEST).read_text(errors="replace"):  # of any kind
             raise FileNotFoundError
     except FileNotFoundError as error:
         raise OptionError(
@@ -65,6 +65,19 @@ def _move(temporary: Path, place: Path) -> None:
     # whoever has the old files open or mapped keeps them
     with contextlib.suppress(OSError):
         shutil.rmtree(old)
+
+
+def read_manifest(folder: Path) -> str:
+    """The text of a saved model's manifest, or an error in one line."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(f"'{folder}' {what}; give a directory that model.save or 'tilewright compile' wrote")
+    try:
+        return (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ModelError(f"'{folder}' is not a saved model: it has no {MANIFEST}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"'{folder}': its {MANIFEST} cannot be read; save the model again") from error
 
 
 def sums(folder: Path) -> dict[str, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tilewright.errors import ModelError, OptionError, ToolError, UnsupportedError
+from tilewright.errors import ModelError, OptionError, ToolError
 from tilewright.ir.loops import Call
 from tilewright.options import Options, check_whole_number
 from tilewright.runtime.cpu_model import (
@@ -27,14 +27,16 @@ from tilewright.runtime.features import relied_on
 from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, default_flags, find_compiler, this_machine
 from tilewright.runtime.weights import WeightsError
-from tilewright.shipping.directory import MANIFEST, check_files, sums, write_directory
+from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
+from tilewright.shipping.gpu import GpuManifest, gpu_manifest, save_gpu, start_gpu
 from tilewright.shipping.header import example_text, header_text
-from tilewright.shipping.manifest import Manifest, Port, from_json
+from tilewright.shipping.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
 
+T = TypeVar("T")
 LIBRARY = "libmodel.so"
 WEIGHTS = "model.weights"
 PLAN = "plan.json"
@@ -49,8 +51,8 @@ class ShippedArtifact:
     """A model from a directory. It has code and weights, but not the model file that they were made of."""
 
     folder: Path
-    manifest: Manifest
-    runner: CpuModel
+    manifest: Manifest | GpuManifest
+    runner: Any
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -85,14 +87,12 @@ def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -
         shipped = artifact.folder
         write_directory(folder, lambda place: _copy(shipped, artifact.manifest, place))
         return
-    runner, target = artifact.runner, artifact.target
+    runner = artifact.runner
     if runner is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
     if not isinstance(runner, CpuModel):
-        raise UnsupportedError(
-            f"a model for target '{target.name}' cannot be saved yet: compile for cpu, or ship the model file, whose "
-            f"kernels are in the cache from the second start on"
-        )
+        save_gpu(artifact, folder, options)
+        return
     texts = _texts(artifact, runner)
     write_directory(folder, lambda place: _fill(place, artifact, runner, texts, options))
 
@@ -101,16 +101,11 @@ def load(folder: Path, threads: int | None = None) -> ShippedArtifact:
     """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
     if threads is not None:
         check_whole_number("threads", threads, least=1, most=MAX_THREADS)
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ModelError(f"'{folder}' {what}; give a directory that model.save or 'tilewright compile' wrote")
-    try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ModelError(f"'{folder}' is not a saved model: it has no {MANIFEST}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"'{folder}': its {MANIFEST} cannot be read; save the model again") from error
-    manifest = from_json(text, f"'{folder}'", VERSION)
+    row = unsealed(read_manifest(folder), f"'{folder}'", VERSION, KIND, FORMAT)
+    if "gpu" in row:
+        about = _read(folder, row, gpu_manifest)
+        return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about))
+    manifest = _read(folder, row, manifest_from)
     _check_machine(folder, manifest)
     check_files(folder, dict(manifest.files))
     built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions)
@@ -119,6 +114,13 @@ def load(folder: Path, threads: int | None = None) -> ShippedArtifact:
     except (ModelRunError, WeightsError, PermissionRefused) as error:
         raise ToolError(f"'{folder}': {error}") from error
     return ShippedArtifact(folder.resolve(), manifest, runner)
+
+
+def _read(folder: Path, row: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+    try:
+        return read(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(f"'{folder}'") from error
 
 
 def _check_machine(folder: Path, manifest: Manifest) -> None:
@@ -202,7 +204,7 @@ def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Option
     )
 
 
-def _copy(folder: Path, manifest: Manifest, place: Path) -> None:
+def _copy(folder: Path, manifest: Manifest | GpuManifest, place: Path) -> None:
     for name in (MANIFEST, *manifest.files):
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, place / name)

@@ -53,8 +53,8 @@ class Manifest:
                 "machine": self.machine,
                 "permissions": self.permissions,
             },
-            "inputs": [_port_row(port) for port in self.inputs],
-            "outputs": [_port_row(port) for port in self.outputs],
+            "inputs": [port_row(port) for port in self.inputs],
+            "outputs": [port_row(port) for port in self.outputs],
             "threads": self.threads,
             "denormals": self.denormals,
             "compiler": self.compiler,
@@ -63,32 +63,38 @@ class Manifest:
             "calls": [(call.kernel, call.arguments, call.step) for call in self.calls],
             "files": self.files,
         }
-        return json.dumps({**body, _SUM: _sum(body)}, indent=1) + "\n"
+        return sealed(body)
 
 
-def from_json(text: str, where: str, version: str) -> Manifest:
-    """The manifest of the directory `where`, read by this version of Tilewright; an error in one line otherwise."""
-    damaged = ModelError(f"{where}: its manifest is damaged; save the model again")
+def sealed(body: Mapping[str, Any]) -> str:
+    """A manifest as text, with a sum of itself."""
+    return json.dumps({**body, _SUM: _sum(body)}, indent=1) + "\n"
+
+
+def unsealed(text: str, where: str, version: str, kind: str, form: int) -> dict[str, Any]:
+    """What was sealed, of this kind and format; an error in one line otherwise."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise damaged from error
-    if not isinstance(row, dict) or row.get("kind") != KIND:
+        raise damaged(where) from error
+    if not isinstance(row, dict) or row.get("kind") != kind:
         raise ModelError(f"{where} is not a saved model: its manifest.json is about something else")
-    if row.get("format") != FORMAT:
+    if row.get("format") != form:
         raise ModelError(
             f"{where} was saved in format {row.get('format')} by Tilewright {row.get('tilewright')}; this is "
-            f"{version}, which reads format {FORMAT}: save the model again with this version"
+            f"{version}, which reads format {form}: save the model again with this version"
         )
-    try:
-        if row.pop(_SUM, None) != _sum(row):
-            raise damaged
-        return _manifest(row)
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged from error
+    if row.pop(_SUM, None) != _sum(row):
+        raise damaged(where)
+    return row
 
 
-def _manifest(row: Mapping[str, Any]) -> Manifest:
+def damaged(where: str) -> ModelError:
+    return ModelError(f"{where}: its manifest is damaged; save the model again")
+
+
+def manifest_from(row: Mapping[str, Any]) -> Manifest:
+    """Of a row that was unsealed; what is not of this form raises KeyError, TypeError or ValueError."""
     cpu, files = row["cpu"], row["files"]
     if not all(_FILE.fullmatch(name) for name in files):
         raise ValueError("a file outside the directory")
@@ -105,19 +111,19 @@ def _manifest(row: Mapping[str, Any]) -> Manifest:
         target=row["target"],
         threads=row["threads"],
         denormals=row["denormals"],
-        inputs=tuple(_port(port) for port in row["inputs"]),
-        outputs=tuple(_port(port) for port in row["outputs"]),
+        inputs=tuple(port_from(port) for port in row["inputs"]),
+        outputs=tuple(port_from(port) for port in row["outputs"]),
         calls=tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
         files=files,
     )
 
 
-def _port_row(port: Port) -> dict[str, Any]:
+def port_row(port: Port) -> dict[str, Any]:
     name, dtype, shape = port
     return {"name": name, "dtype": dtype.name, "shape": list(shape)}
 
 
-def _port(row: Mapping[str, Any]) -> Port:
+def port_from(row: Mapping[str, Any]) -> Port:
     return row["name"], dtypes.by_name(row["dtype"]), tuple(int(n) for n in row["shape"])
 
 

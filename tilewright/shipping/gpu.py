@@ -1,0 +1,165 @@
+"""Saves a model for a GPU as a directory of kernels, launches and weights, and starts one from it without planning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.errors import ModelError, OptionError, ToolError
+from tilewright.ir.loops import Call
+from tilewright.options import Options
+from tilewright.runtime.cache import Cache, CacheError
+from tilewright.runtime.cpu_model import BufferRef
+from tilewright.runtime.emulator import Contract
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin
+from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
+from tilewright.shipping.directory import MANIFEST, check_files, sums, write_directory
+from tilewright.shipping.manifest import FORMAT, KIND, Port, port_from, port_row, sealed
+from tilewright.version import VERSION
+
+if TYPE_CHECKING:
+    from tilewright.compiler import Artifact
+
+WEIGHTS = "model.weights"
+PLAN = "plan.json"
+EXPLANATION = "explain.txt"
+SOURCES, CODE = "source", "code"
+EMULATED = "emulated"  # in the place of an architecture: the sources themselves run, compiled for this computer
+
+
+@dataclass(frozen=True)
+class GpuManifest:
+    """What such a directory says of itself."""
+
+    architecture: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    calls: tuple[Call, ...]
+    image: Mapping[str, Any]  # the model but for its texts, code and weights
+    files: Mapping[str, str]
+
+
+def save_gpu(artifact: Artifact, folder: Path, options: Options) -> None:
+    """Write the model to a directory, whole or not at all. An earlier saved model there gives way."""
+    from tilewright.report.explain import explain_text
+
+    if artifact.plan is None or artifact.runner is None:
+        raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    image: GpuModelImage = artifact.runner.image
+    architecture = getattr(artifact.runner, "architecture", EMULATED)
+    texts = {f"{SOURCES}/{kernel.name}.cu": kernel.source for kernel in image.kernels}
+    texts |= {PLAN: artifact.plan.to_json() + "\n", EXPLANATION: explain_text(artifact)}
+    codes: dict[str, Cubin] = {}
+    if architecture != EMULATED:
+        codes = {k.name: cached_cubin(k.source, architecture, Cache(options.cache_dir)) for k in image.kernels}
+
+    def fill(place: Path) -> None:
+        for name in (SOURCES, CODE):
+            (place / name).mkdir()
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+        for name, cubin in codes.items():
+            (place / CODE / f"{name}.cubin").write_bytes(cubin.code)
+        (place / WEIGHTS).write_bytes(image.weights)
+        body = {
+            "kind": KIND,
+            "format": FORMAT,
+            "tilewright": VERSION,
+            "gpu": {"architecture": architecture},
+            "inputs": [port_row((p.name, p.dtype, p.shape)) for p in artifact.inputs],
+            "outputs": [port_row((p.name, p.dtype, p.shape)) for p in artifact.outputs],
+            "target": artifact.target.describe(),
+            "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
+            "image": _image_row(image, codes),
+            "files": sums(place),
+        }
+        (place / MANIFEST).write_text(sealed(body), encoding="utf-8")
+
+    write_directory(folder, fill)
+
+
+def gpu_manifest(row: Mapping[str, Any]) -> GpuManifest:
+    """Of a row that was unsealed; what is not of this form raises KeyError, TypeError or ValueError."""
+    return GpuManifest(
+        row["gpu"]["architecture"],
+        tuple(map(port_from, row["inputs"])),
+        tuple(map(port_from, row["outputs"])),
+        tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
+        row["image"],
+        row["files"],
+    )
+
+
+def start_gpu(folder: Path, manifest: GpuManifest) -> Any:
+    """The model on the device or under the emulator, after a look at every file."""
+    check_files(folder, dict(manifest.files))
+    try:
+        image = _image(folder, manifest.image)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ModelError(f"'{folder}': its {MANIFEST} does not fit this version; save the model again") from error
+    options = Options.from_environment()
+    try:
+        if manifest.architecture != EMULATED:
+            return _on_device(folder, manifest, image, Cache(options.cache_dir))
+        return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), os.cpu_count() or 1)
+    except (ToolchainError, CompileError, CacheError) as error:
+        raise ToolError(f"'{folder}': {error}") from error
+
+
+def _on_device(folder: Path, manifest: GpuManifest, image: GpuModelImage, cache: Cache) -> Any:
+    from tilewright.backend.gpu.driver import missing_for_cuda
+
+    missing = missing_for_cuda()
+    if missing is not None:
+        raise ToolError(f"'{folder}' is for a GPU of {manifest.architecture}, and {missing}")
+    from tilewright.runtime.cuda import CudaModel, architecture_of
+
+    here = architecture_of()
+    if here != manifest.architecture:
+        raise ToolError(
+            f"'{folder}' is for a GPU of {manifest.architecture}, and this is {here}: compile the model here"
+        )
+    resources = manifest.image["resources"]
+    cubins = {
+        kernel.name: Cubin(
+            (folder / CODE / f"{kernel.name}.cubin").read_bytes(),
+            {name: Resources(**row) for name, row in resources[kernel.name].items()},
+        )
+        for kernel in image.kernels
+    }
+    return CudaModel(image, cache, cubins=cubins)
+
+
+def _image_row(image: GpuModelImage, codes: Mapping[str, Cubin]) -> dict[str, Any]:
+    return {
+        "kernels": [(k.name, k.block, k.shared_bytes, asdict(k.contract)) for k in image.kernels],
+        "launches": [
+            (c.kernel, c.grid, [(ref.space, ref.value) for ref in c.buffers], c.extents, c.step) for c in image.calls
+        ],
+        "input_bytes": image.input_bytes,
+        "output_bytes": image.output_bytes,
+        "arena_bytes": image.arena_bytes,
+        "resources": {n: {k: asdict(r) for k, r in code.resources.items()} for n, code in codes.items()},
+    }
+
+
+def _image(folder: Path, row: Mapping[str, Any]) -> GpuModelImage:
+    kernels = tuple(
+        GpuKernel(name, (folder / SOURCES / f"{name}.cu").read_text(encoding="utf-8"), block, shared,
+                  Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]))
+        for name, block, shared, contract in row["kernels"]
+    )  # fmt: skip
+    calls = tuple(
+        GpuCall(name, tuple(grid), tuple(BufferRef(*ref) for ref in refs), tuple(extents), step)
+        for name, grid, refs, extents, step in row["launches"]
+    )
+    weights = np.fromfile(folder / WEIGHTS, np.uint8)
+    return GpuModelImage(
+        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), memoryview(weights), row["arena_bytes"]
+    )
