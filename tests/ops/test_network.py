@@ -1,4 +1,4 @@
-"""TopK and scatters of so many elements that they are sorted by a network: against NumPy, by the interpreter and as
+"""TopK, Unique and scatters of so many elements that a network sorts them: against NumPy, by the interpreter and as
 machine code."""
 
 from __future__ import annotations
@@ -142,3 +142,35 @@ def test_what_would_take_too_long_is_refused() -> None:
     inputs = {"x": large["x"], "i": np.broadcast_to(np.int64(0), (1 << 26, 1)), "u": large["x"]}
     with pytest.raises(UnsupportedError, match="ScatterND node 'y': it would take"):
         lower(load(model_of(helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), inputs)))
+
+
+@pytest.mark.parametrize(("dtype", "axis", "in_order"), [
+    (np.float32, None, 1), pytest.param(np.int64, None, 0, marks=pytest.mark.slow),
+    pytest.param(np.int8, 0, 1, marks=pytest.mark.slow), (np.int8, 0, 0),
+])  # fmt: skip
+def test_unique(dtype: Any, axis: int | None, in_order: int, kernel_cache: Path) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(-30, 30, 2500).astype(dtype) if axis is None else rng.integers(-2, 3, (2500, 3)).astype(dtype)
+    about = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Unique", ["x"], ["y", "i", "inverse", "counts"], sorted=in_order, **about)
+    model: Any = tilewright.compile(model_of(node, {"x": x}), options=Options(cache_dir=kernel_cache, fallback="error"))
+    values, places, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not in_order:
+        by_place = np.argsort(places)
+        inverse, values = np.argsort(by_place)[inverse], np.take(values, by_place, axis or 0)
+        places, counts = places[by_place], counts[by_place]
+    for got, want in zip(model(x), (values, places, inverse, counts), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert len(model.calls) > 50  # the steps of a network
+
+
+@pytest.mark.slow
+def test_unique_of_more_than_can_be_compared(kernel_cache: Path) -> None:
+    """Each with each they would be 40 thousand million comparisons, and as many numbers in memory."""
+    x = np.random.default_rng(4).integers(0, 90_000, 200_000)
+    node = helper.make_node("Unique", ["x"], ["y", "i", "inverse", "counts"])
+    model: Any = tilewright.compile(model_of(node, {"x": x}), options=Options(cache_dir=kernel_cache))
+    found = np.unique(x, True, True, True)
+    for got, want in zip(model(x), found, strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -166,6 +166,24 @@ def combined(
     return b.map("total", (*rows, extent, *rest), total)
 
 
+def running(b: Builder, hint: str, start: Tensor, operator: str, backwards: bool = False) -> Tensor:
+    """[places]: every element combined with all before it, or behind it, over distances that double."""
+    (count,) = dims(start)
+    steps = [1 << level for level in range(_levels(count))]
+    if not steps:
+        return start
+    table = b.constant(np.array(steps, np.int64), "doubles")
+    nothing = neutral(operator, start.dtype)
+
+    def joined(carry: Tensor, step: Expr, i: tuple[Expr, ...]) -> Expr:
+        distance = load(table, (step,))
+        other = i[0] + distance if backwards else i[0] - distance
+        is_there = lt(other, count) if backwards else le(0, other)
+        return op(operator, load(carry, i), select(is_there, load(carry, (clamp(other, count),)), nothing))
+
+    return _steps(b, hint, start, len(steps), joined)
+
+
 def sorts(b: Builder, comparisons: int, rows: int, count: int, places: int = 0) -> bool:
     """Whether to sort `rows` of `count`, and search there for `places` in each, and not to compare all with all. A step
     of a network takes a few times one comparison."""

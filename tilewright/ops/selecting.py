@@ -12,10 +12,12 @@ from tilewright.ir.expr import Expr, cast, const, eq, le, load, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims, reindex
+from tilewright.ops.network import order, running, sorts
 from tilewright.ops.registry import operator
 from tilewright.ops.shape import reshaped
 from tilewright.ops.sorting import MOST_COMPARISONS, ordered
 
+_COLUMNS = 8  # of slices that are sorted: a network for each
 _PLAIN = 1 << 12  # flags that are searched without a table of blocks
 
 
@@ -105,13 +107,14 @@ def compress(b: Builder, node: Node, x: Tensor, condition: Tensor) -> Tensor:
 
 @operator("Unique", since=11, constants=(0,))
 def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
-    """Every slice is compared with every other: the first of equal ones is kept."""
+    """The first of equal slices is kept. Every one is compared with every other; many are sorted first."""
     axis = node.attributes.get("axis")
     source = reshaped(b, "flat", x, (prod(dims(x)),)) if axis is None else x
     axis = b.axis(axis or 0, source.rank)
     rest = (*dims(source)[:axis], *dims(source)[axis + 1 :])
     count, width = dims(source)[axis], prod(rest)
-    if count * count * max(width, 1) > MOST_COMPARISONS:
+    sort = width <= _COLUMNS and sorts(b, count * count * width, width + 1, count)
+    if not sort and count * count * max(width, 1) > MOST_COMPARISONS:
         raise b.unsupported(f"it compares {count} slices of {width} elements with each other; {MOST_COMPARISONS} "
                             "comparisons are supported")  # fmt: skip
     if count == 0:
@@ -123,6 +126,19 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
         return (*inner[:axis], k, *inner[axis:])
 
     keys = b.map("keys", (count, width), lambda k, c: ordered(b.read(source, at(k, c))))
+    found = _by_sorting if sort else _by_comparing
+    places, inverse, counts = found(b, keys, bool(node.attributes.get("sorted", 1)))
+    kept = dims(places)[0]
+    shape = (*dims(source)[:axis], kept, *dims(source)[axis + 1 :])
+    values = b.map("", shape, lambda *i: b.read(
+        source, (*i[:axis], clamp(cast(load(places, (i[axis],)), dtypes.index), count), *i[axis + 1 :])))  # fmt: skip
+    return values, places, inverse, counts
+
+
+def _by_comparing(b: Builder, keys: Tensor, in_order: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows of keys that differ from those before: where they are; of every row, which of these it is; how many each
+    stands for. They come in order of their keys, or as they are."""
+    count, width = dims(keys)
     differ = b.reduce("differ", (count, count), (width,), lambda i, r: select(
         op("ne", load(keys, (i[0], r[0])), load(keys, (i[1], r[0]))), cast(r[0], dtypes.int32),
         const(width, dtypes.int32)), "min")  # fmt: skip
@@ -140,7 +156,7 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
         return eq(load(first, (k,)), cast(k, dtypes.int32))
 
     def is_before(one: Expr, other: Expr) -> Expr:
-        if not node.attributes.get("sorted", 1):
+        if not in_order:
             return lt(one, other)
         column = load(differ, (one, other))
         where = clamp(cast(column, dtypes.index), width)
@@ -169,7 +185,63 @@ def unique(b: Builder, node: Node, x: Tensor) -> tuple[Tensor, ...]:
         ),
         "add",
     )
-    shape = (*dims(source)[:axis], kept, *dims(source)[axis + 1 :])
-    values = b.map("", shape, lambda *i: b.read(
-        source, (*i[:axis], clamp(cast(load(places, (i[axis],)), dtypes.index), count), *i[axis + 1 :])))  # fmt: skip
-    return values, places, inverse, counts
+    return places, inverse, counts
+
+
+def _by_sorting(b: Builder, keys: Tensor, in_order: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with rows sorted, so that equal ones are neighbours."""
+    count, width = dims(keys)
+    sorted_to: Tensor | None = None
+    for column in range(width - 1, -1, -1):  # by the last column first: what is equal in an earlier one stays in order
+        sorted_to = _then_by(b, keys, column, sorted_to)
+    assert sorted_to is not None
+    rows = sorted_to
+    back = order(b, "back", (), count, lambda k: load(rows, (k,)), dtypes.int32)  # where each row went
+
+    def at(table: Tensor, k: Expr) -> Expr:
+        return clamp(cast(load(table, (k,)), dtypes.index), count)
+
+    def begins(s: Expr) -> Expr:
+        one, other = at(rows, s), at(rows, clamp(s - 1, count))
+        differ = eq(s, 0)
+        for column in range(width):
+            differ = op("or", differ, op("ne", load(keys, (one, column)), load(keys, (other, column))))
+        return select(differ, const(1, dtypes.int32), const(0, dtypes.int32))
+
+    runs = b.map("runs", (count,), begins)  # by place among the sorted rows, as are `heads` and `ends`
+    if in_order:
+        heads = places_of(b, runs)
+        places = b.map("places", dims(heads), lambda g: cast(load(rows, (at(heads, g),)), dtypes.int64))
+        upto = running(b, "upto_run", runs, "add")
+        inverse = b.map("inverse", (count,), lambda k: cast(load(upto, (at(back, k),)), dtypes.int64) - 1)
+    else:
+        flags = b.map("flags", (count,), lambda k: load(runs, (at(back, k),)))
+        kept = places_of(b, flags)
+        places = b.map("places", dims(kept), lambda g: cast(load(kept, (g,)), dtypes.int64))
+        heads = b.map("heads", dims(kept), lambda g: load(back, (at(kept, g),)))
+        upto = running(b, "upto_flag", flags, "add")
+        begun = b.map("begun", (count,), lambda s: select(
+            eq(load(runs, (s,)), 1), cast(s, dtypes.int32), const(0, dtypes.int32)))  # fmt: skip
+        head = running(b, "head", begun, "max")
+        first = b.map("first", (count,), lambda k: load(rows, (at(head, at(back, k)),)))
+        inverse = b.map("inverse", (count,), lambda k: cast(load(upto, (at(first, k),)), dtypes.int64) - 1)
+    following = b.map("following", (count,), lambda s: select(
+        eq(load(runs, (clamp(s + 1, count),)), 1) if count > 1 else lt(s, 0),
+        cast(s, dtypes.int32) + 1, const(count, dtypes.int32)))  # fmt: skip
+    ends = running(b, "ends", following, "min", backwards=True)
+    counts = b.map("counts", dims(heads), lambda g: cast(
+        load(ends, (at(heads, g),)) - load(heads, (g,)), dtypes.int64))  # fmt: skip
+    return places, inverse, counts
+
+
+def _then_by(b: Builder, keys: Tensor, column: int, before: Tensor | None) -> Tensor:
+    """The places of rows in order of a column, and of equal ones as they were before."""
+    count = dims(keys)[0]
+
+    def row(k: Expr) -> Expr:
+        return k if before is None else clamp(cast(load(before, (k,)), dtypes.index), count)
+
+    found = order(b, "by_key", (), count, lambda k: load(keys, (row(k), column)), keys.dtype)
+    if before is None:
+        return found
+    return b.map("rows", (count,), lambda k: load(before, (clamp(cast(load(found, (k,)), dtypes.index), count),)))

@@ -161,5 +161,5 @@ def _image(folder: Path, row: Mapping[str, Any]) -> GpuModelImage:
     )
     weights = np.fromfile(folder / WEIGHTS, np.uint8)
     return GpuModelImage(
-        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), memoryview(weights), row["arena_bytes"]
+        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), weights.data, row["arena_bytes"]
     )
