@@ -14,6 +14,7 @@ from numpy import empty
 
 from tilewright import stored
 from tilewright.arguments import (
+    NotPickled,
     Port,
     Shapes,
     bind,
@@ -23,6 +24,8 @@ from tilewright.arguments import (
     checked_shapes,
     convert,
     count_inputs,
+    is_model_proto,
+    no_model,
 )
 from tilewright.errors import (
     BorderError,
@@ -136,15 +139,12 @@ def compile(
         from tilewright.pytorch.module import compile_module
 
         return compile_module(model, example_inputs, lambda graph: compile_graph(graph, chosen))
-    if not isinstance(model, str | os.PathLike | bytes) and not hasattr(model, "SerializeToString"):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise OptionError(
-            f"a model is a path, bytes, an onnx.ModelProto, or a torch.nn.Module with example inputs, not {what}"
-        )
+    if not isinstance(model, str | os.PathLike | bytes) and not is_model_proto(model):
+        raise no_model(model)
     if example_inputs is not None:
         raise OptionError("example inputs are for modules of PyTorch; of an ONNX model, shapes= settles what is open")
-    source = checked_path(model) if isinstance(model, str | os.PathLike) else model
-
+    # in full: it is read again when a model with open shapes is called, wherever the process is by then
+    source = checked_path(model).absolute() if isinstance(model, str | os.PathLike) else model
     if chosen.progress is not None:
         chosen.progress("reading the model")
     looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
@@ -266,7 +266,7 @@ def _built(
     return build(graph, goal, chosen, tune_plan)
 
 
-class Model:
+class Model(NotPickled):
     """A compiled model. Calls from several threads at once are safe: a call keeps nothing in this object."""
 
     def __init__(

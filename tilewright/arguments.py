@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,19 @@ class Port:
 
     def __str__(self) -> str:
         return f"{printable(self.name)}: {self.dtype.name}{list(self.shape)}"
+
+
+class NotPickled:
+    """A compiled model: copies of it are itself, since a call keeps nothing in it, and no pickle can hold its code."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise OptionError("a compiled model is not pickled: model.save(DIR), and tilewright.load(DIR) elsewhere")
 
 
 def bind(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -113,6 +126,18 @@ def check_apart(
             if np.may_share_memory(array, other):
                 raise InputError(f"output {name!r} lies in the memory of {what}; give it an array of its own")
         taken.append((array, f"output {name!r}"))
+
+
+def is_model_proto(model: object) -> bool:
+    """By its description, so that onnx is not imported to find out."""
+    return getattr(getattr(model, "DESCRIPTOR", None), "full_name", "") == "onnx.ModelProto"
+
+
+def no_model(given: object) -> OptionError:
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    return OptionError(
+        f"a model is a path, bytes, an onnx.ModelProto, or a torch.nn.Module with example inputs, not {what}"
+    )
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

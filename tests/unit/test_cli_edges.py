@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import tilewright
 from tilewright import OptionError, Options
@@ -195,10 +197,31 @@ def test_long_names_are_cut_in_messages(kernel_cache: Path) -> None:
         model(np.ones(3, np.float32))
 
 
-@pytest.mark.parametrize("model, what", [(None, "a NoneType"), (3, "a int"), (dict, "the class dict")])
+@pytest.mark.parametrize(
+    "model, what", [(None, "a NoneType"), (dict, "the class dict"), (GraphProto(), "a GraphProto")]
+)
 def test_what_is_no_model_is_told_so(model: object, what: str) -> None:
     with pytest.raises(OptionError, match=f"^a model is a path, bytes, an onnx.ModelProto, or a .*, not {what}$"):
         tilewright.compile(model)  # type: ignore[call-overload]
+
+
+def test_a_model_is_read_again_from_anywhere(
+    open_file: Path, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(open_file.parent)
+    model = tilewright.compile(open_file.name, options=Options(cache_dir=kernel_cache))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(model(x, x)[0], 2 * x)
+
+
+def test_models_are_copied_as_they_are_and_never_pickled(add_file: Path, open_file: Path, kernel_cache: Path) -> None:
+    for path in (add_file, open_file):
+        model = tilewright.compile(path, options=Options(cache_dir=kernel_cache))
+        assert copy.deepcopy({"model": model})["model"] is model and copy.copy(model) is model
+        with pytest.raises(OptionError, match=r"not pickled: model.save\(DIR\), and tilewright.load\(DIR\)"):
+            pickle.dumps(model)
 
 
 def test_the_command_line_names_its_own_options(open_file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -203,8 +203,10 @@ def check_settled(model: AnyModel, also: str = "") -> None:
     """A model that still waits for shapes, or for what its data decides, needs something of the caller."""
     takes = ", ".join(map(str, model.inputs))
     if isinstance(model, OpenModel):
-        way_out = f"--shape NAME=SIZES{f', or {also}' if also else ''}"
-        raise OptionError(f"the inputs decide shapes of this model ({takes}): give {way_out}")
+        is_open = any(port.shape is None or not all(isinstance(n, int) for n in port.shape) for port in model.inputs)
+        ways = [*(["--shape NAME=SIZES"] if is_open else []), *([also] if also else [])]
+        way_out = f"give {', or '.join(ways)}" if ways else "'tilewright run' takes it with --inputs"
+        raise OptionError(f"the inputs decide shapes of this model ({takes}): {way_out}")
     if isinstance(model, StagedModel) and also:
         raise OptionError(f"the inputs decide what this model computes ({takes}): give {also}")
 

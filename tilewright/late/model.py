@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tilewright.arguments import Array, bind
+from tilewright.arguments import Array, NotPickled, bind
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -38,7 +38,7 @@ class Compiled(Protocol):
     def save(self, folder: str | os.PathLike[str]) -> None: ...
 
 
-class LateModel(ABC, Generic[P]):
+class LateModel(NotPickled, ABC, Generic[P]):
     """Inputs and outputs as the model declares them; it can run, though nothing may be compiled yet."""
 
     def __init__(self, name: str, inputs: Sequence[P], outputs: Sequence[P]) -> None:
