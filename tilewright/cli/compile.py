@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.api import Array, Model, Port
+from tilewright.api import Port
 from tilewright.cli import common
 from tilewright.errors import OptionError
-from tilewright.late.open_model import OpenModel
 from tilewright.late.staged_model import Border, StagedModel
 from tilewright.shipping.directory import check_free
 
@@ -32,12 +30,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty directory, or a saved model"
     )
-    parser.add_argument(
-        "--inputs",
-        metavar="IN.npz",
-        type=Path,
-        help="inputs to compile for, where they decide shapes or what is computed",
-    )
+    common.add_deciding_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print a summary for scripts")
     common.add_compile_options(parser)
     parser.set_defaults(command=run)
@@ -49,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_free(arguments.output.resolve())
     start = time.perf_counter()
     given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
-    model = compiled(arguments, given)
+    model = common.settled_model(arguments, given)
     model.save(arguments.output)
     seconds = time.perf_counter() - start
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
@@ -69,22 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         text += "; what its data decides is compiled at a call, or here for --inputs IN.npz"
     common.output_console().print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def compiled(arguments: argparse.Namespace, given: Mapping[str, Array] | None) -> Model | StagedModel:
-    """The model as it is saved: for the shapes of the inputs, where it leaves them open, with the parts that they lead
-    to, where it runs in parts."""
-    model: Any = common.compile_model(arguments, given)
-    if isinstance(model, OpenModel):
-        if given is None:
-            common.check_settled(model, "--inputs IN.npz")
-        inputs = common.restore_types(given or {}, model.inputs)
-        model = model.prepare(inputs)
-        given = {port.name: inputs[port.name] for port in model.inputs}
-    if isinstance(model, StagedModel) and given is not None:
-        model.run(common.restore_types(given, model.inputs))
-    saved: Model | StagedModel = model
-    return saved
 
 
 def port_row(port: Port | Border) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _REPEAT = 10  # runs of a profile, whose medians are shown
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "explain", "say what became of a model, and why", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
+    common.add_deciding_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of text")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
     parser.add_argument("--measure", action="store_true", help="time every kernel too, on random inputs")
@@ -39,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tilewright.report.explain_html import explain_html
     from tilewright.report.facts import explain_json
 
-    model = common.compile_model(arguments)
-    common.check_settled(model)
+    given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
+    model = common.settled_model(arguments, given)
     measured = model.profile(repeat=_REPEAT) if arguments.measure else None
     if arguments.html is not None:
         page = explain_html(model.artifact, arguments.model.name, measured)
