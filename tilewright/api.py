@@ -224,25 +224,24 @@ def _model(
     return Model(stored.slimmed(identity, artifact, again) if slim else artifact, chosen)
 
 
-def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model | StagedModel:
+def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model | OpenModel | StagedModel:
     """The model that its `save`, or `tilewright compile`, wrote to a directory; nothing is compiled. Of a model that
     runs in parts, only those parts are compiled, at a call, that it had not come to when it was saved.
 
     It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
     load what you would run.
     """
-    from tilewright.late import saving
+    from tilewright.late import saved_parts, saved_shapes
     from tilewright.shipping.directory import read_manifest
     from tilewright.shipping.files import load as shipped
 
     chosen, place = Options.from_environment(threads=threads), Path(folder)
-
-    def whole(part: Path) -> Model:
-        return Model(shipped(part, chosen.threads), chosen)
-
-    if not saving.is_in_parts(read_manifest(place)):
-        return whole(place)
-    return saving.load(place, whole, compile_graph, chosen.threads)
+    text = read_manifest(place)
+    if saved_shapes.is_for_shapes(text):
+        return saved_shapes.load(place, partial(load, threads=threads))
+    if saved_parts.is_in_parts(text):
+        return saved_parts.load(place, partial(load, threads=threads), compile_graph, chosen.threads)
+    return Model(shipped(place, chosen.threads), chosen)
 
 
 def _built(

@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright import ModelError, OptionError, Options, StagedModel
+from tilewright import ModelError, Options, StagedModel
 from tilewright.cli.main import main
 
 pytestmark = pytest.mark.host  # what is saved is for this computer
@@ -194,11 +194,3 @@ def test_the_command_saves_models_that_inputs_decide(options: Options, tmp_path:
     assert "give --shape NAME=SIZES, or --inputs IN.npz" in capsys.readouterr().err
     assert main(["compile", str(open_file), "-o", str(tmp_path / "open"), *given]) == 0
     assert tilewright.load(tmp_path / "open").inputs[0].shape == (60,)
-
-
-def test_open_shapes_say_what_to_save(options: Options, tmp_path: Path) -> None:
-    model = tilewright.compile(
-        model_of([helper.make_node("Relu", ["x"], ["y"])], [port("x", F, ["n"])], [port("y", F, None)]), options=options
-    )
-    with pytest.raises(OptionError, match=r"save model.prepare\(inputs\), or compile with shapes="):
-        model.save(tmp_path / "open")

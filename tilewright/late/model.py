@@ -49,6 +49,10 @@ class LateModel(NotPickled, ABC, Generic[P]):
         self._compiled = 0
 
     @property
+    def name(self) -> str:
+        return self._name
+
+    @property
     def inputs(self) -> tuple[P, ...]:
         return self._inputs
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,9 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
+    """A variant and the model compiled for it."""
+
     variant: Variant
     model: Compiled
 
@@ -89,15 +92,29 @@ class OpenModel(LateModel[OpenPort]):
         build: Callable[[Shapes, Values], Compiled],
         keep: int,
         reason: TilewrightError,
+        kept: Mapping[Any, Kept] | None = None,
+        deciding: tuple[str, ...] = (),
     ) -> None:
-        """`reason` says what is open, to whoever asks for what only a compiled model has."""
+        """`reason` says what is open, to whoever asks for what only a compiled model has; `kept` is compiled already,
+        with inputs that are `deciding` shapes."""
         super().__init__(name, inputs, outputs)
         self._build = build
         self._keep = keep
         self._reason = reason
-        self._deciding: tuple[str, ...] = reason.inputs if isinstance(reason, UndecidedError) else ()
-        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+        self._deciding: tuple[str, ...] = reason.inputs if isinstance(reason, UndecidedError) else deciding
+        self._kept: OrderedDict[Any, Kept] = OrderedDict(kept or {})
         self._locks = _Locks(os.getpid(), Lock(), Lock())
+
+    @property
+    def kept(self) -> dict[Any, Kept]:
+        """What is compiled and kept now, by shapes and values of inputs."""
+        with self._own_locks().table:
+            return dict(self._kept)
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """Inputs whose values decide shapes."""
+        return self._deciding
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -136,9 +153,16 @@ class OpenModel(LateModel[OpenPort]):
         return "\n".join([head, *kept, "", last])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        raise OptionError(
-            "a directory holds the code for one set of shapes: save model.prepare(inputs), or compile with shapes="
-        )
+        """Write what is compiled now to a directory that `tilewright.load` starts from, for these shapes alone
+        (docs/shipping.md)."""
+        from tilewright.late.saved_shapes import save
+
+        if not self._all():
+            raise OptionError(
+                "nothing is compiled yet that a directory could hold: call the model with the shapes to save, or "
+                "compile it with shapes="
+            )
+        save(self, Path(folder))
 
     def _results(self, values: list[Any]) -> list[Any]:
         model, rest = self._for(values)
@@ -150,9 +174,8 @@ class OpenModel(LateModel[OpenPort]):
             raise self._reason
         return [kept[-1].model]
 
-    def _all(self) -> list[_Kept]:
-        with self._own_locks().table:
-            return list(self._kept.values())
+    def _all(self) -> list[Kept]:
+        return list(self.kept.values())
 
     def _own_locks(self) -> _Locks:
         """A child process must not wait for a thread that it has no copy of."""
@@ -171,7 +194,7 @@ class OpenModel(LateModel[OpenPort]):
             return kept.model, values
         return kept.model, [v for name, v in zip(self._names, values, strict=True) if name not in fixed]
 
-    def _found(self, values: list[Any]) -> _Kept | None:
+    def _found(self, values: list[Any]) -> Kept | None:
         key = self._key(values, self._deciding)
         with self._own_locks().table:
             kept = self._kept.get(key)
@@ -188,7 +211,7 @@ class OpenModel(LateModel[OpenPort]):
                 parts += (array.dtype.str, array.tobytes())
         return tuple(parts)
 
-    def _compile(self, values: list[Any]) -> _Kept:
+    def _compile(self, values: list[Any]) -> Kept:
         shapes = self._checked_shapes(values)
         start = time.perf_counter()
         while True:
@@ -206,7 +229,7 @@ class OpenModel(LateModel[OpenPort]):
                 with self._own_locks().table:
                     self._deciding = (*self._deciding, *more)
                     self._kept.clear()
-        made = _Kept(Variant(free, fixed, time.perf_counter() - start), model)
+        made = Kept(Variant(free, fixed, time.perf_counter() - start), model)
         with self._own_locks().table:
             self._kept[self._key(values, self._deciding)] = made
             self._compiled += 1
@@ -214,7 +237,7 @@ class OpenModel(LateModel[OpenPort]):
         self._tell(made.variant, dropped)
         return made
 
-    def _tell(self, variant: Variant, dropped: _Kept | None) -> None:
+    def _tell(self, variant: Variant, dropped: Kept | None) -> None:
         level = logging.WARNING if self._compiled > _QUIET else logging.INFO
         gone = "" if dropped is None else f"; dropped what was unused for longest ({dropped.variant})"
         text = f"compiled {self._name} for {variant} in {variant.compile_seconds:.2f} s, number {self._compiled}{gone}"

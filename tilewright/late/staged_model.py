@@ -85,10 +85,6 @@ class StagedModel(LateModel[Border]):
         self._lock = Lock()
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
     def graph(self) -> Graph:
         """All of its nodes, of which parts are made."""
         return self._graph
@@ -134,7 +130,7 @@ class StagedModel(LateModel[Border]):
         """Write the model to a directory that `tilewright.load` starts from (docs/shipping.md): the parts that calls
         came to so far, the first one in any case where its shapes are known, and the graph, of which further parts
         are compiled when a call comes to them."""
-        from tilewright.late.saving import save
+        from tilewright.late.saved_parts import save
 
         self._begin()
         save(self, Path(folder), self._tools.options)
