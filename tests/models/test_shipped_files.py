@@ -35,7 +35,7 @@ def shipped() -> list[Path]:
     for package in metadata.distributions():
         if package.metadata["Name"] not in NOT_MODELS:
             found += [Path(str(package.locate_file(f))) for f in package.files or () if f.suffix == ".onnx"]
-    return sorted(set(found))
+    return sorted({path for path in found if path.is_file()})
 
 
 def values(port: Any, rng: np.random.Generator) -> np.ndarray:

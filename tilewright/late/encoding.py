@@ -31,6 +31,8 @@ class Encoder:
     def value(self, given: Any) -> Any:
         if given is None or isinstance(given, bool | int | float | str):
             return given
+        if isinstance(given, np.generic):
+            return self.value(given.item())
         if isinstance(given, list):
             return [self.value(item) for item in given]
         if isinstance(given, tuple):

@@ -5,7 +5,7 @@ Loaded, it takes these shapes and no others: the model file, of which others wou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,11 +87,11 @@ def _model(folder: Path, table: Any, decoder: Decoder, load_variant: Callable[[P
     for number, (key, shapes, values, seconds) in enumerate(table["kept"]):
         made = load_variant(folder / _FOLDERS / str(number))
         kept[value(key)] = Kept(Variant(value(shapes), value(values), seconds), made)
-    ports: list[Sequence[OpenPort]] = [[OpenPort(*value(row)) for row in table[side]] for side in ("inputs", "outputs")]
+    inputs, outputs = ([OpenPort(*value(row)) for row in table[side]] for side in ("inputs", "outputs"))
     known = "; ".join(str(found.variant) for found in kept.values())
     refused = InputError(f"'{folder}' has this model for {known}; compile the model file for other inputs")
 
     def build(shapes: Shapes, values: Values) -> NoReturn:
         raise refused
 
-    return OpenModel(table["name"], *ports, build, len(kept), refused, kept, tuple(table["deciding"]))
+    return OpenModel(table["name"], inputs, outputs, build, len(kept), refused, kept, tuple(table["deciding"]))
