@@ -96,6 +96,7 @@ def test_loops_sequences_and_strings(options: Options, tmp_path: Path) -> None:
         [port("y", F, [2])], one=np.ones(2, np.float32), go=np.array(True),
     )  # fmt: skip
     start, limit = np.zeros(2, np.float32), np.array(9, np.float32)
+    assert "part 1: 0 kernel calls; then Loop node 'y'" in tilewright.compile(loop, options=options).explain()
     _, loaded = saved(loop, options, tmp_path / "loop", (start, limit))
     np.testing.assert_array_equal(loaded(start, limit)[0], [5, 5])
     np.testing.assert_array_equal(loaded(start, np.array(31, np.float32))[0], [16, 16])

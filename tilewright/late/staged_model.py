@@ -146,10 +146,11 @@ class StagedModel(LateModel[Border]):
         """The first part, where all shapes are known; compiled, if it is not."""
         scope: Scope = {}
         for port in self._inputs:
-            known = [n for n in port.shape or () if isinstance(n, int)]
-            if port.dtype is None or port.is_sequence or port.is_optional or len(known) < len(port.shape or (None,)):
+            shape = [n for n in port.shape or () if isinstance(n, int)]
+            is_known = port.shape is not None and len(shape) == len(port.shape)
+            if port.dtype is None or port.is_sequence or port.is_optional or not is_known:
                 return None
-            scope[port.name] = np.broadcast_to(np.zeros((), port.dtype), known)
+            scope[port.name] = np.broadcast_to(np.zeros((), port.dtype), shape)
         return self._behind_values(self._first, None, (), scope, dict(scope), {})[0]
 
     def _ran(self) -> Sequence[Compiled]:
