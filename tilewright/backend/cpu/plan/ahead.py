@@ -25,7 +25,7 @@ _WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at l
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
-    if context.cached is not None or plan.instruction is not None:
+    if context.cached is not None or plan.instruction is not None or not context.asks_ahead:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
