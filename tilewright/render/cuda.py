@@ -163,7 +163,7 @@ class CudaPrinter(ExprPrinter):
 
     def place(self, operand: Operand, unrolled: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
-        if operand.buffer.memory is Memory.SHARED:
+        if operand.buffer.memory is not Memory.REGISTER and all(static(e) is not None for e in operand.buffer.shape):
             near, far = zip(*(_split_known(i, unrolled) for i in operand.origin), strict=True)
             if any(not isinstance(f, Const) or f.value for f in far):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"

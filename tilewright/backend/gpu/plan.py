@@ -237,7 +237,7 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(replace(leaf, step=made.step, lanes=made.stored))
+            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
             continue
         plain = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
         most = max(most, prod(positions(plain, nest, part.boxes[nest]).values()) * plain.split)
