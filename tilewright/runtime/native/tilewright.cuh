@@ -220,12 +220,12 @@ template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }
 
-// A kernel's first step. Its blocks may start when those of the kernel before have ended, though what they wrote is not
-// yet seen: they wait here for that. (Started earlier they take places on multiprocessors that are still busy, and then
-// run two on one while others stand idle: measured a fifth slower.)
+// A kernel's first step. Its blocks may start while those of the kernel before still run, wherever there is room: they
+// wait here until that has ended and what it wrote is seen, and then let the next kernel's blocks start.
 TW_FN void begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
