@@ -16,7 +16,7 @@ from tests.faults import inject, sites
 from tests.gpu_launch import grid_of, source_of
 from tests.gpu_stages import convolution, graph, on_loops, random_inputs
 from tests.plans import map_leaves, map_tiles
-from tilewright.backend.gpu.matrix_plan import layout_for
+from tilewright.backend.gpu.matrix_cost import layout_for
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.compiler import Artifact, build
 from tilewright.errors import InternalError
