@@ -173,8 +173,17 @@ class GpuNest:
         return alloc(states, self._shared_reduction(spot, states, monoid))
 
     def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        loops, env = walked(self.reduction, self.reduce_ranges)
-        return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        packet = self._packet(spot, const(0))
+        if packet == 1:
+            loops, env = walked(self.reduction, self.reduce_ranges)
+            return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        loops, env = walked(self.reduction[:-1], self.reduce_ranges)
+        inner = self.reduce_ranges[self.reduction[-1]]
+        near, lane = Axis("near", int(inner.size) // packet), Axis("lane", packet)
+        start = simplify(inner.low + (var(near) * packet if int(inner.size) > packet else const(0)))
+        env[self.reduction[-1]] = simplify(start + var(lane))
+        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane)
+        return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
 
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.plan.split
@@ -209,10 +218,11 @@ class GpuNest:
 
     def _packet(self, spot: Spot, share: Expr) -> int:
         """Neighbours along the reduction that a thread takes at a time: as many as memory hands over in one packet,
-        where threads walk the reduction, all have something to do, and some operand lies there beside each other."""
+        where all threads have something to do, neighbours of a thread walk elsewhere or the reduction too, and some
+        operand lies there beside each other."""
         inner = self.reduce_ranges[self.reduction[-1]]
         length = prod(int(r.size) for r in self.reduce_ranges.values())
-        if not self.along_reduction or static(inner.count) != int(inner.size):
+        if (self.plan.split > 1 and not self.along_reduction) or static(inner.count) != int(inner.size):
             return 1
         from tilewright.backend.gpu.packets import in_registers
 
