@@ -163,9 +163,10 @@ class CudaPrinter(ExprPrinter):
 
     def place(self, operand: Operand, unrolled: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
-        if operand.buffer.memory is Memory.SHARED:
+        if operand.origin and _has_narrow_offsets(operand.buffer):
             near, far = zip(*(_split_known(i, unrolled) for i in operand.origin), strict=True)
-            if any(not isinstance(f, Const) or f.value for f in far):
+            is_apart = any(not isinstance(f, Const) or f.value for f in far)
+            if is_apart and not all(isinstance(n, Const) for n in near):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
@@ -179,6 +180,12 @@ class CudaPrinter(ExprPrinter):
         if dtype.name in CUDA.computes_as:
             return f"{self.c_type(dtype)}({text})", PRIMARY
         return super().convert(dtype, text, precedence)
+
+
+def _has_narrow_offsets(buffer: Buffer) -> bool:
+    """Memory whose elements are counted in 32 bits, all extents known."""
+    extents = [static(e) for e in buffer.shape]
+    return buffer.memory is not Memory.REGISTER and None not in extents and math.prod(map(int, extents)) < 1 << 31
 
 
 def _split_known(index: Expr, unrolled: Collection[Axis]) -> tuple[Expr, Expr]:

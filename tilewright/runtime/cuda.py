@@ -31,7 +31,7 @@ from tilewright.runtime.device_arrays import (
     checked,
     stream_handle,
 )
-from tilewright.runtime.gpu_model import GpuModelImage, check_arrays
+from tilewright.runtime.gpu_model import GpuModelImage, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
@@ -94,7 +94,10 @@ class CudaModel:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._image = image
+        about = self._device.properties
+        self._image = image = spread_out(
+            image, about.multiprocessor_count, about.max_shared_memory_per_multiprocessor
+        )
         self._lock = threading.Lock()
         self._index = device
         (self._context,) = check(driver.cuCtxGetCurrent())

@@ -1,7 +1,7 @@
 """A model's launches as one CUDA graph: a chain of kernel nodes that follows the pointers it is given.
 
-From Hopper on a kernel's blocks may start before what the kernel before it wrote is seen: every kernel begins by
-waiting for that (tw::begin), so that only the time of starting is saved.
+From Hopper on a kernel's blocks may start while those of the kernel before still run: every kernel begins by waiting
+until what that wrote is seen (tw::begin), so that the time of starting is saved.
 
 Launches stand in a chain because the arena's places are shared by tensors that are not alive at the same time: what
 the calls' order keeps apart, parallel branches would not."""
