@@ -48,6 +48,7 @@ from tilewright.render.clike import (
 )
 
 HEADER = "tilewright.cuh"
+_MEETING = "tw_meeting"  # a launch's own, zero before the first
 MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -119,6 +120,11 @@ def launch_shape(kernel: Kernel) -> LaunchShape:
         raise InternalError(f"{kernel.name}: an outer block axis may exceed {MOST_BLOCKS_YZ} blocks")
     x, y, z = (*(axis.extent for axis in reversed(blocks)), 1, 1, 1)[:3]
     return LaunchShape((x, y, z), count)
+
+
+def meets(kernel: Kernel) -> bool:
+    """Whether the blocks of a kernel wait for each other: it takes two words for that behind all else."""
+    return any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(kernel.body))
 
 
 def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
@@ -235,6 +241,8 @@ class _Writer:
             params.append(f"long long {self.names.of(symbol, symbol.name)}")
         if kernel.step is not None:
             params.append(f"int {self.names.of(kernel.step, kernel.step.name)}")
+        if meets(kernel):
+            params.append(f"unsigned* {_MEETING}")
         grid = " x ".join(self._extent(e) for e in shape.grid)
         self.line(f'#include "{HEADER}"')
         self.line("")
@@ -337,8 +345,8 @@ class _Writer:
         self.printer.forget()
 
     def _barrier(self, barrier: Barrier) -> None:
-        words = {Scope.BLOCK: "barrier", Scope.WARP: "warp_barrier", Scope.GRID: "grid_barrier"}
-        self.line(f"tw::{words[barrier.scope]}();")
+        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()", Scope.GRID: f"grid_barrier({_MEETING})"}
+        self.line(f"tw::{words[barrier.scope]};")
 
     def _instruction(self, instruction: Instruction) -> None:
         if instruction.name not in GPU:

@@ -29,6 +29,7 @@ class GpuKernel:
     block: int
     shared_bytes: int = 0
     contract: Contract = field(default_factory=Contract)  # what the emulator also holds it to
+    meets: bool = False  # blocks wait for each other: all are resident, and the last parameter is where they meet
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tilewright.backend.cpu.plan.separate_views import separate_views
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.walk import cpu_walk
-from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.backend.protocol import Choice, StepKernel, StepPlan, WalkedSteps
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
@@ -80,6 +80,9 @@ class CpuBackend:
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         return plan_steps(kernels, scan, context)
+
+    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+        return None  # a kernel is a stage of the team: it ends in the barrier that a step needs
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

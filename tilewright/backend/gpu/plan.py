@@ -248,7 +248,8 @@ def finished_leaves(
         finished.append(plain)
     if fragments:
         return tuple(finished), WARP * next(iter(fragments.values())).warps
-    return tuple(finished), min(MOST_THREADS, -(-most // WARP) * WARP)
+    room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
+    return tuple(finished), min(room, -(-most // WARP) * WARP)
 
 
 def shared_out(

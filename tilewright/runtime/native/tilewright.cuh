@@ -154,10 +154,11 @@ TW_FN int block_z() { return natural(blockIdx.z); }
 TW_FN void barrier() { __syncthreads(); }
 TW_FN void warp_barrier() { __syncwarp(); }
 
-// All blocks of a launch, which must all be resident: the last to arrive lets the others go on. Threads of a block see
-// what was ordered by its first thread's fences, since the block's own barrier is around them.
-TW_FN void grid_barrier() {
-  static __device__ unsigned arrived, turns;
+// All blocks of a launch, which must all be resident: the last to arrive lets the others go on. `meeting` counts those
+// that have arrived, which is zero again afterwards, and turns. Threads of a block see what was ordered by its first
+// thread's fences, since the block's own barrier is around them.
+TW_FN void grid_barrier(unsigned* meeting) {
+  unsigned &arrived = meeting[0], &turns = meeting[1];
   __syncthreads();
   if (threadIdx.x == 0) {
     const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
