@@ -151,7 +151,7 @@ class CudaModel:
                 kernel = self._image.kernel(call.kernel)
                 if 0 not in call.grid:
                     config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes,
-                                          cooperative_launch=kernel.meets)  # fmt: skip
+                                          is_cooperative=kernel.meets)  # fmt: skip
                     launch(self._stream, config, self._kernels[call.kernel], *arguments)
                 events.append(self._stream.record(options=options))
             self._fetch(pointers[len(inputs) :], outputs, stream)

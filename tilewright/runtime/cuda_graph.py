@@ -157,7 +157,7 @@ class LaunchGraph:
         parameters.kernelParams = ctypes.addressof(addresses)
         (handle,) = check(driver.cuGraphAddKernelNode(self._graph, [], 0, parameters))
         if shape.meets:
-            together = driver.CUlaunchAttributeValue()
+            together = driver.CUkernelNodeAttrValue()
             together.cooperative = 1
             kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             check(driver.cuGraphKernelNodeSetAttribute(handle, kind, together))
