@@ -34,6 +34,9 @@ def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) 
     if barrier is None or len(kernels) != 1 or steps < _LEAST_STEPS:
         return None
     (step,) = kernels
+    stores = {t for nest in step.nests for t in nest.stores}
+    if not stores.issuperset(scan.following) or len(set(scan.following)) < len(scan.following):
+        return None
     if step.choice.block or any(leaf.instruction is not None for leaf in step.leaves):
         return None
     best: WalkedSteps | None = None
