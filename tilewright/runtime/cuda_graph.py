@@ -31,6 +31,7 @@ class _Node:
     values: Any  # ctypes array: kept alive with the addresses that point into it
     addresses: Any
     ports: tuple[tuple[int, int], ...]  # (place among the parameters, place among the model's inputs and outputs)
+    starts_early: bool
 
 
 class LaunchGraph:
@@ -76,18 +77,18 @@ class LaunchGraph:
         for place, port in node.ports:
             node.values[place] = pointers[port]
         function = self._driver.CUfunction(int(p.kern))
-        config = self._config(p, stream)
+        config = self._config(node, stream)
         check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
         for (place, _), value in zip(node.ports, before, strict=True):
             node.values[place] = value
 
-    def _config(self, parameters: Any, stream: int) -> Any:
-        driver = self._driver
+    def _config(self, node: _Node, stream: int) -> Any:
+        driver, parameters = self._driver, node.parameters
         config = driver.CUlaunchConfig()
         for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"):
             setattr(config, name, getattr(parameters, name))
         config.hStream = stream
-        if self._starts_early:
+        if node.starts_early:
             allowed = driver.CUlaunchAttributeValue()
             allowed.programmaticStreamSerializationAllowed = 1
             attribute = driver.CUlaunchAttribute()
@@ -142,15 +143,16 @@ class LaunchGraph:
         parameters.sharedMemBytes = shape.shared_bytes
         parameters.kernelParams = ctypes.addressof(addresses)
         (handle,) = check(self._driver.cuGraphAddKernelNode(self._graph, [], 0, parameters))
+        starts_early = self._starts_early and shape.starts_early
         if self._nodes:
-            self._after(self._nodes[-1].handle, handle)
-        return _Node(handle, parameters, values, addresses, ports)
+            self._after(self._nodes[-1].handle, handle, starts_early)
+        return _Node(handle, parameters, values, addresses, ports, starts_early)
 
-    def _after(self, first: Any, second: Any) -> None:
+    def _after(self, first: Any, second: Any, starts_early: bool) -> None:
         """The second kernel waits for the first: by itself where it can, to be started elsewhere."""
         driver = self._driver
         edge = driver.CUgraphEdgeData()
-        if self._starts_early:
+        if starts_early:
             edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
             edge.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
         add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # as CUDA 12 calls it
