@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import tilewright
+from tilewright.ir.compute import all_computes
 from tilewright.ir.traffic import count_traffic
 
 SCHEDULES = ("none", "register", "connected")
@@ -98,11 +100,23 @@ def predictions(names: Sequence[str], size: str, precision: str, built: Built, t
     return found
 
 
+def planned_calls(plan: Any, program: Any) -> list[Any]:
+    """The kernel of a plan behind each call, in order: a Scan's kernels once a step."""
+    computes = all_computes(program)
+    found: list[Any] = []
+    for steps, launches in groupby(plan.launches(), key=lambda launch: launch[1]):
+        kernels = [kernel for kernel, _ in launches]
+        found.extend(kernels * (1 if steps is None else int(computes[steps.scan].axis.extent)))
+    return found
+
+
 def kernels_of(name: str, model: Any, inputs: dict[str, np.ndarray], timed: Timed) -> list[Kernel]:
     import torch
 
-    predicted = {k.name: k.estimate.seconds * 1e6 for k in model.artifact.plan.kernels}
     calls = [call.kernel for call in model.artifact.loops.calls]
+    # equal kernels of a plan are one in the Loops, under a name of its own: it is told by its first call
+    planned = planned_calls(model.artifact.plan, model.artifact.program)
+    predicted = {k: planned[calls.index(k)].estimate.seconds * 1e6 for k in dict.fromkeys(calls)}
     arrays = [inputs[port.name] for port in model.inputs]
     rows = []
     for kernel in dict.fromkeys(calls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,6 +122,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     run = stages.run
     backend = backend_for(target)
     memo = Memo()
+    if graph.part is not None and options.contraction == "auto":
+        options = replace(options, contraction="direct")  # rows beyond those of a run may hold anything, NaN too
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), backend.early(target, options) as early:
         graph = run("graph", lambda: graph)
@@ -129,7 +131,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
         program = run("merge", partial(_merge, target=target, options=options), program)
-        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits)
+        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
+                      options.contraction == "strassen")  # fmt: skip
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -171,6 +174,10 @@ def _predictors(
     def alone(program: Program) -> float:
         return predicted_seconds(program, target, apart, memo)
 
+    def contraction(program: Program) -> float:
+        # of seven products only the sums behind them are what the model has beside it anyway
+        return predicted_seconds(program, target, options.schedule, memo)
+
     def recurrence(program: Program) -> float:
         # the computes of a step, and what feeds a reduction, have their neighbours beside them
         return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
@@ -190,7 +197,7 @@ def _predictors(
         return None, None, recurrence, reduction
     return (
         None if options.convolution == "direct" else convolution,
-        alone if options.contraction == "strassen" else None,
+        None if options.contraction == "direct" else contraction,
         recurrence,
         reduction,
     )
@@ -205,7 +212,8 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         convolutions, products, recurrences, reductions = _predictors(target, options, memo)
-        chosen = choose_algorithms(part, target, convolutions, products, recurrences, reductions, memo.splits)
+        chosen = choose_algorithms(part, target, convolutions, products, recurrences, reductions, memo.splits,
+                                   options.contraction == "strassen")  # fmt: skip
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
         final = choose_layouts(staged, target)
         plan = make_plan(final, target, schedule, memo=memo)

@@ -19,7 +19,7 @@ DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 MERGING = ("auto", "off")
 CONVOLUTIONS = ("auto", "direct")
-CONTRACTIONS = ("direct", "strassen")
+CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 FALLBACKS = ("host", "error")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
@@ -49,8 +49,10 @@ class Options:
     convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
                 at a relative error of about 2e-6 a layer instead of 1e-6, a NaN or an infinity spreading to the other
                 results of its tile; "direct" always sums as the model says
-    contraction "direct" sums as the model says; "strassen" may compute large products with weights by Strassen's
-                algorithm, where it is predicted to save time: rows then share their rounding errors two by two
+    contraction "auto" may compute large products with weights by Strassen's algorithm, where it is predicted to save
+                time: neighbouring rows of one sample (tokens, pixels) then share their rounding errors, and what is
+                NaN or infinite in one spoils the other; "strassen" also where rows are samples, the first dimension;
+                "direct" always sums as the model says
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
@@ -74,7 +76,7 @@ class Options:
     schedule: str = "connected"
     merging: str = "auto"
     convolution: str = "auto"
-    contraction: str = "direct"
+    contraction: str = "auto"
     denormals: str = "flush"
     fallback: str = "host"
     tune: int = 0

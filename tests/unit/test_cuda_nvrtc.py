@@ -16,7 +16,7 @@ ARCHITECTURES = ("sm_80", "sm_90a")
 
 EVERYTHING = """#include "tilewright.cuh"
 extern "C" __global__ void everything(const float* x_data, float* y_data, tw::half* h_data, tw::bfloat16* b_data,
-                                      long long n) {
+                                      long long n, unsigned* m_data) {
   const tw::Global<const float, tw::any, 16> x(x_data, "x", n);
   const tw::Global<float, tw::any, 16> y(y_data, "y", n);
   const tw::Global<tw::half, 64> h(h_data, "h");
@@ -32,7 +32,7 @@ extern "C" __global__ void everything(const float* x_data, float* y_data, tw::ha
   tw::wait<0>();
   tw::barrier();
   tw::warp_barrier();
-  tw::grid_barrier();
+  tw::grid_barrier(m_data);
   tw::copy<4>(r.at(0), s.at(t, 0));
   tw::copy<2>(s.at(t, 8), x.at(t, 8));
   hs(t) = tw::half(h(t) + hs(63 - t));

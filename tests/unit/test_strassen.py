@@ -14,6 +14,7 @@ from tests.cpu_stages import CPU, Step, error, evaluated, lowered, model_of, pro
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Map, Program, Reduce
+from tilewright.ir.graph import Part
 from tilewright.ir.verify import verify_program
 from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
@@ -77,7 +78,7 @@ def folded(model: ModelProto) -> Program:
 
 
 def always_worth_it(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int] = (1, 1, 1)) -> None:
-    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds(sizes, 1.0, 2.0))
+    monkeypatch.setattr(strassen, "worth", lambda *_: Seconds((sizes,), 1.0, 2.0))
 
 
 def forced(program: Program, monkeypatch: pytest.MonkeyPatch) -> Program:
@@ -186,7 +187,7 @@ def is_chosen(model: ModelProto) -> bool:
     program = folded(model)
     found = [p for p in (find_product(c, program.constants) for c in program.computes) if p is not None]
     assert len(found) == 1
-    return worth(found[0], program, lambda p: predicted_seconds(p, N1, "register")) is not None
+    return worth(found, (), program, lambda p: predicted_seconds(p, N1, "register")) is not None
 
 
 def test_large_products_are_done_as_seven() -> None:
@@ -205,7 +206,7 @@ def test_a_gain_must_be_worth_it() -> None:
     def close(tried: Program) -> float:
         return 0.98 if len(tried.computes) > 1 else 1.0
 
-    assert worth(found, program, close) is None
+    assert worth([found], (), program, close) is None
 
 
 def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +262,92 @@ def test_every_part_of_a_rewrite_says_where_it_comes_from(monkeypatch: pytest.Mo
     assert sum(1 for c in fast.computes if PRODUCTS in c.outputs[0].shape) == 2
 
 
-def test_rows_stay_apart_unless_asked_for() -> None:
-    """By default a row's error does not depend on its neighbour, and it is a number whatever that one is."""
-    assert Options().contraction == "direct"
-    model = layer((256, 512), (512, 1024))
-    made = build(load(model, {}), N1, Options(stop_after="algorithm"))
+def in_seven(model: ModelProto, contraction: str) -> bool:
+    made = build(load(model, {}), N1, Options(stop_after="algorithm", contraction=contraction))
+    assert made.program is not None
+    return any("strassen" in t.name for t in made.program.tensors())
+
+
+def test_samples_stay_apart_unless_asked_for() -> None:
+    """By default a sample's error does not depend on its neighbour, and it is a number whatever that one is."""
+    assert Options().contraction == "auto"
+    rows_are_samples, tokens_of_one = layer((256, 512), (512, 1024)), layer((1, 256, 512), (512, 1024))
+    ways = ("auto", "direct", "strassen")
+    assert {way: in_seven(rows_are_samples, way) for way in ways} == {"auto": False, "direct": False, "strassen": True}
+    assert {way: in_seven(tokens_of_one, way) for way in ways} == {"auto": True, "direct": False, "strassen": True}
+
+
+def test_of_samples_with_rows_the_rows_are_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many samples there are: what is NaN in one of them leaves the others as they are."""
+    program = folded(layer((6, 4, 12), (12, 16)))
+    always_worth_it(monkeypatch)
+    fast = choose_products(program, lambda _: 0.0, samples=False)
+    assert fast is not program
+    inputs = random_inputs(program)
+    spoiled = {name: array.copy() for name, array in inputs.items()}
+    spoiled["x"][3, 1] = np.nan
+    clean, result = evaluated(fast, inputs)["y"], evaluated(fast, spoiled)["y"]
+    others = [0, 1, 2, 4, 5]
+    np.testing.assert_array_equal(result[others], clean[others])
+    np.testing.assert_array_equal(result[3, 2:], clean[3, 2:])
+    assert np.isnan(result[3, 0]).any() and np.isnan(result[3, 1]).any()
+
+
+def test_rows_that_a_run_may_not_have_are_nobodys_neighbours() -> None:
+    """Beyond a count that only the data tells, rows may hold anything."""
+    graph = load(layer((1, 256, 512), (512, 1024)), {})
+    made = build(replace(graph, part=Part()), N1, Options(stop_after="algorithm"))
     assert made.program is not None and not any("strassen" in t.name for t in made.program.tensors())
+
+
+def chain(readers: int = 1, sizes: tuple[int, int, int] = (10, 12, 16)) -> ModelProto:
+    """x -> product -> Relu -> product, the middle also read by others."""
+    rng = np.random.default_rng(1)
+    rows, outer, inner = sizes
+    weights = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("u", (outer, inner)), ("v", (inner, outer)))}
+    steps: list[Step] = [("MatMul", ["x", "u"], "a", {}), ("Relu", ["a"], "h", {}), ("MatMul", ["h", "v"], "y", {})]
+    results: dict[str, Shape] = {"y": (1, rows, outer)}
+    for number in range(1, readers):
+        steps.append(("Neg", ["h"], f"z{number}", {}))
+        results[f"z{number}"] = (1, rows, inner)
+    return model_of(steps, {"x": (1, rows, outer)}, results, weights)
+
+
+@pytest.mark.parametrize("readers, together", [(1, True), (2, False)])
+def test_products_with_maps_between_them_are_decided_together(
+    readers: int, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither pays by itself; both do, since what lies between them need not be stored."""
+    asked: list[int] = []
+
+    def worth_two(products: list[strassen.Product], *_: object) -> Seconds | None:
+        asked.append(len(products))
+        return Seconds(((1, 1, 1), (2, 2, 2)), 1.0, 2.0) if len(products) == 2 else None
+
+    monkeypatch.setattr(strassen, "worth", worth_two)
+    program = folded(chain(readers))
+    fast = choose_products(program, lambda _: 0.0)
+    assert (2 in asked) == together
+    assert len([c for c in fast.computes if c.outputs[0].name.endswith("_strassen_products")]) == 2 * together
+    if together:
+        assert any("a chain of products 1 x 1 x 1 and 2 x 2 x 2 by Strassen's" in remark for remark in fast.remarks)
+        inputs = random_inputs(program)
+        wanted = evaluated(program, inputs, wide=True)["y"]
+        assert error(evaluated(fast, inputs)["y"], wanted) < 3e-6
+
+
+def test_a_chain_is_timed_with_what_lies_between() -> None:
+    program = folded(chain(sizes=(64, 256, 512)))
+    found = [p for p in (find_product(c, program.constants) for c in program.computes) if p is not None]
+    between = [c for c in program.computes if isinstance(c, Map)]
+    timed: list[Program] = []
+
+    def predict(tried: Program) -> float:
+        verify_program(tried)
+        timed.append(tried)
+        return 0.9 if len(timed) == 2 else 1.0
+
+    assert worth(found, between, program, predict) == Seconds(((64, 256, 512), (64, 512, 256)), 0.9, 1.0)
+    direct, seven = timed
+    assert direct.computes == program.computes and seven.outputs == direct.outputs == program.outputs
+    assert sum(isinstance(c, Reduce) and c.outputs[0].shape[0] == PRODUCTS for c in seven.computes) == 2

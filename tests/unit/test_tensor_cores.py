@@ -16,7 +16,7 @@ from tests.faults import inject, sites
 from tests.gpu_launch import grid_of, source_of
 from tests.gpu_stages import convolution, graph, on_loops, random_inputs
 from tests.plans import map_leaves, map_tiles
-from tilewright.backend.gpu.matrix_plan import layout_for
+from tilewright.backend.gpu.matrix_cost import layout_for
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.compiler import Artifact, build
 from tilewright.errors import InternalError
@@ -76,6 +76,7 @@ CASES: Mapping[str, tuple[ModelProto, str | None]] = {
     "turned_both": (product(17, 40, 24, "ab"), None),
     "bfloat16": (product(24, 48, 32, "", BFLOAT16), None),
     "epilogue": (with_epilogue(24, 32, 40), None),
+    "groups": (with_epilogue(24, 232, 40), None),
     "odd_epilogue": (with_epilogue(13, 32, 11), None),
     "batched": (batched(3, 16, 32, 24), None),
     "rows_of_batches": (rows_of_batches(3, 7, 32, 24), None),
@@ -280,10 +281,11 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (threads(lambda n: 2 * n), "warps of 32 are not"),
         (warps(lambda t: replace(t, level="shared", over="order")), "a tile holds both operands of the warps in it"),
         (leaves(lambda x: replace(x, step=24)), "mma_float16 takes steps of 16, not 24"),
+        (leaves(lambda x: replace(x, split=3)), "3 groups of warps do not share steps of"),
         (leaves(lambda x: replace(x, instruction=None)), "cuts the rows and the columns of one leaf on matrices"),
         (leaves(lambda x: replace(x, instruction="mma_int3")), "cuts the rows and the columns of one leaf on matrices"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_the_grammar_refuses(change: Callable[[Plan], Plan], expected: str) -> None:
     message = refused(change)
@@ -304,6 +306,40 @@ def test_stages_and_layouts_change_the_kernel() -> None:
                    lambda h: replace(h, layout="padded")):  # fmt: skip
         texts.add(loops_text(lower_program(artifact.program, holds(change)(plan_of("cut")), lower)))
     assert len(texts) == 4
+
+
+def in_groups(plan: Plan, count: int) -> Plan:
+    """So many groups of warps share the steps of every part."""
+    return threads(lambda n: n * count)(leaves(lambda x: replace(x, split=count, step=128))(plan))
+
+
+def in_turns(plan: Plan) -> Plan:
+    """More parts than two turns around the ring, and a rest."""
+    return holds(lambda h: replace(h, stages=3))(leaves(lambda x: replace(x, step=32))(plan))
+
+
+@pytest.mark.parametrize("change", (lambda plan: in_groups(plan, 2), in_turns), ids=("groups", "turns"))
+def test_sums_walked_otherwise(change: Callable[[Plan], Plan], tmp_path: Path) -> None:
+    """Sums of groups of warps meet in shared memory; a loop of whole turns around the ring ends before the last."""
+    from tilewright.backend import backend_for
+    from tilewright.lower.program import lower_program
+
+    artifact = compiled("groups")
+    assert artifact.program is not None
+    plan = change(plan_of("groups"))
+    check_plan(plan, artifact.program, machine("cuda-emulated"))
+    loops = lower_program(artifact.program, plan, backend_for(machine("cuda-emulated")).lower_kernel)
+    (kernel,) = loops.kernels
+    run = run_of("groups", kernel)
+    arrays = dict(zip(kernel.params, run.arrays, strict=True))
+    run_kernel(kernel, arrays, instructions=MEANINGS)
+    assert_close(run.result, run.expected)
+    module = EmulatedModule({kernel.name: source_of(kernel)}, Cache(tmp_path), optimise=0)
+    run = run_of("groups", kernel)
+    module.launch(kernel.name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes,
+                  list(run.arrays), Contract(writes_all=tuple(p.name for p in written_params(kernel))))  # fmt: skip
+    assert_close(run.result, run.expected)
+    assert module.bank_conflicts == 0
 
 
 @pytest.mark.parametrize("packet", (4, 8))

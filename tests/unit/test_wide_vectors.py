@@ -135,6 +135,25 @@ def test_weights_of_few_rows_are_asked_for_early() -> None:
     assert all(p.ahead * (50 // dict(p.register)["o0"]) >= dict(p.register)["o1"] for p in plans)
 
 
+def softmax_between(rows: int, width: int) -> ModelProto:
+    weights = {"w": RNG.standard_normal((width, width)).astype(np.float32)}
+    steps = [("MatMul", ["x", "w"], "a", {}), ("Softmax", ["a"], "b", {}), ("MatMul", ["b", "w"], "y", {})]
+    return model_of(steps, {"x": (rows, width)}, {"y": (rows, width)}, weights)  # type: ignore[arg-type]
+
+
+def asked_inside(artifact: Artifact) -> set[str]:
+    """Kernels with a product that asks for weights and is not their last."""
+    assert artifact.plan is not None
+    return {k.name for k in artifact.plan.kernels if any(leaf.ahead for leaf in k.leaves[:-1])}
+
+
+def test_weights_of_products_inside_a_kernel_are_asked_for_too() -> None:
+    """A product with a softmax behind it is not the last of its kernel, and its weights come as late."""
+    artifact = made(softmax_between(96, 768), "emerald_rapids")
+    asked = asked_inside(artifact)
+    assert asked and all("__builtin_prefetch" in artifact.sources[name] for name in asked)
+
+
 @pytest.mark.parametrize(("rows", "width", "count"), [(50, 256, 2), (4096, 768, 4), (1, 768, 4)])
 def test_weights_that_stay_or_pass_once_are_not(rows: int, width: int, count: int) -> None:
     artifact = made(layers(rows, width, count), "emerald_rapids")
@@ -147,3 +166,11 @@ def test_asking_changes_nothing(name: str) -> None:
         replace(level, capacity=16384) if level.name == "L2" else level for level in machine(name).levels))  # fmt: skip
     artifact = build(load(layers(37, 67, 2), {}), small, Options(stop_after="loops", verify=True))
     assert artifact.plan is not None and any(n.ahead for k in artifact.plan.kernels for n in k.leaves)
+
+
+def test_asking_inside_a_kernel_changes_nothing() -> None:
+    levels = machine("emerald_rapids").levels
+    small = replace(machine("emerald_rapids"), levels=tuple(
+        replace(level, capacity=65536) if level.name == "L2" else level for level in levels))  # fmt: skip
+    artifact = build(load(softmax_between(25, 131), {}), small, Options(stop_after="loops", verify=True))
+    assert asked_inside(artifact)

@@ -32,6 +32,7 @@ class Choice:
     footprint: int
     block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
     step: int = 0  # rows of the root that a window moves on by; 0: there is no window
+    resident: bool = False  # every tile has a unit to itself, for all steps of a Scan
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class StepPlan:
     leaves: tuple[Leaf, ...]
     seconds: float
     prefetched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WalkedSteps:
+    """All steps of a Scan in one kernel, whose units stay: the time of the whole, and what each copies before."""
+
+    choice: Choice
+    kept: tuple[Tensor, ...]
 
 
 class Backend(Protocol):
@@ -103,6 +112,9 @@ class Backend(Protocol):
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         """The kernels of a step that follows another, and weights that stay near from step to step."""
+
+    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+        """The steps inside one kernel, where that is possible and predicted to be faster."""
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

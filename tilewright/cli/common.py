@@ -119,7 +119,8 @@ def add_algorithms(parser: Any) -> None:
     parser.add_argument(
         "--contraction",
         choices=CONTRACTIONS,
-        help="strassen: by Strassen's algorithm where it is predicted to save time; direct: never (default)",
+        help="auto: by Strassen's algorithm where it is predicted to save time, rows of one sample alone (default); "
+        "strassen: rows of different samples too; direct: never",
     )
     parser.add_argument(
         "--denormals",

@@ -48,6 +48,7 @@ from tilewright.render.clike import (
 )
 
 HEADER = "tilewright.cuh"
+_MEETING = "tw_meeting"  # a launch's own, zero before the first
 MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -121,6 +122,11 @@ def launch_shape(kernel: Kernel) -> LaunchShape:
     return LaunchShape((x, y, z), count)
 
 
+def meets(kernel: Kernel) -> bool:
+    """Whether the blocks of a kernel wait for each other: it takes two words for that behind all else."""
+    return any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(kernel.body))
+
+
 def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
     """The parameters a kernel writes, in order."""
     targets: set[Buffer] = set()
@@ -163,9 +169,10 @@ class CudaPrinter(ExprPrinter):
 
     def place(self, operand: Operand, unrolled: Collection[Axis] = ()) -> str:
         name = self.names.of(operand.buffer, operand.buffer.name)
-        if operand.buffer.memory is Memory.SHARED:
+        if operand.origin and _has_narrow_offsets(operand.buffer):
             near, far = zip(*(_split_known(i, unrolled) for i in operand.origin), strict=True)
-            if any(not isinstance(f, Const) or f.value for f in far):
+            is_apart = any(not isinstance(f, Const) or f.value for f in far)
+            if is_apart and not all(isinstance(n, Const) for n in near):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
@@ -179,6 +186,12 @@ class CudaPrinter(ExprPrinter):
         if dtype.name in CUDA.computes_as:
             return f"{self.c_type(dtype)}({text})", PRIMARY
         return super().convert(dtype, text, precedence)
+
+
+def _has_narrow_offsets(buffer: Buffer) -> bool:
+    """Memory whose elements are counted in 32 bits, all extents known."""
+    extents = [static(e) for e in buffer.shape]
+    return buffer.memory is not Memory.REGISTER and None not in extents and math.prod(map(int, extents)) < 1 << 31
 
 
 def _split_known(index: Expr, unrolled: Collection[Axis]) -> tuple[Expr, Expr]:
@@ -228,6 +241,8 @@ class _Writer:
             params.append(f"long long {self.names.of(symbol, symbol.name)}")
         if kernel.step is not None:
             params.append(f"int {self.names.of(kernel.step, kernel.step.name)}")
+        if meets(kernel):
+            params.append(f"unsigned* {_MEETING}")
         grid = " x ".join(self._extent(e) for e in shape.grid)
         self.line(f'#include "{HEADER}"')
         self.line("")
@@ -330,8 +345,8 @@ class _Writer:
         self.printer.forget()
 
     def _barrier(self, barrier: Barrier) -> None:
-        words = {Scope.BLOCK: "barrier", Scope.WARP: "warp_barrier", Scope.GRID: "grid_barrier"}
-        self.line(f"tw::{words[barrier.scope]}();")
+        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()", Scope.GRID: f"grid_barrier({_MEETING})"}
+        self.line(f"tw::{words[barrier.scope]};")
 
     def _instruction(self, instruction: Instruction) -> None:
         if instruction.name not in GPU:

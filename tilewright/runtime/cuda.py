@@ -21,8 +21,9 @@ from tilewright.runtime.cuda_device import (
     devices,
     open_device,
     require_memory,
+    zeroed_memory,
 )
-from tilewright.runtime.cuda_graph import LaunchGraph, Pointers
+from tilewright.runtime.cuda_graph import MEETING_BYTES, LaunchGraph, Pointers
 from tilewright.runtime.device_arrays import (
     Expected,
     Libraries,
@@ -31,7 +32,7 @@ from tilewright.runtime.device_arrays import (
     checked,
     stream_handle,
 )
-from tilewright.runtime.gpu_model import GpuModelImage, check_arrays
+from tilewright.runtime.gpu_model import GpuModelImage, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
@@ -55,8 +56,9 @@ class _Lane:
         self._image = image
         self._context = context
         self._arena = DeviceMemory(image.arena_bytes, context)
+        self._meeting = zeroed_memory(MEETING_BYTES, context)
         self._ports: list[DeviceMemory | None] = [None] * (len(image.input_bytes) + len(image.output_bytes))
-        self.graph = LaunchGraph(image, kernels, weights, self._arena.pointer)
+        self.graph = LaunchGraph(image, kernels, weights, self._arena.pointer, self._meeting.pointer)
 
     def port(self, place: int) -> int:
         """Memory for an input or output that the caller has on the host."""
@@ -76,6 +78,7 @@ class _Lane:
         self.is_closed = True
         self.graph.close()
         self._arena.close()
+        self._meeting.close()
         for memory in self._ports:
             if memory is not None:
                 memory.close()
@@ -94,7 +97,10 @@ class CudaModel:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._image = image
+        about = self._device.properties
+        self._image = image = spread_out(
+            image, about.multiprocessor_count, about.max_shared_memory_per_multiprocessor
+        )
         self._lock = threading.Lock()
         self._index = device
         (self._context,) = check(driver.cuCtxGetCurrent())
@@ -144,7 +150,8 @@ class CudaModel:
             for call, arguments in lane.graph.arguments(pointers):
                 kernel = self._image.kernel(call.kernel)
                 if 0 not in call.grid:
-                    config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes)
+                    config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes,
+                                          is_cooperative=kernel.meets)  # fmt: skip
                     launch(self._stream, config, self._kernels[call.kernel], *arguments)
                 events.append(self._stream.record(options=options))
             self._fetch(pointers[len(inputs) :], outputs, stream)

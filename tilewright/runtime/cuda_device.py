@@ -138,6 +138,16 @@ class DeviceMemory:
         self._finalizer()
 
 
+def zeroed_memory(size: int, context: Any) -> DeviceMemory:
+    """Memory of zeros, there when this returns."""
+    from cuda.bindings import driver
+
+    memory = DeviceMemory(size, context)
+    check(driver.cuMemsetD8(memory.pointer, 0, size))
+    check(driver.cuStreamSynchronize(driver.CUstream(driver.CU_STREAM_LEGACY)))
+    return memory
+
+
 def _give_back(pointer: int, context: Any) -> None:
     from cuda.bindings import driver
 

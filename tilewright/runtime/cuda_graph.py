@@ -1,10 +1,14 @@
 """A model's launches as one CUDA graph: a chain of kernel nodes that follows the pointers it is given.
 
-From Hopper on a kernel's blocks may start before what the kernel before it wrote is seen: every kernel begins by
-waiting for that (tw::begin), so that only the time of starting is saved.
+From Hopper on a kernel's blocks may start while those of the kernel before still run: every kernel begins by waiting
+until what that wrote is seen (tw::begin), so that the time of starting is saved.
 
 Launches stand in a chain because the arena's places are shared by tensors that are not alive at the same time: what
-the calls' order keeps apart, parallel branches would not."""
+the calls' order keeps apart, parallel branches would not.
+
+Blocks that wait for each other are launched together or not at all (cooperatively): two such kernels of two streams
+cannot each have half of the device and wait for ever. Nothing starts early around them: a waiting block would have the
+place of one that is waited for."""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from tilewright.runtime.cuda_device import check
 from tilewright.runtime.gpu_model import GpuCall, GpuModelImage
 
 Pointers = tuple[int, ...]
+MEETING_BYTES = 8  # where blocks meet: how many have arrived, and turns
 _STARTS_EARLY = 9  # the major compute capability from which on a kernel can wait for the one before by itself
 
 
@@ -31,18 +36,22 @@ class _Node:
     values: Any  # ctypes array: kept alive with the addresses that point into it
     addresses: Any
     ports: tuple[tuple[int, int], ...]  # (place among the parameters, place among the model's inputs and outputs)
+    meets: bool  # its blocks wait for each other
 
 
 class LaunchGraph:
     """The launches of a model with an arena of its own. Not for two threads at once."""
 
-    def __init__(self, image: GpuModelImage, kernels: dict[str, Any], weights: int, arena: int) -> None:
+    def __init__(
+        self, image: GpuModelImage, kernels: dict[str, Any], weights: int, arena: int, meeting: int
+    ) -> None:
         from cuda.bindings import driver
 
         self._driver = driver
         self._none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._image = image
         self._bases = {"weight": weights, "arena": arena}
+        self._meeting = meeting
         self._starts_early = _major() >= _STARTS_EARLY
         (self._graph,) = check(driver.cuGraphCreate(0))
         self._nodes: list[_Node] = []
@@ -76,23 +85,26 @@ class LaunchGraph:
         for place, port in node.ports:
             node.values[place] = pointers[port]
         function = self._driver.CUfunction(int(p.kern))
-        config = self._config(p, stream)
+        config = self._config(node, stream)
         check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
         for (place, _), value in zip(node.ports, before, strict=True):
             node.values[place] = value
 
-    def _config(self, parameters: Any, stream: int) -> Any:
-        driver = self._driver
+    def _config(self, node: _Node, stream: int) -> Any:
+        driver, parameters = self._driver, node.parameters
         config = driver.CUlaunchConfig()
         for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"):
             setattr(config, name, getattr(parameters, name))
         config.hStream = stream
-        if self._starts_early:
-            allowed = driver.CUlaunchAttributeValue()
-            allowed.programmaticStreamSerializationAllowed = 1
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value = allowed
+        if node.meets or self._starts_early:
+            attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+            kinds = driver.CUlaunchAttributeID
+            if node.meets:
+                attribute.id, value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
+            else:
+                attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
         return config
 
@@ -104,7 +116,8 @@ class LaunchGraph:
                 values[place] = pointers[port]
             buffers = [int(value) for value in values[: len(call.buffers)]]
             step = [] if call.step is None else [np.int32(call.step)]
-            yield call, [*buffers, *(np.int64(extent) for extent in call.extents), *step]
+            meeting = [self._meeting] if self._image.kernel(call.kernel).meets else []
+            yield call, [*buffers, *(np.int64(extent) for extent in call.extents), *step, *meeting]
 
     def close(self) -> None:
         """Only when no run is under way."""
@@ -135,22 +148,30 @@ class LaunchGraph:
         values, ports = self._parameters(call)
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
         shape = self._image.kernel(call.kernel)
-        parameters = self._driver.CUDA_KERNEL_NODE_PARAMS()
+        driver = self._driver
+        parameters = driver.CUDA_KERNEL_NODE_PARAMS()
         parameters.kern = kernel.handle
         parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = call.grid
         parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = shape.block, 1, 1
         parameters.sharedMemBytes = shape.shared_bytes
         parameters.kernelParams = ctypes.addressof(addresses)
-        (handle,) = check(self._driver.cuGraphAddKernelNode(self._graph, [], 0, parameters))
+        (handle,) = check(driver.cuGraphAddKernelNode(self._graph, [], 0, parameters))
+        if shape.meets:
+            together = driver.CUkernelNodeAttrValue()
+            together.cooperative = 1
+            kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            check(driver.cuGraphKernelNodeSetAttribute(handle, kind, together))
+        made = _Node(handle, parameters, values, addresses, ports, shape.meets)
         if self._nodes:
-            self._after(self._nodes[-1].handle, handle)
-        return _Node(handle, parameters, values, addresses, ports)
+            self._after(self._nodes[-1], made)
+        return made
 
-    def _after(self, first: Any, second: Any) -> None:
-        """The second kernel waits for the first: by itself where it can, to be started elsewhere."""
+    def _after(self, before: _Node, after: _Node) -> None:
+        """One kernel waits for another: by itself where it can, to be started elsewhere."""
         driver = self._driver
+        first, second = before.handle, after.handle
         edge = driver.CUgraphEdgeData()
-        if self._starts_early:
+        if self._starts_early and not before.meets and not after.meets:
             edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
             edge.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
         add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # as CUDA 12 calls it
@@ -168,6 +189,7 @@ class LaunchGraph:
             found.append(0)
         found += [extent & (1 << 64) - 1 for extent in call.extents]
         found += [] if call.step is None else [call.step]
+        found += [self._meeting] if self._image.kernel(call.kernel).meets else []
         return (ctypes.c_uint64 * len(found))(*found), tuple(ports)
 
 

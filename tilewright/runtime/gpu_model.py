@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class GpuKernel:
     block: int
     shared_bytes: int = 0
     contract: Contract = field(default_factory=Contract)  # what the emulator also holds it to
+    meets: bool = False  # blocks wait for each other: all are resident, and the last parameter is where they meet
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,23 @@ class GpuModelImage:
 
     def kernel(self, name: str) -> GpuKernel:
         return next(k for k in self.kernels if k.name == name)
+
+
+def spread_out(image: GpuModelImage, units: int, shared_bytes: int) -> GpuModelImage:
+    """The model with blocks that never share a multiprocessor where there are no more of them than `units`, each with
+    `shared_bytes`: each asks for more than half. Blocks that start early, beside those of the kernel before, would
+    otherwise sit two on one multiprocessor while others stand idle. Kernels without shared memory keep the first
+    cache, which is made of the same memory."""
+    largest: dict[str, int] = {}
+    for call in image.calls:
+        largest[call.kernel] = max(largest.get(call.kernel, 0), prod(call.grid))
+    made = tuple(
+        replace(k, shared_bytes=max(k.shared_bytes, shared_bytes // 2 + 1))
+        if k.shared_bytes and largest.get(k.name, 0) <= units
+        else k
+        for k in image.kernels
+    )
+    return replace(image, kernels=made)
 
 
 def _check_call(where: str, call: GpuCall, kernels: set[str], limits: Mapping[str, int]) -> None:

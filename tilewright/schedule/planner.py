@@ -14,7 +14,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.schedule.tree import in_tree, kernel_tile
+from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.idle import read_by_steps
@@ -202,12 +202,18 @@ class _Builder:
         if scan is None:
             return [self._unit(group) for group in groups]
         steps = [StepKernel(g.nests, self._leaves(g), self.costs.stored(g.nests), choice_of(g)) for g in groups]
+        given, taken = {t.name for t in scan.outputs}, {t.name for t in reads(scan)}
+        walked = self.backend.walk_steps(steps, scan, self.context)
+        if walked is not None:
+            (group,) = groups
+            kernel = self._kernel(Group(group.nests, walked.choice), StepPlan(steps[0].leaves, walked.choice.seconds))
+            return [_Unit(with_steps_inside(kernel, scan.outputs[0].name, walked.kept), given, taken)]
         planned, keeps = self.backend.plan_steps(steps, scan, self.context)
         kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
         held = tuple(Hold(name, fill="read") for name in keeps)
         level = self.context.target.tile_level.name if keeps else self.context.target.main.name
         tile = Tile(level, over="steps", body=tuple(kernels), holds=held, scan=scan.outputs[0].name)
-        return [_Unit(tile, {t.name for t in scan.outputs}, {t.name for t in reads(scan)})]
+        return [_Unit(tile, given, taken)]
 
     def _unit(self, group: Group) -> _Unit:
         inside = {t for n in group.nests for t in n.stores}

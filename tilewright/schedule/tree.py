@@ -11,7 +11,7 @@ from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
+from tilewright.tile_graph.plan import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.propagate import Range, extent_of, propagate
 from tilewright.tile_graph.residence import reuse_distances
 from tilewright.tile_graph.rolling import find_overlaps
@@ -52,6 +52,17 @@ def kernel_tile(
         body = (Tile(level, ((name, choice.step),), "order", body, tuple(held)),)
         held = []
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
+
+
+def with_steps_inside(kernel: Tile, scan: str, kept: Sequence[Tensor]) -> Tile:
+    """A kernel of one step as one that walks all of them: what it keeps is copied first, units meet after each."""
+    (lanes,) = (n for n in kernel.body if isinstance(n, Tile))
+    leaves = [replace(n, idle=None, alternate=False) for n in lanes.body if isinstance(n, Leaf)]
+    steps = Tile(kernel.level, over="steps", scan=scan, body=(*leaves, Barrier(kernel.over)))
+    orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t in kept}
+    copies = [Leaf(t.name, t.name, part="copy", vector=order[-1], order=order) for t, order in orders.items()]
+    holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in kept))
+    return replace(kernel, holds=holds, body=(replace(lanes, body=(*copies, steps)),))
 
 
 def _tied(axes: Sequence[TileAxis], nests: Sequence[Nest]) -> tuple[TileAxis, ...]:
@@ -116,7 +127,7 @@ def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
     given = {t.name for t in program.outputs}
     computes = all_computes(program)
     kernels = [k for unit in named for k in unit.walk() if isinstance(k, Tile) and k.is_kernel]
-    left = [n for k in kernels for leaf in k.leaves if leaf.tensor not in k.held
+    left = [n for k in kernels for leaf in k.leaves if leaf.tensor not in k.held and leaf.part != "copy"
             for n in (t.name for t in computes[leaf.tensor].outputs) if n not in given]  # fmt: skip
     distances = reuse_distances(named, computes)
     near = {n for n in left if n in distances and distances[n] <= target.outer_room}

@@ -138,7 +138,7 @@ def _on_device(folder: Path, manifest: GpuManifest, image: GpuModelImage, cache:
 
 def _image_row(image: GpuModelImage, codes: Mapping[str, Cubin]) -> dict[str, Any]:
     return {
-        "kernels": [(k.name, k.block, k.shared_bytes, asdict(k.contract)) for k in image.kernels],
+        "kernels": [(k.name, k.block, k.shared_bytes, asdict(k.contract), k.meets) for k in image.kernels],
         "launches": [
             (c.kernel, c.grid, [(ref.space, ref.value) for ref in c.buffers], c.extents, c.step) for c in image.calls
         ],
@@ -152,8 +152,8 @@ def _image_row(image: GpuModelImage, codes: Mapping[str, Cubin]) -> dict[str, An
 def _image(folder: Path, row: Mapping[str, Any]) -> GpuModelImage:
     kernels = tuple(
         GpuKernel(name, (folder / SOURCES / f"{name}.cu").read_text(encoding="utf-8"), block, shared,
-                  Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]))
-        for name, block, shared, contract in row["kernels"]
+                  Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]), is_met)
+        for name, block, shared, contract, is_met in row["kernels"]
     )  # fmt: skip
     calls = tuple(
         GpuCall(name, tuple(grid), tuple(BufferRef(*ref) for ref in refs), tuple(extents), step)

@@ -290,15 +290,17 @@ class _Walker:
         form = FORMS.get(leaves[0].instruction or "") if len(leaves) == len(tile.body) == 1 else None
         if form is None or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != tuple(n for n, _ in tile.sizes):
             raise ValueError("a tile over warps cuts the rows and the columns of one leaf on matrices")
-        if leaves[0].step < form.depth or leaves[0].step % form.depth:
-            what = f"leaf '{leaves[0].tensor}': {form.name} takes steps"
-            raise ValueError(f"{what} of {form.depth}, not {leaves[0].step}")
+        leaf = leaves[0]
+        if leaf.step < form.depth or leaf.step % form.depth:
+            raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
+        if leaf.split < 1 or leaf.step % (form.depth * leaf.split) or (leaf.split > 1 and leaf.lanes == 1):
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.split} groups of warps do not share steps of {leaf.step}")
         for (name, size), axis, unit in zip(tile.sizes, tile.axes, (form.c.rows, 2 * form.c.columns), strict=True):
             if size % unit or axis.extent % size:
                 raise ValueError(f"parts of {size} of {axis.extent} along {name} are not whole fragments of {unit}")
         warp = WARP if self.target is None else self.target.warp
-        if tile.tiles * warp != lanes[-1]:
-            raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
+        if tile.tiles * leaf.split * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles * leaf.split} warps of {warp} are not {lanes[-1]} threads")
 
     def _streaming_warps(self, tile: Tile, lanes: Sequence[int]) -> None:
         """Warps that keep a stream in registers: each has some of the rows, and all columns."""

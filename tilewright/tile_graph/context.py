@@ -29,6 +29,7 @@ class NestContext:
     memo: Memo = field(default_factory=Memo)
     cached: Mapping[Tensor, Cached] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
+    asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
 
     @cached_property
     def weights(self) -> int:

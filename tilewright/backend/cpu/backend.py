@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
-from tilewright.backend.cpu.plan.ahead import asked_ahead
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.separate_views import separate_views
 from tilewright.backend.cpu.plan.steps import plan_steps
-from tilewright.backend.cpu.plan.tile import choose_tile, choose_window
+from tilewright.backend.cpu.plan.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.walk import cpu_walk
-from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.backend.protocol import Choice, StepKernel, StepPlan, WalkedSteps
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
@@ -28,7 +26,6 @@ from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.streams import Stream
 
@@ -71,10 +68,7 @@ class CpuBackend:
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         if is_step or stream is not None:
             return leaves, 0
-        root, sizes = nests[-1], dict(choice.tile)
-        tile = {a: sizes.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
-        ahead = int(asked_ahead(root, leaves[-1], tile, context))
-        return (*leaves[:-1], replace(leaves[-1], ahead=ahead)), 0
+        return weights_ahead(nests, leaves, choice, context), 0
 
     def share_out(
         self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
@@ -86,6 +80,9 @@ class CpuBackend:
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         return plan_steps(kernels, scan, context)
+
+    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+        return None  # a kernel is a stage of the team: it ends in the barrier that a step needs
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

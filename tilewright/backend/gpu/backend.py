@@ -10,11 +10,12 @@ from typing import Any
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
+from tilewright.backend.gpu.persistent import walk_steps
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.stream_form import register_form
 from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
-from tilewright.backend.protocol import Choice, StepKernel, StepPlan
+from tilewright.backend.protocol import Choice, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import Buffer, LoopProgram, Memory
@@ -85,6 +86,9 @@ class GpuBackend:
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         return [StepPlan(k.leaves, k.choice.seconds) for k in kernels], ()
+
+    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+        return walk_steps(kernels, scan, context)
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

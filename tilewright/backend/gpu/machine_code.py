@@ -15,7 +15,7 @@ from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
-from tilewright.render.cuda import launch_shape, render_kernel, written_params
+from tilewright.render.cuda import launch_shape, meets, render_kernel, written_params
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
@@ -73,7 +73,8 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
     kernels = {k.name: k for k in loops.kernels}
     shapes = {name: launch_shape(k) for name, k in kernels.items()}
     made = tuple(
-        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes, Contract(writes_all=_filled(k)))
+        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes, Contract(writes_all=_filled(k)),
+                  meets(k))
         for name, k in kernels.items()
     )
     calls = []

@@ -29,6 +29,7 @@ from tilewright.ir.expr import (
     all_of,
     axes_of,
     const,
+    eq,
     load,
     lt,
     op,
@@ -79,6 +80,11 @@ class MatrixContract:
         self.lane, self.warp = simplify(var(nest.thread) % WARP), simplify(var(nest.thread) // WARP)
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
         self.step = nest.plan.step
+        # groups of warps that each take some steps of every part of the sum, for the same rows and columns
+        self.groups = nest.plan.split
+        together = self.block_rows // self.warp_rows * (self.block_columns // self.warp_columns)
+        self.group = simplify(self.warp // together) if self.groups > 1 else const(0)
+        self.warp = simplify(self.warp % together) if self.groups > 1 else self.warp
         self.fragments = (self.warp_rows // self.form.c.rows, self.warp_columns // self.form.c.columns)
         both = zip((sides.rows, sides.columns), block, holds, strict=True)
         self.rings = [None if hold is None else self._ring(side, size, hold) for side, size, hold in both]
@@ -157,8 +163,9 @@ class MatrixContract:
         spot = self._spot(fixed, valid, starts)
         (total,) = base.states(monoid, spot.shape, "acc")
         first = base.initial(monoid, spot)[0]
-        if base.nest.initial and spot.inside:
-            first = select(all_of(spot.inside), first, monoid.identity[0])
+        begins = [*spot.inside, *([eq(self.group, 0)] if self.groups > 1 else [])]
+        if base.nest.initial and begins:
+            first = select(all_of(begins), first, monoid.identity[0])
         form = self.form
         sets = range(2)
         a = [
@@ -174,8 +181,10 @@ class MatrixContract:
             at = simplify(part * self.step)
             return [g for number, start in enumerate(starts) for g in self.fill(number, at, slot, start, fixed, valid)]
 
+        depth = self.step // form.depth // self.groups
+
         def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
-            at = slot, const(step)
+            at = slot, simplify(self.group * depth + step)
             return [*self.row_fragments(a[number], *at), *self.column_fragments(b[number], *at)]
 
         def use(number: int) -> tuple[Stmt, ...]:
@@ -183,7 +192,7 @@ class MatrixContract:
 
         parts = -(-self.length // self.step)
         body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
-        steps = pipelined("part", parts, self.ring(0).hold.stages, self.step // form.depth, copies, fetch, use, reused)
+        steps = pipelined("part", parts, self.ring(0).hold.stages, depth, copies, fetch, use, reused)
         body.extend(alloc([*a, *b], steps))
         epilogue = MatrixEpilogue(self)
         if base.plan.lanes > 1:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from tilewright.backend.gpu.nest import Spot, guarded
 from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.pipeline import sync
-from tilewright.ir.expr import Axis, Expr, const, load, lt, substitute, var
+from tilewright.ir.compute import Monoid
+from tilewright.ir.expr import Axis, Expr, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
-from tilewright.lower.nesting import alloc, unrolled
+from tilewright.lower.nesting import alloc, serial, unrolled
 
 if TYPE_CHECKING:
     from tilewright.backend.gpu.matrix import MatrixContract
 
+_TRIPS_AT_ONCE = 4  # of the epilogue, one behind the other in the text
 SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 
 
@@ -66,25 +68,27 @@ class MatrixEpilogue:
         size = base.plan.lanes
         monoid = base.nest.monoid
         assert monoid is not None
-        tile = Buffer(
-            base.names.fresh("sums"), (block.block_rows, block.block_columns + SUMS_PAD), total.dtype, Memory.SHARED
-        )
+        size_of = (block.groups, block.block_rows, block.block_columns + SUMS_PAD)
+        tile = Buffer(base.names.fresh("sums"), size_of, total.dtype, Memory.SHARED)
         base.shared.append(tile)
         packets = block.block_columns // size
         count = block.block_rows * packets
         trips = -(-count // base.threads)
-        loop = Axis("trip", trips)
-        flat = simplify(var(base.thread) + (var(loop) * base.threads if trips > 1 else const(0)))
+        # some trips one behind the other in the text: what they read is then under way together
+        at_once = next(n for n in range(_TRIPS_AT_ONCE, 0, -1) if trips % n == 0)
+        loops = [Axis("trip", trips // at_once), Axis("next", at_once)]
+        trip = sum((var(a) * n for a, n in zip(loops, (at_once, 1), strict=True) if a.extent != 1), const(0))
+        flat = simplify(var(base.thread) + trip * base.threads)
         row, packet = simplify(flat // packets), simplify(flat % packets)
         lane = Axis("lane", size)
         own, inside = block.coordinates(block.sides.rows, simplify(starts[0] + row))
         across, limits = block.coordinates(block.sides.columns, simplify(starts[1] // size + packet), var(lane), size)
         env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
         whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
-        index = (row, simplify(packet * size + var(lane)))
+        index = (const(0), row, simplify(packet * size + var(lane)))
         spot = Spot(env, (), (), (lane,), {})
         body: list[Stmt] = []
-        for store in base.stores(spot, base.results(monoid, [tile], index)):
+        for store in base.stores(spot, self._of_all_groups(monoid, tile, index)):
             value, fetched, kept = in_registers(base, simplify(store.value), lane)
             out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
             inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
@@ -96,9 +100,19 @@ class MatrixEpilogue:
         return (
             *self._put_down(total, tile),
             sync(),
-            *((For(loop, ForKind.SERIAL, stored),) if trips > 1 else stored),
+            *serial([loops[0]] if trips > at_once else [], unrolled([loops[1]] if at_once > 1 else [], stored)),
             *end,
         )
+
+    def _of_all_groups(self, monoid: Monoid, tile: Buffer, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the epilogue reads in place of the sum: the sums of the groups of warps, in order."""
+        found = self.block.base.results(monoid, [tile], index)
+        first = load(tile, index)
+        whole: Expr = first
+        for group in range(1, self.block.groups):
+            now: dict[Expr, Expr] = {monoid.left[0]: whole, monoid.right[0]: load(tile, (const(group), *index[1:]))}
+            whole = replace_nodes(monoid.combine[0], now)
+        return {tensor: replace_nodes(value, {first: whole}) for tensor, value in found.items()}
 
     def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
         """The sums of all lanes into a tile of shared memory, two by two."""
@@ -109,5 +123,5 @@ class MatrixEpilogue:
         element = simplify(var(half) * 2 + var(lane))
         row = simplify(origins[0] + var(i) * c.rows + block.lane // 4 + var(half) * 8)
         column = simplify(origins[1] + var(j) * c.columns + block.lane % 4 * 2 + var(lane))
-        put = Store(tile, (row, column), load(total, (var(i), var(j), element)))
+        put = Store(tile, (block.group, row, column), load(total, (var(i), var(j), element)))
         return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))

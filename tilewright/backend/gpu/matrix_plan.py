@@ -1,21 +1,28 @@
-"""How a block's warps share a product on tensor cores, priced by the rates of the Target; nothing is measured.
-
-A part of the sum (a slab) takes as long as the slowest of tensor cores, shared memory and the L2 cache; so many stages
-are under way that the latency of memory is covered by the slabs before. A block begins, waits for its first slab, walks
-the sum and stores. Blocks that share a multiprocessor add up where they use the same unit and overlap where they wait.
-"""
+"""How a block's warps share the products of a kernel on tensor cores: the way of each that is predicted to be fastest
+(matrix_cost.py), and the tiles that say so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import ceil, prod
+from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix import PADDED, SWIZZLED
-from tilewright.backend.gpu.matrix_epilogue import SUMS_PAD
+from tilewright.backend.gpu.matrix_cost import (
+    BY_ELEMENT,
+    COMPUTED,
+    COPIED_AS_IT_LIES,
+    MOST_BLOCK,
+    Both,
+    Fragments,
+    MatrixCost,
+    Product,
+    Ways,
+    fragments_for,
+    layout_for,
+    seconds,
+)
 from tilewright.backend.gpu.matrix_sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
@@ -24,62 +31,11 @@ from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of, stride
 from tilewright.tile_graph.nest import Nest, data_cost
 from tilewright.tile_graph.plan import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
-from tilewright.tile_graph.propagate import Box, Range, Size, extent_of
-
-Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
-Ways = tuple[int, int]
+from tilewright.tile_graph.propagate import Box, Range, extent_of
 
 _LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
-_MOST_BLOCK = 256  # rows or columns of a block
-_WARPS = (1, 2, 3, 4, 6, 8)
-_STEP_BYTES = (128, 64)  # of a line of shared memory along the sum
-_LEAST_STAGES, _MOST_STAGES = 4, 6  # parts arrive unevenly, whatever the mean says
-REGISTERS = 255  # of a thread
-REGISTERS_BESIDE = 44  # addresses, conditions and counters
-REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
-THREADS = 2048  # of a multiprocessor
-START = 1200  # cycles until a block's first copies are issued, and after its last store
-SYNC = 80  # cycles of a slab at the least: the wait and the barrier
-_DEPTH_STEP = 50  # and from the fragments of one step of the sum to those of the next, one warp alone
 _NEVER = 1e15  # cycles of what cannot be done
-_LINE = 128  # bytes that the L2 brings at a time
-_CUT_LINES, _SHORT_LINES = 2.0, 1.2  # times the bytes of runs that end inside lines, or are a part of one each
-_LOADED = 2.0  # times the latency of memory that is idle
-UNEVEN = 0.4  # of the time of one unit that another does not hide
-_COPIED, _COMPUTED, _BY_ELEMENT = range(3)  # how operands come to shared memory
-_WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
-_WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
-_STORED = 6  # issue slots of an element of the result, one thread
-_APART = 2.0  # cycles from an instruction of a warp's epilogue to the next
-
-
-@dataclass(frozen=True)
-class Fragments:
-    """How a block's warps share a product, and how its operands come."""
-
-    rows: int  # of a block
-    columns: int
-    warp_rows: int
-    warp_columns: int
-    step: int
-    stages: int
-    stored: int = 1  # columns of a result that are stored at a time, by way of shared memory
-
-    @property
-    def warps(self) -> int:
-        return self.rows // self.warp_rows * (self.columns // self.warp_columns)
-
-
-@dataclass(frozen=True)
-class MatrixCost:
-    """Cycles of a multiprocessor that a block keeps busy, cycles it takes alone, bytes of shared memory, and how many
-    blocks share a multiprocessor."""
-
-    busy: float
-    alone: float
-    ring: int
-    resident: int
 
 
 def instruction_of(nest: Nest, target: Target) -> str | None:
@@ -120,8 +76,8 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
     def way(side: Side, along_sum: bool) -> int:
         line = extent_of((innermost if along_sum else side.axes[-1]).extent)
         if line % FORMS[leaf.instruction or ""].packet:
-            return _BY_ELEMENT
-        return _COPIED if isinstance(side.value, Load) and side.value.source not in inside else _COMPUTED
+            return BY_ELEMENT
+        return COPIED_AS_IT_LIES if isinstance(side.value, Load) and side.value.source not in inside else COMPUTED
 
     rows, columns = runs_of(nest, leaf, context)
     return way(sides.rows, rows), way(sides.columns, columns)
@@ -160,158 +116,6 @@ def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
     return size
 
 
-@lru_cache(maxsize=1 << 16)
-def fragments_for(
-    target: Target, instruction: str, rows: int, columns: int, others: int, length: int, blocks: int, ways: Ways,
-    far: bool, runs: Both, stored: int = 1, work: int = 0, warps: int = 0, room: int = 0,
-) -> tuple[Fragments, MatrixCost] | None:  # fmt: skip
-    """The best way for a box of a product, `blocks` of which are to be computed; with so many warps where that is
-    given, in so much shared memory. `ways` and `runs`: see `ways_of` and `runs_of`; `far`: operands come from device
-    memory rather than from the L2; `work`: instructions of the epilogue."""
-    best: tuple[float, Fragments, MatrixCost] | None = None
-    room = room or target.tile_level.capacity
-    width = FORMS[instruction].operand.bytes
-    for count in (warps,) if warps else _WARPS:
-        for down in (n for n in range(1, count + 1) if count % n == 0):
-            shape = _block(rows, columns, down, count // down)
-            if shape is None:
-                continue
-            for step_bytes in _STEP_BYTES:
-                step = step_bytes // width
-                made = _staged(Fragments(*shape, step, 1, stored), target, instruction, length, far, room)
-                if made is None:
-                    continue
-                cost = _cost(made, target, instruction, rows, columns, others, length, ways, far, runs, work)
-                time = float(seconds(cost.busy, cost.alone, cost.resident, blocks, target))
-                if best is None or time < best[0]:
-                    best = (time, made, cost)
-    return None if best is None else best[1:]
-
-
-def _block(rows: int, columns: int, down: int, across: int) -> tuple[int, int, int, int] | None:
-    """Rows and columns of a block with so many warps below and beside each other, and of a warp."""
-    height = ceil(min(rows, _MOST_BLOCK) / (16 * down)) * 16
-    width = ceil(min(columns, _MOST_BLOCK) / (16 * across)) * 16
-    kept = height * width // 32 + (height + width) // 2  # sums, and fragments of both operands, twice
-    if kept + REGISTERS_BESIDE > REGISTERS:
-        return None
-    return height * down, width * across, height, width
-
-
-def _staged(made: Fragments, target: Target, instruction: str, length: int, far: bool, room: int) -> Fragments | None:
-    """With as many stages as cover the latency, where there is room for them."""
-    parts = ceil(length / made.step)
-    latency = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
-    slab = _slab(made, target, instruction, (True, True))
-    if ring_bytes(replace(made, stages=1), instruction) > room:
-        return None
-    covering = 2 + ceil(latency / max(slab.tensor, slab.shared, slab.beyond))
-    wanted = min(max(_LEAST_STAGES, covering), _MOST_STAGES, parts + 1)
-    for stages in range(wanted, 0, -1):
-        tried = replace(made, stages=stages)
-        if ring_bytes(tried, instruction) <= room:
-            return tried
-    return None
-
-
-def ring_bytes(made: Fragments, instruction: str) -> int:
-    """Shared memory of the operands, and of the sums on their way out."""
-    width = FORMS[instruction].operand.bytes
-    padding = sum(_padding(n, made.step, FORMS[instruction].packet) for n in (made.rows, made.columns))
-    ring = made.stages * (made.step * width * (made.rows + made.columns) + padding * 16)
-    sums = made.rows * (made.columns + SUMS_PAD) * 4 if made.stored > 1 else 0
-    return max(ring, sums)  # one after the other
-
-
-def _padding(size: int, step: int, packet: int) -> int:
-    """Packets that padded lines take more, whichever way they run."""
-    return 0 if layout_for(size, step, packet) == SWIZZLED else max(size, 2 * step)
-
-
-def layout_for(size: int, step: int, packet: int) -> str:
-    """Packets of a line are exchanged where that leaves none out, whichever way lines run; 32-bit elements that lie
-    along a line of their own are read one by one."""
-    lines = (size // packet, step // packet)
-    return SWIZZLED if packet == 8 and all(n in (1, 2, 4) or n % 8 == 0 for n in lines) else PADDED
-
-
-def _line_waste(run: int) -> float:
-    """Bytes that are fetched for each byte of runs of a length, the next run far away."""
-    if run % _LINE == 0:
-        return 1.0
-    return _SHORT_LINES if _LINE % run == 0 else _CUT_LINES
-
-
-@dataclass(frozen=True)
-class _Slab:
-    """Cycles of a multiprocessor's units for a part of the sum of one block."""
-
-    tensor: float
-    shared: float
-    beyond: float  # the L2 cache
-
-
-def _slab(made: Fragments, target: Target, instruction: str, runs: Both) -> _Slab:
-    width = FORMS[instruction].operand.bytes
-    rate = target.rate(instruction)
-    assert rate is not None
-    tensor = made.rows * made.columns * made.step / (rate / target.clock)
-    read = made.rows * (made.columns // made.warp_columns) + made.columns * (made.rows // made.warp_rows)
-    written = made.rows + made.columns
-    # lines that a run begins or ends inside are fetched by both neighbours
-    lines = [
-        1.0 if run else _line_waste(size * width) for size, run in zip((made.rows, made.columns), runs, strict=True)
-    ]
-    moved = made.rows * lines[0] + made.columns * lines[1]
-    near = target.tile_level.bandwidth / target.clock
-    beyond = (target.outer or target.main).bandwidth / target.clock
-    return _Slab(tensor, width * made.step * (read + written) / near, width * made.step * moved / beyond)
-
-
-def _cost(
-    made: Fragments, target: Target, instruction: str, rows: int, columns: int, others: int, length: int, ways: Ways,
-    far: bool, runs: Both, work: int,
-) -> MatrixCost:  # fmt: skip
-    form = FORMS[instruction]
-    turns = others * ceil(rows / made.rows) * ceil(columns / made.columns)
-    parts = ceil(length / made.step)
-    slab = _slab(made, target, instruction, runs)
-    lanes = target.fma_rate / target.clock
-    warps = made.warps
-    depth = made.step // form.depth
-    # tensor cores and shared memory wait for each other to some degree: fragments come before they are multiplied
-    inside = max(slab.tensor, slab.shared) + UNEVEN * min(slab.tensor, slab.shared)
-    part = max(inside, slab.beyond) + UNEVEN * min(inside, slab.beyond)
-    # elements that are not just copied: threads compute where they lie and what they are, and wait for them
-    sizes = (made.rows, made.columns)
-    part += made.step * sum(n * _WAY_SLOTS[way] for n, way in zip(sizes, ways, strict=True)) / lanes
-    each = made.step * sum(n * _WAY_CYCLES[way] for n, way in zip(sizes, ways, strict=True))
-    reach = _LOADED * (target.main if far else target.outer or target.main).latency * target.clock
-    first = _LOADED * target.main.latency * target.clock
-    # a multiprocessor's four schedulers each feed a quarter of its tensor cores
-    own = max(inside * max(1.0, 4 / warps), SYNC + _DEPTH_STEP * depth)
-    waiting = reach / max(1, made.stages - 1) + each / (32 * warps)
-    step = max(own, waiting if parts > made.stages - 1 else 0.0, slab.beyond)
-    # an epilogue of dependent instructions: a warp alone issues one in some cycles
-    stored = min(rows, made.rows) * min(columns, made.columns) * (_STORED + work) / lanes
-    epilogue = made.warp_rows * made.warp_columns / 32 * (_STORED + work) * max(1.0, warps / 4 / _APART, _APART)
-    ring = ring_bytes(made, instruction)
-    registers = made.warp_rows * made.warp_columns // 32 + (made.warp_rows + made.warp_columns) // 2 + REGISTERS_BESIDE
-    resident = max(1, min(target.tile_level.capacity // max(ring, 1), REGISTER_FILE // (registers * 32 * warps),
-                          THREADS // (32 * warps)))  # fmt: skip
-    busy = turns * (parts * part + stored)
-    alone = START + turns * (first + parts * step + epilogue)
-    return MatrixCost(busy, alone, ring, resident)
-
-
-def seconds(busy: Size, alone: Size, resident: Size, blocks: Size, target: Target) -> Size:
-    """Of a kernel of so many blocks, the launch included; numbers, or arrays with an entry a candidate."""
-    alive = -(-blocks // target.units)
-    turns = -(-alive // resident)
-    cycles = np.maximum((alive - 1) * busy + alone, turns * alone)
-    return cycles / target.clock + target.kernel_cost
-
-
 def product_of(nest: Nest, leaf: Leaf, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int, int, int]:
     """Rows, columns, products and steps of the sum of a box."""
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
@@ -333,8 +137,8 @@ def choose_fragments(
         stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         runs, room = runs_of(nest, leaf, context), target.tile_level.capacity - held
         ways = ways_of(nest, leaf, nests, context)
-        made = fragments_for(target, leaf.instruction or "", *sizes, blocks, ways, far, runs, stored,
-                             data_cost(*nest.values), warps, room)  # fmt: skip
+        product = Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values))
+        made = fragments_for(target, leaf.instruction or "", product, warps, room)
         if made is None:
             raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
         found[leaf.tensor] = made[0]
@@ -378,9 +182,8 @@ def matrix_costs(
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
         rows = []
         for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
-            made = fragments_for(
-                context.target, leaf.instruction or "", r, c, o, length, t, ways, far, runs, stored, work
-            )
+            product = Product(r, c, o, length, t, ways, far, runs, stored, work)
+            made = fragments_for(context.target, leaf.instruction or "", product)
             way, cost = made if made is not None else (None, MatrixCost(_NEVER, _NEVER, 0, 1))
             rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
         found[nest] = MatrixCosts(*(np.array(x) for x in zip(*rows, strict=True)))
@@ -397,12 +200,12 @@ def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:
     own = [a for a in side.axes if extent_of(a.extent) > 1]
     if axis is (own or side.axes)[-1]:
         sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent}
-        return sorted(sizes | {extent}) if extent <= _MOST_BLOCK else sorted(sizes)
+        return sorted(sizes | {extent}) if extent <= MOST_BLOCK else sorted(sizes)
     inner = prod(extent_of(a.extent) for a in side.axes[side.axes.index(axis) + 1 :])
     sizes = {1}
-    while 2 * max(sizes) * inner <= 2 * _MOST_BLOCK and 2 * max(sizes) < extent:
+    while 2 * max(sizes) * inner <= 2 * MOST_BLOCK and 2 * max(sizes) < extent:
         sizes.add(2 * max(sizes))
-    return sorted(sizes | ({extent} if extent * inner <= _MOST_BLOCK else set()))
+    return sorted(sizes | ({extent} if extent * inner <= MOST_BLOCK else set()))
 
 
 def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str) -> Tile:

@@ -173,23 +173,67 @@ class GpuNest:
         return alloc(states, self._shared_reduction(spot, states, monoid))
 
     def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        loops, env = walked(self.reduction, self.reduce_ranges)
-        return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        packet = self._packet(spot, const(0))
+        if packet == 1:
+            loops, env = walked(self.reduction, self.reduce_ranges)
+            return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        loops, env = walked(self.reduction[:-1], self.reduce_ranges)
+        inner = self.reduce_ranges[self.reduction[-1]]
+        near, lane = Axis("near", int(inner.size) // packet), Axis("lane", packet)
+        start = simplify(inner.low + (var(near) * packet if int(inner.size) > packet else const(0)))
+        env[self.reduction[-1]] = simplify(start + var(lane))
+        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane)
+        return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
 
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.plan.split
         share = self.taker()[1]
-        length = prod(int(r.size) for r in self.reduce_ranges.values())
-        loop = Axis("share", -(-length // split))
+        packet = self._packet(spot, share)
+        count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
+        loop = Axis("share", -(-count // split))
         flat = simplify(var(loop) * split + share)
-        env, valid = self.reduction_point(flat)
-        conditions = known_true_left_out([lt(flat, length), *valid])
-        step = guarded(conditions, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        lane = Axis("lane", packet)
+        env, valid = self.reduction_point(flat, lane)
+        conditions = known_true_left_out([lt(flat, count), *valid])
+        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane))
         body: list[Stmt] = [Store(s, (), v) for s, v in zip(states, monoid.identity, strict=True)]
         body.extend(guarded(spot.active, (For(loop, ForKind.SERIAL, step),)))
         body.extend(self.combine_shares(monoid, states, spot))
         body.extend(self.finish(monoid, states, spot))
         return tuple(body)
+
+    def _in_packets(
+        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis
+    ) -> tuple[Stmt, ...]:
+        """Neighbours one after the other, what they read in memory fetched together."""
+        if lane.extent == 1:
+            here = {lane: const(0)}
+            return self.update(monoid, states, (), [simplify(substitute(e, here)) for e in elements])
+        from tilewright.backend.gpu.packets import in_registers
+
+        found = [in_registers(self, e, lane) for e in elements]
+        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, (), [value for value, _, _ in found]))
+        fetched = [stmt for _, moved, _ in found for stmt in moved]
+        return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
+
+    def _packet(self, spot: Spot, share: Expr) -> int:
+        """Neighbours along the reduction that a thread takes at a time: as many as memory hands over in one packet,
+        where all threads have something to do, neighbours of a thread walk elsewhere or the reduction too, and some
+        operand lies there beside each other."""
+        inner = self.reduce_ranges[self.reduction[-1]]
+        length = prod(int(r.size) for r in self.reduce_ranges.values())
+        if (self.plan.split > 1 and not self.along_reduction) or static(inner.count) != int(inner.size):
+            return 1
+        from tilewright.backend.gpu.packets import in_registers
+
+        for packet in (8, 4, 2):
+            if int(inner.size) % packet or length < packet * self.plan.split:
+                continue
+            lane = Axis("lane", packet)
+            env, _ = self.reduction_point(share, lane)
+            if any(in_registers(self, e, lane)[2] for e in self.elements({**spot.env, **env})):
+                return packet
+        return 1
 
     def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
         """Every thread of a position gets the whole reduction; all threads take part."""
@@ -216,18 +260,22 @@ class GpuNest:
         alone = [eq(self.taker()[1], 0)] if self.plan.split > 1 else []
         return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
 
-    def reduction_point(self, flat: Expr) -> tuple[dict[Axis, Expr], list[Expr]]:
-        """Reduction axes from a flat index, and the conditions that cut ranges add."""
+    def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:
+        """Reduction axes from a flat index, and the conditions that cut ranges add; the index counts packets of the
+        innermost axis where `lane` is one of their elements."""
         env: dict[Axis, Expr] = {}
         conditions: list[Expr] = []
         rest = flat
         for number, axis in reversed(list(enumerate(self.reduction))):
             extent = self.reduce_ranges[axis]
-            size = int(extent.size)
+            packet = extent_of(lane.extent) if lane is not None and number == len(self.reduction) - 1 else 1
+            size = int(extent.size) // packet
             own = const(0) if size == 1 else rest if number == 0 else simplify(rest % size)
             rest = simplify(rest // size)
+            if packet > 1 and lane is not None:
+                own = simplify(own * packet + var(lane))
             env[axis] = simplify(extent.low + own)
-            if static(extent.count) != size:
+            if static(extent.count) != int(extent.size):
                 conditions.append(simplify(lt(own, extent.count)))
         return env, conditions
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.ir.expr import Axis, Expr, const, lt, var
+from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
 from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Scope, Stmt
 from tilewright.ir.simplify import simplify
 
@@ -53,10 +53,9 @@ def pipelined(
 
     if parts == 1:
         return [*at_once(first, first), wait(0), sync(), *alone(first), *end]
-    axis = Axis(name, parts)
-    part = var(axis)
     if stages == 1 or depth == 1:
-        inside = [*at_once(part, first), wait(0), sync(), *alone(first), sync()]
+        axis = Axis(name, parts)
+        inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), sync()]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
     ahead = stages - 1
     body: list[Stmt] = []
@@ -64,19 +63,37 @@ def pipelined(
         # a group that is empty keeps the count of those that may be in the air
         body.extend(at_once(const(number), const(number)) if number < parts else (commit(),))
     body.extend((wait(ahead - 1), sync(), *fetch(first, 0, 0)))
-    later = simplify(part + ahead)
-    groups = [list(group) for group in copies(later, simplify(later % stages))] if ahead < parts else []
-    share = -(-len(groups) // (depth - 1))
-    inside = []
-    for step in range(depth):
-        if step < depth - 1:
-            inside.extend(fetch(simplify(part % stages), step + 1, (step + 1) % 2))
-            now = [s for group in groups[step * share : (step + 1) * share] for s in group]
-            inside.extend((If(simplify(lt(later, parts)), tuple(now)),) if now else ())
-            inside.extend((commit(),) if step == depth - 2 else ())
-        else:
-            following = simplify((part + 1) % stages)
-            inside.extend((wait(ahead - 1), sync()))
-            inside.append(If(simplify(lt(part + 1, parts)), tuple(fetch(following, 0, 0))))
-        inside.extend(use(step % 2))
-    return [*body, For(axis, ForKind.SERIAL, tuple(inside)), *end]
+
+    def one(part: Expr, place: int) -> list[Stmt]:
+        later = simplify(part + ahead)
+        groups = [list(group) for group in copies(later, const((place + ahead) % stages))] if ahead < parts else []
+        share = -(-len(groups) // (depth - 1))
+        inside: list[Stmt] = []
+        for step in range(depth):
+            if step < depth - 1:
+                inside.extend(fetch(const(place), step + 1, (step + 1) % 2))
+                now = [s for group in groups[step * share : (step + 1) * share] for s in group]
+                inside.extend(_where(lt(later, parts), now))
+                inside.extend((commit(),) if step == depth - 2 else ())
+            else:
+                following = _where(lt(part + 1, parts), fetch(const((place + 1) % stages), 0, 0))
+                inside.extend((wait(ahead - 1), sync(), *following) if following else ())
+            inside.extend(use(step % 2))
+        return inside
+
+    # a turn around the ring is written out: places in it are then numbers, and addresses differ by them alone
+    turns = parts // stages if parts >= 2 * stages else 0
+    if turns:
+        axis = Axis(name, turns)
+        turn = [s for place in range(stages) for s in one(simplify(var(axis) * stages + place), place)]
+        body.append(For(axis, ForKind.SERIAL, tuple(turn)))
+    for number in range(turns * stages, parts):
+        body.extend(one(const(number), number % stages))
+    return [*body, *end]
+
+
+def _where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:
+    known = simplify(condition)
+    if isinstance(known, Const):
+        return list(body) if known.value else []
+    return [If(known, tuple(body))] if body else []

@@ -29,6 +29,7 @@ _WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink 
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
+_SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
 
 def nest_factors(nest: Nest) -> tuple[Factor, ...]:
@@ -167,7 +168,10 @@ def _split(
     )
     split = 1
     if along_reduction or fastest is None or points == 1:
-        while split < 32 and split * 2 <= length:
+        # neighbours along a short run find nothing beside each other behind its end: one thread takes it at once
+        run = extent_of(inner.extent)
+        most = 32 if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
+        while split < most and split * 2 <= length:
             split *= 2
         return split, inner if split > 1 else fastest
     while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
@@ -237,14 +241,15 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(replace(leaf, step=made.step, lanes=made.stored))
+            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
             continue
         plain = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
         most = max(most, prod(positions(plain, nest, part.boxes[nest]).values()) * plain.split)
         finished.append(plain)
     if fragments:
         return tuple(finished), WARP * next(iter(fragments.values())).warps
-    return tuple(finished), min(MOST_THREADS, -(-most // WARP) * WARP)
+    room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
+    return tuple(finished), min(room, -(-most // WARP) * WARP)
 
 
 def shared_out(

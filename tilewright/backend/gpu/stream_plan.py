@@ -1,5 +1,5 @@
 """How a stream that lies in registers is cut: rows of a block and of a warp, and blocks of the streamed axis; priced
-by the rates of the Target as products on tensor cores are (matrix_plan.py)."""
+by the rates of the Target as products on tensor cores are (matrix_cost.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilewright.backend.gpu.matrix_plan import (
+from tilewright.backend.gpu.matrix_cost import (
     REGISTER_FILE,
     REGISTERS,
     REGISTERS_BESIDE,

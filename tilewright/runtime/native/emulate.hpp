@@ -310,7 +310,9 @@ TW_FN int block_z() { return emulate::engine->block[2]; }
 
 TW_FN void barrier(int line = __builtin_LINE()) { emulate::engine->barrier(line); }
 TW_FN void warp_barrier(int line = __builtin_LINE()) { emulate::engine->warp_barrier(line); }
-TW_FN void grid_barrier(int line = __builtin_LINE()) { emulate::engine->grid_barrier(line); }
+TW_FN void grid_barrier(const unsigned* = nullptr, int line = __builtin_LINE()) {
+  emulate::engine->grid_barrier(line);
+}
 
 namespace emulate {
 enum Operation { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_FROM };

@@ -14,12 +14,12 @@ from tilewright.transform.reroll import reroll
 
 def choose_algorithms(
     program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
-    recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
+    recurrences: Predict | None, reductions: Predict | None, known: Known | None = None, samples: bool = True,
 ) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
     by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
     reductions over joined tensors part by part; None, in the place of what predicts the time of any, leaves them as
-    they are. `known`: see there."""
+    they are. `known`, `samples`: see there."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
@@ -27,5 +27,5 @@ def choose_algorithms(
     if recurrences is not None:
         program = choose_orders(program, recurrences)
     if products is not None:
-        program = choose_products(program, products)
+        program = choose_products(program, products, samples)
     return program if reductions is None else split_reductions(split_joined(program, target), target, reductions, known)

@@ -9,7 +9,7 @@ of 256 to 3072 inputs is 3e-7 to 1.4e-6, where the direct sum has 2e-7 to 1e-6.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
-from tilewright.ir.compute import Compute, Map, Program, Reduce, factors, plain_monoid
+from tilewright.ir.compute import Compute, Map, Program, Reduce, factors, plain_monoid, reads
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, add, const, eq, load, lt, select, sub, var
 from tilewright.ir.folding import without_dead
 from tilewright.ir.simplify import simplify
@@ -45,7 +45,7 @@ RESULT: dict[tuple[int, int], dict[int, int]] = {
 }
 PRODUCTS = len(DATA)
 
-_WORTH = 0.96  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
+_WORTH = 0.95  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
 # What is saved an element that the sums move: a product of fewer sums or columns does not pay anywhere.
 _LEAST_DEPTH = 90
 _LEAST_ROWS = 32  # of which half fill a register tile a few times
@@ -64,20 +64,22 @@ class Product:
     rows: tuple[Axis, ...]
     sums: tuple[Axis, ...]
     columns: tuple[Axis, ...]
+    row: Axis  # of the rows, the one along which neighbours are added
 
 
-def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Product | None:
-    """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None."""
+def find_product(compute: Compute, constants: Mapping[Tensor, object], samples: bool = True) -> Product | None:
+    """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None.
+    Without `samples`, rows are neighbours only within a sample: not along the first dimension of the data."""
     both = factors(compute)
     if not both or not isinstance(compute, Reduce) or compute.outputs[0].dtype is not dtypes.float32:
         return None
     for data, weight in (both, both[::-1]):
         if isinstance(data, Load) and isinstance(weight, Load) and weight.source in constants:
-            return _product(compute, data, weight)
+            return _product(compute, data, weight, samples)
     return None
 
 
-def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
+def _product(compute: Reduce, data: Load, weight: Load, samples: bool) -> Product | None:
     read, kept = _axes_read(data), _axes_read(weight)
     if read is None or kept is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
         return None
@@ -88,7 +90,12 @@ def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
         return None
     if set(read) != everything - set(columns) or set(kept) != everything - set(rows):
         return None
-    return Product(compute, data, weight, rows, compute.reduce_axes, columns)
+    first = data.indices[0]
+    neighbours = [a for a in rows if samples or not (isinstance(first, Var) and first.axis is a)]
+    if not neighbours:
+        return None
+    row = max(neighbours, key=lambda a: fixed(a.extent))
+    return Product(compute, data, weight, rows, compute.reduce_axes, columns, row)
 
 
 def _axes_read(node: Load) -> list[Axis] | None:
@@ -114,7 +121,8 @@ class Strassen:
         self.output = found.reduce.outputs[0]
         groups = (found.rows, found.sums, found.columns)
         self.sizes = {a: fixed(a.extent) for group in groups for a in group}
-        self.row, self.sum, self.column = (max(group, key=self.sizes.__getitem__) for group in groups)
+        self.row = found.row
+        self.sum, self.column = (max(group, key=self.sizes.__getitem__) for group in groups[1:])
         for axis in (self.row, self.sum, self.column):
             self.sizes[axis] = -(-self.sizes[axis] // 2)
         self.weights = self._tensor("weights", found.sums, found.columns)
@@ -246,38 +254,32 @@ def _case(at: Expr, cases: Sequence[Expr]) -> Expr:
 # --- the choice
 
 
-def choose_products(program: Program, predict: Predict) -> Program:
-    """The Program with every product rewritten whose seven parts are predicted to pay."""
+def choose_products(program: Program, predict: Predict, samples: bool = True) -> Program:
+    """The Program with every product rewritten whose seven parts are predicted to pay; `samples`: see find_product."""
     given = program
     program = split_constants(program)  # as it will be: gates of a recurrence are an axis of their own then
+    every = (find_product(c, program.constants, samples) for c in program.computes)
+    found = {p.reduce.outputs[0]: p for p in every if p is not None}
+    decided = _decided(found, program, predict)
+    if not decided:
+        return given
     names = {t.name for t in program.tensors()}
     known: dict[Hashable, Tensor] = {}
-    chosen: dict[Hashable, Seconds | None] = {}
-    counts: Counter[Seconds] = Counter()
     computes: list[Compute] = []
     staged = dict.fromkeys(program.staged)
     constants, layouts = dict(program.constants), dict(program.layouts)
     for compute in program.computes:
-        found = find_product(compute, program.constants)
-        if found is None:
+        if compute.outputs[0] not in decided:
             computes.append(compute)
             continue
-        key = _shape_of(found, program)
-        if key not in chosen:
-            chosen[key] = worth(found, program, predict)
-        seconds = chosen[key]
-        if seconds is None:
-            computes.append(compute)
-            continue
-        counts[seconds] += 1
-        fast = Strassen(found, names, known)
+        product = found[compute.outputs[0]]
+        fast = Strassen(product, names, known)
         computes.extend(fast.computes)
         layouts.update(fast.layouts)
-        constants[fast.weights] = fast.transformed(program.constants[found.weight.source])
+        constants[fast.weights] = fast.transformed(program.constants[product.weight.source])
         if fast.staged:
             staged[fast.summed] = None
-    if not counts:
-        return given
+    counts = Counter(seconds for seconds in decided.values() if seconds is not None)
     remarks = (*program.remarks, *(_remark(seconds, count) for seconds, count in counts.items()))
     return without_dead(replace(program, computes=tuple(computes), constants=constants, layouts=layouts,
                                 staged=tuple(staged), remarks=remarks))  # fmt: skip
@@ -285,52 +287,119 @@ def choose_products(program: Program, predict: Predict) -> Program:
 
 @dataclass(frozen=True)
 class Seconds:
-    """The times predicted for a product of rows by sums by columns, as seven and as it is."""
+    """The times predicted for products of rows by sums by columns, one or two in a chain, as seven and as they are."""
 
-    shape: tuple[int, int, int]
+    shapes: tuple[tuple[int, ...], ...]
     seven: float
     direct: float
 
 
 def _remark(seconds: Seconds, count: int) -> str:
-    shape = " x ".join(map(str, seconds.shape))
-    what = f"{count} products {shape}" if count > 1 else f"a product {shape}"
+    shapes = " and ".join(" x ".join(map(str, shape)) for shape in seconds.shapes)
+    many, one = ("products", "a product") if len(seconds.shapes) == 1 else ("chains of products", "a chain of products")
+    what = f"{count} {many} {shapes}" if count > 1 else f"{one} {shapes}"
     times = f"{1e3 * seconds.seven:.2f} ms predicted against {1e3 * seconds.direct:.2f} ms"
     return f"{what} by Strassen's algorithm: {times}"
 
 
-def worth(found: Product, program: Program, predict: Predict) -> Seconds | None:
-    """The times of a product that its seven parts are predicted to make faster; None where they are not."""
-    rows, sums, columns = (prod(fixed(a.extent) for a in group) for group in (found.rows, found.sums, found.columns))
-    if rows < _LEAST_ROWS or sums * columns < _LEAST_DEPTH * (sums + columns):
-        return None
-    fast = Strassen(found, set(), {})
-    direct = predict(_alone(found, [found.reduce], program))
-    own = _alone(found, fast.computes, program)
-    zeros = np.broadcast_to(np.float32(0), tuple(int(e) for e in fast.weights.shape))  # type: ignore[arg-type]
-    own = replace(own, constants={**own.constants, fast.weights: zeros}, layouts={**own.layouts, **fast.layouts},
-                  staged=(fast.summed,) if fast.staged else ())  # fmt: skip
+def _decided(found: Mapping[Tensor, Product], program: Program, predict: Predict) -> dict[Tensor, Seconds | None]:
+    """The products to be rewritten, by what they give, with the times that decided it (the last's, of a chain)."""
+    chosen: dict[Hashable, Seconds | None] = {}
+
+    def seconds(products: Sequence[Product], between: Sequence[Compute]) -> Seconds | None:
+        key = (*(_shape_of(p, program) for p in products), len(between))  # products of one shape are decided once
+        if key not in chosen:
+            chosen[key] = worth(products, between, program, predict)
+        return chosen[key]
+
+    result: dict[Tensor, Seconds | None] = {}
+    for tensor, product in found.items():
+        alone = seconds([product], ())
+        if alone is not None:
+            result[tensor] = alone
+    for first, between, last in _chains(found, program):
+        if not {first, last} <= result.keys():
+            both = seconds([found[first], found[last]], between)
+            if both is not None:
+                result[first], result[last] = None, both
+    return result
+
+
+def _chains(found: Mapping[Tensor, Product], program: Program) -> Iterator[tuple[Tensor, tuple[Compute, ...], Tensor]]:
+    """Products with nothing but Maps between them that nobody else reads: the sums behind the one are those in front
+    of the other, and what lies between them need not be stored."""
+    made = {t: c for c in program.computes for t in c.outputs}
+    readers = Counter(t for c in program.computes for t in reads(c))
+    for last, product in found.items():
+        begins: dict[Tensor, None] = {}
+        walked: dict[Tensor, Compute] = {}
+        pending = [product.data.source]
+        while pending:
+            tensor = pending.pop()
+            if tensor in walked or tensor in begins or tensor in program.constants:
+                continue
+            compute = made.get(tensor)
+            if isinstance(compute, Map):
+                walked[tensor] = compute
+                pending += reads(compute)
+            else:
+                begins[tensor] = None
+        first = next(iter(begins), None)
+        if first is None or len(begins) != 1 or first not in found or {first, *walked} & {*program.outputs}:
+            continue
+        own = Counter(t for c in (*walked.values(), product.reduce) for t in reads(c))
+        if all(readers[t] == own[t] for t in (first, *walked)):
+            yield first, tuple(c for c in program.computes if c.outputs[0] in walked), last
+
+
+def worth(
+    products: Sequence[Product], between: Sequence[Compute], program: Program, predict: Predict
+) -> Seconds | None:
+    """The times of products, with the Maps between them, that their seven parts are predicted to make faster; None
+    where they are not."""
+    shapes = tuple(
+        tuple(prod(fixed(a.extent) for a in group) for group in (p.rows, p.sums, p.columns)) for p in products
+    )
+    for rows, sums, columns in shapes:
+        if rows < _LEAST_ROWS or sums * columns < _LEAST_DEPTH * (sums + columns):
+            return None
+    known: dict[Hashable, Tensor] = {}
+    fast = {p.reduce.outputs[0]: Strassen(p, set(), known) for p in products}
+    order = (products[0].reduce, *between, *(p.reduce for p in products[1:]))
+    direct = predict(_alone(products, order, program))
+    own = _alone(products, [c for o in order for c in (fast[o.outputs[0]].computes if o.outputs[0] in fast else (o,))],
+                 program)  # fmt: skip
+    zeros = {f.weights: np.broadcast_to(np.float32(0), tuple(fixed(e) for e in f.weights.shape)) for f in fast.values()}
+    layouts = {t: layout for f in fast.values() for t, layout in f.layouts.items()}
+    own = replace(own, constants={**own.constants, **zeros}, layouts={**own.layouts, **layouts},
+                  staged=tuple(f.summed for f in fast.values() if f.staged))  # fmt: skip
     seven = predict(own)
-    return Seconds((rows, sums, columns), seven, direct) if seven < _WORTH * direct else None
+    return Seconds(shapes, seven, direct) if seven < _WORTH * direct else None
 
 
-def _alone(found: Product, computes: Sequence[Compute], program: Program) -> Program:
-    """A Program of one product, its data and result stored as they will be: what is summed, and columns, innermost.
+def _alone(products: Sequence[Product], computes: Sequence[Compute], program: Program) -> Program:
+    """A Program of some products, data and results stored as they will be: what is summed, and columns, innermost.
 
     It keeps the constants of all others: that they are read in between decides where its own come from."""
-    data, result = found.data.source, found.reduce.outputs[0]
+    first, last = products[0], products[-1]
+    data, result = first.data.source, last.reduce.outputs[0]
     layouts = {}
     if data not in program.inputs and data not in program.constants:
-        inner = [d for d, i in enumerate(found.data.indices) if isinstance(i, Var) and i.axis in found.sums]
+        inner = [d for d, i in enumerate(first.data.indices) if isinstance(i, Var) and i.axis in first.sums]
         layouts[data] = Layout.permuted((*(d for d in range(data.rank) if d not in inner), *inner))
-    if result not in program.outputs:
-        last = [d for d, a in enumerate(found.reduce.axes) if a in found.columns]
-        layouts[result] = Layout.permuted((*(d for d in range(result.rank) if d not in last), *last))
+    for product in products:
+        stored = product.reduce.outputs[0]
+        if stored not in program.outputs:
+            innermost = [d for d, a in enumerate(product.reduce.axes) if a in product.columns]
+            layouts[stored] = Layout.permuted((*(d for d in range(stored.rank) if d not in innermost), *innermost))
+    between = [c.output for c in computes if isinstance(c, Map) and c.output.rank == result.rank]
+    for tensor in between:  # as the sum in front of them
+        if first is not last and first.reduce.outputs[0] in layouts:
+            layouts.setdefault(tensor, layouts[first.reduce.outputs[0]])
     return Program((data,), (result,), tuple(computes), program.constants, layouts)
 
 
 def _shape_of(found: Product, program: Program) -> Hashable:
-    """Products of one shape are decided once."""
     axes = {a: n for n, a in enumerate((*found.reduce.axes, *found.reduce.reduce_axes))}
     reads = tuple(
         tuple(axes[i.axis] if isinstance(i, Var) else -1 for i in node.indices) for node in (found.data, found.weight)

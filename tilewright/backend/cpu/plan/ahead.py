@@ -25,7 +25,7 @@ _WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at l
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
-    if context.cached is not None or plan.instruction is not None:
+    if context.cached is not None or plan.instruction is not None or not context.asks_ahead:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
@@ -74,8 +74,6 @@ def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], contex
         return 0.0
     source = read.source
     size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
-    if size <= context.target.tile_level.capacity // 2:
-        return 0.0
     part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
     far = (context.target.outer or context.target.main).bandwidth
     return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)

@@ -7,14 +7,14 @@ intermediates do not fit the tile level is not a candidate (Welder's footprint, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import prefetched_seconds
+from tilewright.backend.cpu.plan.ahead import asked_ahead, prefetched_seconds
 from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -187,7 +187,10 @@ def predict(
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     if context.cached is None and stream is None:
-        hidden = prefetched_seconds(root, plans[-1], sizes, context)
+        inner = [] if overlaps else [n for n in nests[:-1] if is_contraction(n)]
+        walked = {**{n: _sizes(n, boxes[n]) for n in inner}, root: sizes}
+        hidden = sum((prefetched_seconds(n, p, walked[n], context) for n, p in zip(nests, plans, strict=True)
+                      if n in walked), 0.0)  # fmt: skip
         exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
@@ -203,6 +206,28 @@ def predict(
     seconds = np.where(fits, seconds, np.inf)
     whole = tiles.shape
     return Times(seconds, tiles, np.broadcast_to(held, whole), again)
+
+
+def weights_ahead(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
+) -> tuple[Leaf, ...]:
+    """The leaves of a kernel, each with what its steps ask for of the next panel of weights."""
+    root, tile = nests[-1], dict(choice.tile)
+    sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
+    walked = {root: sizes}
+    if not choice.step:
+        origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
+        starts = {a: var(origins[a]) * root.unswitched.get(a, 1) for a in root.axes}
+        box = tuple(Range(starts[a], n, extent_of(a.extent)) for a, n in sizes.items())
+        walked |= {n: _sizes(n, part) for n, part in propagate(nests, box).items() if n is not root}
+    return tuple(
+        replace(leaf, ahead=int(asked_ahead(nest, leaf, walked[nest], context))) if nest in walked else leaf
+        for nest, leaf in zip(nests, leaves, strict=True)
+    )
+
+
+def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
+    return {axis: part.size for axis, part in zip(nest.axes, box, strict=True)}
 
 
 def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[Sequence[Nest], Sequence[Leaf]]:

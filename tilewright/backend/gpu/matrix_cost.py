@@ -1,0 +1,251 @@
+"""What the ways to run a product on tensor cores cost, all of them at once, by the rates of the Target; nothing is
+measured when a model is planned.
+
+A part of the sum takes as long as tensor cores, shared memory and the L2 cache take together; so many stages are under
+way that the latency of memory is covered by the parts before. A block begins, waits for its first part, walks the sum
+and stores. Blocks that share a multiprocessor add up where they use the same unit and overlap where they wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from tilewright.backend.gpu.matrix import PADDED, SWIZZLED
+from tilewright.backend.gpu.matrix_epilogue import SUMS_PAD
+from tilewright.intrinsics.gpu_matrix import FORMS, MatrixForm
+from tilewright.target import Target
+from tilewright.tile_graph.propagate import Size
+
+Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
+Ways = tuple[int, int]
+Numbers = np.ndarray  # with an entry for every way
+
+MOST_BLOCK = 256  # rows or columns of a block
+_WARPS = (1, 2, 3, 4, 6, 8)
+_GROUPS = {8: (1, 2, 4)}  # of so many warps that share the steps of a part: two warps a scheduler, small tiles or not
+_STEP_BYTES = (256, 128, 64)  # of a line of shared memory along the sum
+_LEAST_STEPS = 2  # of a part, of each group: the next fragments come while these are multiplied
+_LEAST_STAGES, _WISHED_STAGES, _MOST_STAGES = 3, 4, 6  # parts arrive unevenly, whatever the mean says
+REGISTERS = 255  # of a thread
+REGISTERS_BESIDE = 44  # addresses, conditions and counters
+REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
+THREADS = 2048  # of a multiprocessor
+# The rest is fitted on 1,300 plans of 15 products, measured on an H200; six of the products were left out of the fit,
+# and are predicted as well as the others: 6% off in the median.
+_FIRST = 1.25  # times the latency of memory until the first part is there
+_LOADED = 2.45  # times the latency of memory that is idle, under load
+_SYNC = 277  # cycles of a part at the least: the wait, the barrier and the first fragments
+_PART = 21  # and cycles of a part in which nothing else is done
+_FEW_STAGES = 1.04  # times as long for a part, with fewer stages than wished
+_ODD_WARPS = 1.15  # times as long for a part, where warps do not fill all schedulers
+_LINE = 128  # bytes that the L2 brings at a time
+_CUT_LINES = 2.1  # times the bytes of runs that end inside lines
+_MET_LINES = 1.9  # times the rate of the L2: lines that several multiprocessors want at about the same time
+_PADDED_SLOWER = 1.5  # times the time of fragments and copies in lines that are padded
+_OVERLAP = 2.7  # units at work together take the mean of this power: 1 in turn, infinity all at once
+_THROUGH_SHARED = 5.8  # times the time to write the sums into shared memory, for their way out
+COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)  # how operands come to shared memory
+_WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
+_STORED = 5  # issue slots of an element of the result, one thread
+_REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """How a block's warps share a product, and how its operands come."""
+
+    rows: int  # of a block
+    columns: int
+    warp_rows: int
+    warp_columns: int
+    step: int
+    stages: int
+    stored: int = 1  # columns of a result that are stored at a time, by way of shared memory
+    groups: int = 1  # of warps, that each take some of the steps of every part of the sum
+
+    @property
+    def warps(self) -> int:
+        return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.groups
+
+
+@dataclass(frozen=True)
+class MatrixCost:
+    """Cycles of a multiprocessor that a block keeps busy, cycles it takes alone, bytes of shared memory, and how many
+    blocks share a multiprocessor."""
+
+    busy: float
+    alone: float
+    ring: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """A box of a product, `blocks` of which are to be computed. `ways` and `runs`: how the rows' operand and the
+    columns' come, and whether their lines run along the sum; `far`: they come from device memory rather than from the
+    L2; `stored`: see Fragments; `work`: instructions of the epilogue."""
+
+    rows: int
+    columns: int
+    others: int
+    length: int
+    blocks: int
+    ways: Ways
+    far: bool
+    runs: Both
+    stored: int = 1
+    work: int = 0
+
+
+@lru_cache(maxsize=1 << 16)
+def fragments_for(
+    target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0
+) -> tuple[Fragments, MatrixCost] | None:
+    """The best way, with so many warps where that is given, in so much shared memory."""
+    form = FORMS[instruction]
+    near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
+    tried = _Tried(target, form, product, _shapes(form, near, far, warps, product.stored > 1))
+    ring, busy, alone, resident = tried.costs(room or target.tile_level.capacity)
+    taken = seconds(busy, alone, resident, product.blocks, target)
+    if not len(taken) or not np.isfinite(taken.min()):
+        return None
+    best = int(np.argmin(taken))
+    rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in tried.shapes[best])
+    made = Fragments(rows, columns, warp_rows, warp_columns, step, int(tried.stages[best]), product.stored, groups)
+    return made, MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+
+
+@lru_cache(maxsize=1 << 12)
+def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool) -> Numbers:
+    """Rows and columns of a block, of a warp, the step and the groups of every way."""
+    found = []
+    for count in (warps,) if warps else _WARPS:
+        # sums of several groups meet in shared memory
+        for groups in _GROUPS.get(count, (1,)) if in_groups else (1,):
+            together = count // groups
+            for down in (n for n in range(1, together + 1) if together % n == 0):
+                across = together // down
+                height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
+                if _kept(height, width) + _REGISTERS_TAKEN > REGISTERS:
+                    continue
+                for step in (size // form.operand.bytes for size in _STEP_BYTES):
+                    if step // (form.depth * groups) >= _LEAST_STEPS:
+                        found.append((height * down, width * across, height, width, step, groups))
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
+
+
+def _kept(height: Size, width: Size) -> Size:
+    """Registers of a warp's sums, and of fragments of both operands, twice."""
+    return height * width // 32 + (height + width) // 2
+
+
+class _Tried:
+    """The ways to run a product, and what they cost; every number has an entry for each."""
+
+    def __init__(self, target: Target, form: MatrixForm, product: Product, shapes: Numbers) -> None:
+        self.target, self.form, self.product, self.shapes = target, form, product, shapes
+        self.rows, self.columns, self.height, self.width, self.step, self.groups = shapes.T
+        self.down, self.across = self.rows // self.height, self.columns // self.width
+        self.warps = self.down * self.across * self.groups
+        self.parts = -(-product.length // self.step)
+        self.padded = [~_is_swizzled(n, self.step, form.packet) for n in (self.rows, self.columns)]
+        self.tensor, self.shared, self.beyond = self._units()
+
+    def _units(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Cycles of a multiprocessor's tensor cores, shared memory and L2 cache for a part of the sum of one block."""
+        target, width = self.target, self.form.operand.bytes
+        rate = target.rate(self.form.name)
+        assert rate is not None
+        tensor = self.rows * self.columns * self.step / (rate / target.clock)
+        slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
+        through = self.rows * (self.across + 1) * slower[0] + self.columns * (self.down + 1) * slower[1]
+        near = target.tile_level.bandwidth / target.clock
+        # lines that a run begins or ends inside are fetched by both neighbours
+        moved: Size = 0.0
+        for size, along_sum in zip((self.rows, self.columns), self.product.runs, strict=True):
+            run = size * width
+            whole = (run % _LINE == 0) | (_LINE % run == 0)
+            moved = moved + size * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
+        active = max(1, min(self.product.blocks, target.units))
+        beyond = _MET_LINES * (target.outer or target.main).bandwidth / target.clock * target.units / active
+        return tensor, width * self.step * through / near, width * self.step * moved / beyond
+
+    def _together(self, idle: Size) -> Numbers:
+        """Of all units at work, the tensor cores so many times slower."""
+        units = (self.tensor * idle, self.shared, self.beyond)
+        total: Numbers = sum((unit**_OVERLAP for unit in units), np.zeros(len(self.shapes)))
+        return total ** (1 / _OVERLAP)
+
+    def _staged(self, room: int, reach: float, part: Numbers) -> tuple[Numbers, Numbers]:
+        """As many stages as cover the latency, where there is room for them: blocks alone have the room. And shared
+        memory of the operands and, one after the other, of the sums on their way out."""
+        width = self.form.operand.bytes
+        padding = sum(np.where(padded, np.maximum(n, 2 * self.step), 0)
+                      for n, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
+        each = self.step * width * (self.rows + self.columns) + padding * 16
+        covering = 1 + np.ceil(reach / np.maximum(_SYNC, part)).astype(np.int64)
+        crowded = self.product.blocks > self.target.units
+        wished = np.maximum(_WISHED_STAGES, covering) if crowded else np.full_like(covering, _MOST_STAGES)
+        wanted = np.minimum(np.minimum(wished, _MOST_STAGES), self.parts + 1)
+        stages = np.minimum(wanted, room // each)
+        sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
+        ring = np.maximum(stages * each, sums)
+        fits = (stages >= np.minimum(wanted, _LEAST_STAGES)) & (ring <= room)
+        return np.where(fits, np.maximum(stages, 1), 0), ring
+
+    def costs(self, room: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Shared memory, cycles busy and alone, and blocks that share a multiprocessor; infinite where none fits."""
+        target, product = self.target, self.product
+        part = self._together(1.0)
+        reach = _LOADED * (target.main if product.far else target.outer or target.main).latency * target.clock
+        self.stages, ring = self._staged(room, reach, part)
+        lanes = target.fma_rate / target.clock
+        # elements that are not just copied: threads compute where they lie and what they are, and wait for them
+        pairs = list(zip((self.rows, self.columns), product.ways, strict=True))
+        slots = self.step * sum(n * _WAY_SLOTS[way] for n, way in pairs)
+        each = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs)
+        # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
+        own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), _SYNC)
+        waiting = reach / np.maximum(1, self.stages - 1) + each / (32 * self.warps)
+        walked = np.where(self.parts > self.stages - 1, np.maximum(own, waiting), own)
+        walked = walked * np.where(self.stages < np.minimum(_WISHED_STAGES, self.parts + 1), _FEW_STAGES, 1.0)
+        walked = _PART + walked * np.where(self.warps % 4 == 0, 1.0, _ODD_WARPS)
+        out = self.rows * self.columns
+        stored = out / (32 * self.warps) * (_STORED + product.work) * np.maximum(1.0, self.warps / 4)
+        if product.stored > 1:
+            stored = stored + _THROUGH_SHARED * out * self.groups * 4 / (target.tile_level.bandwidth / target.clock)
+        registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
+        threads = 32 * self.warps
+        resident = np.minimum(target.tile_level.capacity // np.maximum(ring, 1), REGISTER_FILE // (registers * threads))
+        resident = np.maximum(1, np.minimum(resident, THREADS // threads))
+        turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)
+        busy = turns * (self.parts * (part + slots / lanes) + stored)
+        alone = _FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored)
+        return ring, busy, np.where(self.stages > 0, alone, np.inf), resident
+
+
+def layout_for(size: int, step: int, packet: int) -> str:
+    """Packets of a line are exchanged where that leaves none out, whichever way lines run; 32-bit elements that lie
+    along a line of their own are read one by one."""
+    return SWIZZLED if _is_swizzled(size, step, packet) else PADDED
+
+
+def _is_swizzled(size: Size, step: Size, packet: int) -> Size:
+    if packet != 8:
+        return np.zeros(np.shape(size), bool)
+    lines = (size // packet, step // packet)
+    exchanged = [(n == 1) | (n == 2) | (n == 4) | (n % 8 == 0) for n in lines]
+    return exchanged[0] & exchanged[1]
+
+
+def seconds(busy: Size, alone: Size, resident: Size, blocks: Size, target: Target) -> Size:
+    """Of a kernel of so many blocks, the launch included; numbers, or arrays with an entry a candidate."""
+    alive = -(-blocks // target.units)
+    turns = -(-alive // resident)
+    cycles = np.maximum((alive - 1) * busy + alone, turns * alone)
+    return cycles / target.clock + target.kernel_cost
