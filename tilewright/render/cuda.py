@@ -190,8 +190,9 @@ class CudaPrinter(ExprPrinter):
 
 def _has_narrow_offsets(buffer: Buffer) -> bool:
     """Memory whose elements are counted in 32 bits, all extents known."""
-    extents = [static(e) for e in buffer.shape]
-    return buffer.memory is not Memory.REGISTER and None not in extents and math.prod(map(int, extents)) < 1 << 31
+    extents = [n for n in map(static, buffer.shape) if n is not None]
+    return (buffer.memory is not Memory.REGISTER and len(extents) == len(buffer.shape)
+            and math.prod(extents) < 1 << 31)  # fmt: skip
 
 
 def _split_known(index: Expr, unrolled: Collection[Axis]) -> tuple[Expr, Expr]:

@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 
 from tilewright.backend.gpu.plan import block_of
-from tilewright.backend.gpu.tile import choose_gpu_tile
+from tilewright.backend.gpu.tile import choose_gpu_tile, start
 from tilewright.backend.protocol import StepKernel, WalkedSteps
 from tilewright.ir.compute import Scan
 from tilewright.ir.expr import axes_of
@@ -78,9 +78,9 @@ def _priced(
     size = sum(kept.values())
     outer = target.outer or target.main
     # weights that stay are read from shared memory instead
-    working = max(alone.seconds - target.kernel_cost - size / outer.bandwidth, outer.latency)
+    working = max(alone.seconds - start(target) - size / outer.bandwidth, outer.latency)
     each = working + size / target.tile_level.bandwidth + barrier
-    before = target.kernel_cost + size / target.main.bandwidth
+    before = start(target) + size / target.main.bandwidth
     chosen = replace(alone, seconds=before + steps * each, footprint=alone.footprint + size, resident=True)
     return WalkedSteps(chosen, tuple(kept))
 

@@ -116,7 +116,7 @@ def choose_gpu_tile(
     rate = np.minimum(target.main.bandwidth * target.units, drawing * (target.main.alone or target.main.bandwidth))
     far = compulsory(nests, stored, context) / rate
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
-    seconds = seconds + _start(target)
+    seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:
         seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
@@ -132,7 +132,7 @@ def choose_gpu_tile(
                   block if stream else 0)  # fmt: skip
 
 
-def _start(target: Target) -> float:
+def start(target: Target) -> float:
     """From a kernel's end to where the next computes, by which blocks that may start early are mostly there."""
     return dict(target.barriers).get("dependent_launch", target.kernel_cost + _RAMP_SECONDS)
 
