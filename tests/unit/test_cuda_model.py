@@ -16,7 +16,7 @@ from tilewright.render.cuda import launch_shape
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda import CudaError, CudaModel, devices
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, spread_out
 
 
 def gpu_kernel(kernel: Kernel) -> GpuKernel:
@@ -52,6 +52,20 @@ def image() -> GpuModelImage:
         weights=weights.tobytes(),
         arena_bytes=256 + 32 * 48 * 4,
     )
+
+
+@pytest.mark.parametrize(("blocks", "share"), [(1, 1), (10, 1), (11, 2), (60, 6), (61, 0)])
+def test_blocks_that_start_early_are_even_over_the_multiprocessors(blocks: int, share: int) -> None:
+    """As many of a kernel fit on each as it is to have, and no more; kernels of many blocks do not start early."""
+    room = 233472
+    kernel = GpuKernel("k", "", 128, shared_bytes=64)
+    call = GpuCall("k", (blocks, 1, 1), ())
+    (made,) = spread_out(GpuModelImage((kernel,), (call, GpuCall("k", (1, 1, 1), ())), (), ()), 10, room).kernels
+    assert made.starts_early is (share > 0)
+    if share:
+        assert share * (made.shared_bytes + 1024) <= room < (share + 1) * (made.shared_bytes + 1024)
+    else:
+        assert made == kernel
 
 
 def test_a_model_runs_emulated(image: GpuModelImage, tmp_path: Path) -> None:

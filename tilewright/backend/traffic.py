@@ -145,7 +145,7 @@ def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
         if walked is not None:
             inner = computes[walked.scan or ""]
             assert isinstance(inner, Scan)
-            nests, view = walked_inside(nests, inner, is_run=False)
+            nests, view = walked_inside(nests, inner)
         inside = kernel.held
         met = list(dict.fromkeys(t.name for n in nests for t in (*n.reads(), *n.stores)))
         key: Hashable = (

@@ -42,6 +42,7 @@ class ScanView:
     stacked: Mapping[Tensor, Tensor]  # body tensor -> output with the step as first axis
     # where the kernel walks the steps itself: what it takes along, in two places in turn, and where that ends
     states: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    initial: Mapping[Tensor, Tensor] = field(default_factory=dict)
     finals: Mapping[Tensor, Tensor] = field(default_factory=dict)
     index: Expr | None = None  # of the step, where it is not the step itself
 
@@ -67,6 +68,7 @@ class KernelLowering:
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, Window]] = {}  # copies inside a window's buffer
         self.staged: dict[Tensor, tuple[int, Axis]] = {}  # parts of it that are there at a time, and what walks them
+        self.begins: dict[Tensor, Tensor] = {}  # by what a Scan's states are begun with: the states
         self.shifts: list[dict[Axis, Expr]] = []  # loops at another part, for what runs ahead
         self.prologue: list[Item] = []
         self.by_name = {n.tensor.name: n for n in nests}
@@ -217,11 +219,22 @@ class KernelLowering:
         return result
 
     def _steps(self, tile: Tile, ranges: Mapping[str, Range]) -> list[Item]:
-        """The steps of a Scan, walked by the kernel itself; what each part ends with is copied out after them."""
+        """The steps of a Scan, walked by the kernel itself: what it begins with is copied to where the step before the
+        first would have left it, and what each part ends with is copied out."""
         if self.scan is None or not self.scan.states:
             raise InternalError(f"kernel '{self.plan.name}': nobody walks the steps of '{tile.scan}'")
-        items: list[Item] = [Loop(self.scan.step, self._body(tile, ranges))]
         boxes, _ = self._boxes(ranges)
+        items: list[Item] = []
+        for following, given in self.scan.initial.items():
+            nest = next(n for n in self.nests if following in n.stores)
+            axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
+            begun = Tensor(f"{following.name}@begun", following.shape, following.dtype)
+            self.begins[begun] = self.scan.states[following]
+            copy = Nest((begun,), axes, (), (), None, (), (load(given, [var(a) for a in axes]),), begun.name)
+            items.append(Work(copy, self._like(nest, begun.name), boxes[nest]))
+        if items:
+            items.append(Meeting())
+        items.append(Loop(self.scan.step, self._body(tile, ranges)))
         for following, final in self.scan.finals.items():
             nest = next(n for n in self.nests if following in n.stores)
             axes = tuple(Axis(a.name, a.extent) for a in nest.axes)
@@ -364,6 +377,10 @@ class KernelLowering:
                 buffer = Buffer(f"s{len(self.kept)}", shape, tensor.dtype, self.memory)
                 self.kept.append(buffer)
                 self.access.put(tensor, Place(buffer, order, tuple(r.low for r in box), prefix))
+                continue
+            if tensor in self.begins:
+                turn = self.access.read[self.begins[tensor]]
+                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), (const(1),)))
                 continue
             state = self.scan.states.get(tensor) if self.scan else None
             if state is not None and self.scan is not None:

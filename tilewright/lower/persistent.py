@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir.compute import Scan
-from tilewright.ir.expr import Axis, Expr, Load, const, eq, load, rewrite, select, substitute, var
+from tilewright.ir.expr import Axis, Expr, Load, const, load, rewrite, substitute, var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.lower.kernel import ScanView
@@ -23,20 +23,17 @@ def steps_inside(kernel: Tile) -> Tile | None:
     return next((n for n in kernel.walk() if isinstance(n, Tile) and n.over == "steps"), None)
 
 
-def walked_inside(nests: Sequence[Nest], scan: Scan, is_run: bool = True) -> tuple[list[Nest], ScanView]:
-    """The nests of a persistent kernel: of what the step before left they read one place, and leave another. Where
-    bytes are counted alone, the first step reads as many as the others."""
+def walked_inside(nests: Sequence[Nest], scan: Scan) -> tuple[list[Nest], ScanView]:
+    """The nests of a persistent kernel: of what the step before left they read one place, and leave another."""
     assert isinstance(scan.axis.extent, int)
     step = Axis("step", scan.axis.extent)
     index: Expr = var(step) if not scan.reverse else simplify(const(scan.axis.extent - 1) - var(step))
     states = {c: Tensor(f"{c.name}@state", (2, *c.shape), c.dtype) for c in scan.carry}
-    initial = dict(zip(scan.carry, scan.initial, strict=True))
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source not in states:
             return None
-        before = load(states[node.source], [(var(step) + 1) % 2, *node.indices])
-        return select(eq(var(step), 0), load(initial[node.source], node.indices), before) if is_run else before
+        return load(states[node.source], [(var(step) + 1) % 2, *node.indices])
 
     def at_step(node: Expr) -> Expr:
         return simplify(rewrite(substitute(node, {scan.axis: index}), rule))
@@ -45,7 +42,8 @@ def walked_inside(nests: Sequence[Nest], scan: Scan, is_run: bool = True) -> tup
             for n in nests]  # fmt: skip
     ends = zip(scan.following, scan.carry, scan.finals, strict=True)
     taken = {following: (states[carry], final) for following, carry, final in ends}
-    view = ScanView(step, dict(scan.stacked), {f: state for f, (state, _) in taken.items()},
+    initial = dict(zip(scan.following, scan.initial, strict=True))
+    view = ScanView(step, dict(scan.stacked), {f: state for f, (state, _) in taken.items()}, initial,
                     {f: final for f, (_, final) in taken.items() if final is not None}, index)  # fmt: skip
     return made, view
 

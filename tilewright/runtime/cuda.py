@@ -98,9 +98,7 @@ class CudaModel:
 
         self._driver = driver
         about = self._device.properties
-        self._image = image = spread_out(
-            image, about.multiprocessor_count, about.max_shared_memory_per_multiprocessor
-        )
+        self._image = image = spread_out(image, about.multiprocessor_count, about.max_shared_memory_per_multiprocessor)
         self._lock = threading.Lock()
         self._index = device
         (self._context,) = check(driver.cuCtxGetCurrent())

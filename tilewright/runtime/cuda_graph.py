@@ -36,6 +36,7 @@ class _Node:
     values: Any  # ctypes array: kept alive with the addresses that point into it
     addresses: Any
     ports: tuple[tuple[int, int], ...]  # (place among the parameters, place among the model's inputs and outputs)
+    starts_early: bool
     meets: bool  # its blocks wait for each other
 
 
@@ -96,7 +97,7 @@ class LaunchGraph:
         for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"):
             setattr(config, name, getattr(parameters, name))
         config.hStream = stream
-        if node.meets or self._starts_early:
+        if node.meets or node.starts_early:
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
             kinds = driver.CUlaunchAttributeID
             if node.meets:
@@ -161,7 +162,8 @@ class LaunchGraph:
             together.cooperative = 1
             kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             check(driver.cuGraphKernelNodeSetAttribute(handle, kind, together))
-        made = _Node(handle, parameters, values, addresses, ports, shape.meets)
+        starts_early = self._starts_early and shape.starts_early and not shape.meets
+        made = _Node(handle, parameters, values, addresses, ports, starts_early, shape.meets)
         if self._nodes:
             self._after(self._nodes[-1], made)
         return made
@@ -171,7 +173,7 @@ class LaunchGraph:
         driver = self._driver
         first, second = before.handle, after.handle
         edge = driver.CUgraphEdgeData()
-        if self._starts_early and not before.meets and not after.meets:
+        if after.starts_early and not before.meets:
             edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
             edge.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
         add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # as CUDA 12 calls it

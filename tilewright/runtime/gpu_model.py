@@ -17,6 +17,8 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.runtime.toolchain import Compiler
 
 ALIGNMENT = 16  # bytes: what a vector copy needs of every buffer's first byte
+_MOST_SPREAD = 6  # blocks of a multiprocessor that are kept even; more of them even out as they end
+_RESERVED_BYTES = 1024  # of shared memory, for each block that is resident
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -30,6 +32,7 @@ class GpuKernel:
     shared_bytes: int = 0
     contract: Contract = field(default_factory=Contract)  # what the emulator also holds it to
     meets: bool = False  # blocks wait for each other: all are resident, and the last parameter is where they meet
+    starts_early: bool = False  # its blocks may start while those of the kernel before still run
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,21 @@ class GpuModelImage:
 
 
 def spread_out(image: GpuModelImage, units: int, shared_bytes: int) -> GpuModelImage:
-    """The model with blocks that never share a multiprocessor where there are no more of them than `units`, each with
-    `shared_bytes`: each asks for more than half. Blocks that start early, beside those of the kernel before, would
-    otherwise sit two on one multiprocessor while others stand idle. Kernels without shared memory keep the first
-    cache, which is made of the same memory."""
+    """The model with blocks that start early only where they are even over `units` multiprocessors of `shared_bytes`
+    each: a block asks for so much that no more of its kernel fit than each is to have. Blocks that start beside those
+    of the kernel before would otherwise crowd on those multiprocessors that are free first. Kernels of many blocks
+    keep the first cache, which is made of the same memory, and start when the kernel before has ended."""
     largest: dict[str, int] = {}
     for call in image.calls:
         largest[call.kernel] = max(largest.get(call.kernel, 0), prod(call.grid))
-    made = tuple(
-        replace(k, shared_bytes=max(k.shared_bytes, shared_bytes // 2 + 1))
-        if k.shared_bytes and largest.get(k.name, 0) <= units
-        else k
-        for k in image.kernels
-    )
-    return replace(image, kernels=made)
+    made = []
+    for kernel in image.kernels:
+        share = -(-largest.get(kernel.name, 0) // units)
+        if 1 <= share <= _MOST_SPREAD:
+            room = shared_bytes // (share + 1) + 1 - _RESERVED_BYTES
+            kernel = replace(kernel, shared_bytes=max(kernel.shared_bytes, room), starts_early=True)
+        made.append(kernel)
+    return replace(image, kernels=tuple(made))
 
 
 def _check_call(where: str, call: GpuCall, kernels: set[str], limits: Mapping[str, int]) -> None:

@@ -47,7 +47,7 @@ PRODUCTS = len(DATA)
 
 _WORTH = 0.95  # more kernels, more memory, and an error that grows a little: a smaller gain is not worth them
 # What is saved an element that the sums move: a product of fewer sums or columns does not pay anywhere.
-_LEAST_DEPTH = 90
+_LEAST_DEPTH = 125
 _LEAST_ROWS = 32  # of which half fill a register tile a few times
 
 
