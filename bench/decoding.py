@@ -2,7 +2,7 @@
 
 Every runtime has a process of its own, one awake at a time, rounds alternating; a round is one prompt and the tokens
 after it. Prompts are timed apart. Peers keep their caches as they are used to: ONNX Runtime and PyTorch itself let them
-grow, Inductor compiles Hugging Face's static cache.
+grow, OpenVINO makes them states of the model, Inductor compiles Hugging Face's static cache.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.support import RESULTS, table, write_files
 from tilewright.examples.generate import small_llama
 from tilewright.report.sidebyside import Worker, WorkerError, describe_machine
 
-RUNTIMES = ("tilewright", "tilewright:onnx", "onnxruntime", "torch", "torch:eager")
+RUNTIMES = ("tilewright", "tilewright:onnx", "onnxruntime", "openvino", "torch", "torch:eager")
 ROOM = 1280
 Start = Callable[[np.ndarray], int]  # a prompt from an empty cache: the first token
 Next = Callable[[int], int]  # the token after that one
@@ -128,6 +128,39 @@ def prepare_onnxruntime(threads: int, path: str, variant: str) -> tuple[Start, N
     return start, lambda token: run(np.array([token]))
 
 
+def prepare_openvino(threads: int, path: str, variant: str) -> tuple[Start, Next]:
+    import openvino
+    from openvino.passes import MakeStateful, Manager
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    past = [port.any_name for port in model.inputs[3:]]
+    passes = Manager()
+    passes.register_pass(MakeStateful(dict(zip(past, (port.any_name for port in model.outputs[1:]), strict=True))))
+    passes.run_passes(model)
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32",
+                "KV_CACHE_PRECISION": "f32"}  # fmt: skip
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    done = 0
+
+    def run(tokens: np.ndarray) -> int:
+        nonlocal done
+        count = len(tokens)
+        given = {"input_ids": tokens[None], "attention_mask": np.ones((1, done + count), np.int64),
+                 "position_ids": np.arange(done, done + count)[None]}  # fmt: skip
+        found = request.infer(given)
+        done += count
+        return int(found[0][0, -1].argmax())
+
+    def start(prompt: np.ndarray) -> int:
+        nonlocal done
+        request.reset_state()
+        done = 0
+        return run(prompt)
+
+    return start, lambda token: run(np.array([token]))
+
+
 def prepare_torch(threads: int, path: str, variant: str) -> tuple[Start, Next]:
     from transformers import DynamicCache, StaticCache
 
@@ -156,7 +189,8 @@ def prepare_torch(threads: int, path: str, variant: str) -> tuple[Start, Next]:
     return start, lambda token: run(step, torch.tensor([token]))
 
 
-PREPARE = {"tilewright": prepare_tilewright, "onnxruntime": prepare_onnxruntime, "torch": prepare_torch}
+PREPARE = {"tilewright": prepare_tilewright, "onnxruntime": prepare_onnxruntime, "openvino": prepare_openvino,
+           "torch": prepare_torch}  # fmt: skip
 
 
 def serve() -> None:

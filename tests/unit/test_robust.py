@@ -140,10 +140,10 @@ def test_an_interrupt_during_runs_leaves_the_model_usable(model: Path, filled: P
         model = compiled()
         wanted = model(X)[0]
         seen = 0
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
         for n in range(20):
-            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.001 * n)
-            signal.signal(signal.SIGALRM, signal.default_int_handler)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.001 * n)
                 while True: model(X)
             except KeyboardInterrupt:
                 seen += 1
