@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_plans
+from bench import gpu_peers, gpu_plans
 from bench.device import relative_error
 from tilewright.errors import TilewrightError
 
@@ -66,6 +66,7 @@ class Row:
     compile_seconds: float = 0.0
     replays: int = 0  # that gave the same bits
     refused: str = ""
+    compiled: float = 0.0  # by torch.compile
 
 
 def main() -> int:
@@ -76,6 +77,7 @@ def main() -> int:
     models = commands.add_parser("models", help="models of the zoo beside PyTorch")
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
+    models.add_argument("--peers", action="store_true", help="torch.compile too, in a process of its own")
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
     steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
     kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
@@ -237,8 +239,10 @@ def model_row(name: str, arguments: argparse.Namespace) -> Row:
     predicted = predicted_microseconds(model)
     theirs, torch_error = torch_model(module, inputs, reference, arguments.precision)
     kernels = len(model.artifact.loops.calls)
-    print(f"{name}: {ours:.1f} us, torch {theirs:.1f} us", flush=True)
-    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same)
+    compiled = gpu_peers.in_its_own_process(name, arguments.size, arguments.precision)[0] if arguments.peers else 0.0
+    beside = f", torch.compile {compiled:.1f} us" if arguments.peers else ""
+    print(f"{name}: {ours:.1f} us, torch {theirs:.1f} us{beside}", flush=True)
+    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, compiled=compiled)
 
 
 def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:

@@ -190,9 +190,9 @@ class CudaPrinter(ExprPrinter):
 
 def _has_narrow_offsets(buffer: Buffer) -> bool:
     """Memory whose elements are counted in 32 bits, all extents known."""
-    extents = [n for n in map(static, buffer.shape) if n is not None]
-    return (buffer.memory is not Memory.REGISTER and len(extents) == len(buffer.shape)
-            and math.prod(extents) < 1 << 31)  # fmt: skip
+    known = [e for e in map(static, buffer.shape) if e is not None]
+    is_known = len(known) == len(buffer.shape)
+    return buffer.memory is not Memory.REGISTER and is_known and math.prod(known) < 1 << 31
 
 
 def _split_known(index: Expr, unrolled: Collection[Axis]) -> tuple[Expr, Expr]:

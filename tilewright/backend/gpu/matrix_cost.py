@@ -40,6 +40,7 @@ _FIRST = 1.25  # times the latency of memory until the first part is there
 _LOADED = 2.45  # times the latency of memory that is idle, under load
 _SYNC = 277  # cycles of a part at the least: the wait, the barrier and the first fragments
 _PART = 21  # and cycles of a part in which nothing else is done
+_LONG_TURN = 650  # instructions on fragments in a turn around the ring, which is written out: more leave the cache
 _FEW_STAGES = 1.04  # times as long for a part, with fewer stages than wished
 _ODD_WARPS = 1.15  # times as long for a part, where warps do not fill all schedulers
 _LINE = 128  # bytes that the L2 brings at a time
@@ -214,6 +215,9 @@ class _Tried:
         waiting = reach / np.maximum(1, self.stages - 1) + each / (32 * self.warps)
         walked = np.where(self.parts > self.stages - 1, np.maximum(own, waiting), own)
         walked = walked * np.where(self.stages < np.minimum(_WISHED_STAGES, self.parts + 1), _FEW_STAGES, 1.0)
+        fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
+        steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
+        walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / _LONG_TURN))
         walked = _PART + walked * np.where(self.warps % 4 == 0, 1.0, _ODD_WARPS)
         out = self.rows * self.columns
         stored = out / (32 * self.warps) * (_STORED + product.work) * np.maximum(1.0, self.warps / 4)
