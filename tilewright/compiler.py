@@ -211,9 +211,9 @@ def _merge(program: Program, target: Target, options: Options) -> Program:
 
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
-        convolutions, products, recurrences, reductions = _predictors(target, options, memo)
-        chosen = choose_algorithms(part, target, convolutions, products, recurrences, reductions, memo.splits,
-                                   options.contraction == "strassen")  # fmt: skip
+        # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
+        convolutions, _, recurrences, reductions = _predictors(target, options, memo)
+        chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits)
         staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
         final = choose_layouts(staged, target)
         plan = make_plan(final, target, schedule, memo=memo)
