@@ -19,6 +19,7 @@ from tests.fuzz.test_programs import prepared
 from tests.fuzz.test_trees import random_tree
 from tests.gpu_stages import attention, graph, softmax_of_matmul
 from tests.plans import map_tiles
+from tests.unit.test_wavefront import stacked
 from tilewright.cli.main import main
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
@@ -28,6 +29,7 @@ from tilewright.report.explain import explain_text, size_text, time_text
 from tilewright.report.explain_html import explain_html
 from tilewright.report.facts import explain_json
 from tilewright.schedule.planner import make_plan
+from tilewright.schedule.trials import Trials
 from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.plan import Plan
 
@@ -396,3 +398,24 @@ def test_quantities() -> None:
         "0 B", "999 B", "1 kB", "4.19 MB", "1000 kB", "2 GB",
     ]  # fmt: skip
     assert [time_text(t) for t in (0.6, 999.9, 1268.4, 30100)] == ["0.6 us", "999.9 us", "1268 us", "30.1 ms"]
+
+
+def test_a_kernel_is_not_said_to_lack_room_that_it_has() -> None:
+    """A row of a normalisation is small: where no tile will do all the same, it is for what tensor cores take."""
+    ports = [("x", (256, 768)), ("s", (768,)), ("b", (768,)), ("w", (768, 512))]
+    nodes = [("LayerNormalization", ["x", "s", "b"], "n", {}), ("MatMul", ["n", "w"], "y", {})]
+    target = machine("h200")
+    options = Options(stop_after="plan", precision="float16", target="h200")
+    made = build(load(graph(nodes, ports, [("y", (256, 512))])), target, options)
+    assert made.plan is not None and made.program is not None
+    connector = Trials(made.program, made.plan, target)._sides[None].connector
+    reason = connector.costs.why_not([n for n in connector.nests if n.tensor.name != "w_float16"])
+    assert re.search(r"no tile that \w+ can be cut into leaves room at shared", reason), reason
+
+
+def test_steps_inside_a_kernel_are_explained() -> None:
+    target = replace(machine("h200"), kernel_cost=5e-5, barriers=(("grid", 1e-6),))
+    made = build(load(stacked("LSTM", 2, hidden=24, steps=9)), target, Options(stop_after="loops", target="h200"))
+    assert made.plan is not None and "barrier of all blocks" in made.plan.text()
+    assert "kernel" in explain_text(made)
+    assert "barrier of all blocks" in explain_html(made)

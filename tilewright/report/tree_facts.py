@@ -32,9 +32,16 @@ def _tile(tile: Tile, around: Mapping[str, int], boxes: Mapping[str, Box], view:
                   for name, size in tile.sizes],
         "parts": prod(-(-max(1, extents[name]) // size) for name, size in tile.sizes),
         "holds": [_hold(h, boxes, view) for h in tile.holds],
-        "body": [_tile(n, {**extents, **dict(tile.sizes)}, boxes, view) if isinstance(n, Tile) else
-                 _leaf(n, boxes, view) for n in tile.body if not isinstance(n, Barrier)],
+        "body": [_node(n, {**extents, **dict(tile.sizes)}, boxes, view) for n in tile.body],
     }  # fmt: skip
+
+
+def _node(
+    node: Tile | Leaf | Barrier, around: Mapping[str, int], boxes: Mapping[str, Box], view: ModelView
+) -> dict[str, Any]:
+    if isinstance(node, Barrier):
+        return {"kind": "barrier", "text": f"barrier of all {node.scope}"}
+    return _tile(node, around, boxes, view) if isinstance(node, Tile) else _leaf(node, boxes, view)
 
 
 def _hold(hold: Hold, boxes: Mapping[str, Box], view: ModelView) -> dict[str, Any]:

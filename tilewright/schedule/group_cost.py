@@ -74,6 +74,8 @@ class GroupCost:
                          for i, a in enumerate(root.axes))  # fmt: skip
         least = int(footprint(nests, propagate(nests, box), stored, None))
         level = self.context.target.tile_level
+        if least <= level.capacity // 2:  # what a kernel may take
+            return f"no tile that {root.tensor.name} can be cut into leaves room at {level.name} for what it would hold"
         return f"a single element of {root.tensor.name} needs {least} bytes at {level.name}, which has {level.capacity}"
 
     def _shared(self, nests: tuple[Nest, ...]) -> Choice | None:

@@ -108,6 +108,7 @@ function tree(k) {
 }
 function node(n) {
   if (n.kind === "leaf") return leaf(n);
+  if (n.kind === "barrier") return h("div", { class: "leaf" }, n.text);
   const cut = n.sizes.map(z => z.size >= z.extent ? `${z.along[0] || z.axis} whole` : `${(z.along[0] || z.axis)} by ${z.size} of ${z.extent}`).join(", ");
   const how = n.over === "lanes" ? `shared by ${n.count} threads` : OVER[n.over] || n.over;
   const head = `${n.parts > 1 ? `${n.parts.toLocaleString("en")} parts ` : "one part "}${how}${cut ? `: ${cut}` : ""}`;
