@@ -351,3 +351,19 @@ def test_a_chain_is_timed_with_what_lies_between() -> None:
     direct, seven = timed
     assert direct.computes == program.computes and seven.outputs == direct.outputs == program.outputs
     assert sum(isinstance(c, Reduce) and c.outputs[0].shape[0] == PRODUCTS for c in seven.computes) == 2
+
+
+def test_a_small_part_of_a_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    always_worth_it(monkeypatch)
+    rng = np.random.default_rng(1)
+    shapes = {"u": (64, 128), "v": (128, 4)}
+    weights = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    steps: list[Step] = [("MatMul", ["x", "u"], "a", {}), ("Softmax", ["a"], "h", {}), ("MatMul", ["h", "v"], "y", {})]
+    program = folded(model_of(steps, {"x": (1, 40, 64)}, {"y": (1, 40, 4)}, weights))
+    fast = choose_products(program, lambda _: 0.0)
+    assert len([c for c in fast.computes if c.outputs[0].name.endswith("_strassen_products")]) == 2
+    monkeypatch.setattr(strassen, "_LEAST_SHARE", 0.1)
+    fast = choose_products(program, lambda _: 0.0)
+    assert [c.outputs[0].name for c in fast.computes if "_strassen_products" in c.outputs[0].name] == [
+        "a_strassen_products"
+    ]

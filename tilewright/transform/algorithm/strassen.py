@@ -49,6 +49,7 @@ _WORTH = 0.95  # more kernels, more memory, and an error that grows a little: a 
 # What is saved an element that the sums move: a product of fewer sums or columns does not pay anywhere.
 _LEAST_DEPTH = 125
 _LEAST_ROWS = 32  # of which half fill a register tile a few times
+_LEAST_SHARE = 0.03  # of all products' multiply-adds, that those of one shape make: less is not worth planning twice
 
 
 # --- recognition
@@ -312,6 +313,11 @@ def _decided(found: Mapping[Tensor, Product], program: Program, predict: Predict
             chosen[key] = worth(products, between, program, predict)
         return chosen[key]
 
+    work: Counter[Hashable] = Counter()
+    for product in found.values():
+        work[_shape_of(product, program)] += _multiply_adds(product)
+    least = _LEAST_SHARE * work.total()
+    found = {t: p for t, p in found.items() if work[_shape_of(p, program)] >= least}
     result: dict[Tensor, Seconds | None] = {}
     for tensor, product in found.items():
         alone = seconds([product], ())
@@ -323,6 +329,10 @@ def _decided(found: Mapping[Tensor, Product], program: Program, predict: Predict
             if both is not None:
                 result[first], result[last] = None, both
     return result
+
+
+def _multiply_adds(product: Product) -> int:
+    return prod(fixed(a.extent) for a in (*product.rows, *product.sums, *product.columns))
 
 
 def _chains(found: Mapping[Tensor, Product], program: Program) -> Iterator[tuple[Tensor, tuple[Compute, ...], Tensor]]:
