@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
-from tilewright import InputError, ModelError, OptionError, Options, StagedModel, UnsupportedError
+from tilewright import InputError, ModelError, Options, StagedModel, UnsupportedError
 
 F, I64, B, S = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
 Ports = dict[str, Any]
@@ -185,8 +185,6 @@ def test_sequences_go_in_and_come_out(compile_it: Callable[..., Any]) -> None:
         model(x, x)
     with pytest.raises(InputError, match="input 's' must be float32, not float64"):
         model([np.zeros(3)], x)
-    with pytest.raises(OptionError, match="runs in parts"):
-        model.save("nowhere")
 
 
 def test_optional_values(compile_it: Callable[..., Any]) -> None:

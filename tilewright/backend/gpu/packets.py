@@ -45,6 +45,8 @@ def _certain_loads(value: Expr) -> list[Load]:
 
 def _in_line(node: Load, lane: Axis, width: int) -> bool:
     """Whether lanes read neighbours of the last dimension, packets beginning at multiples of their size."""
+    if not node.indices:
+        return False
     total = linear(simplify(flat_offset(node)))
     others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
     if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1 or total.terms.get(var(lane)) != 1:
