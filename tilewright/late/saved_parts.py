@@ -19,7 +19,7 @@ from tilewright.late.staged_model import StagedModel, Tools
 from tilewright.late.stages import Following, Stage
 from tilewright.options import Options
 from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
-from tilewright.shipping.manifest import sealed, unsealed
+from tilewright.shipping.manifest import head, sealed, unsealed
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -73,11 +73,7 @@ def _fill(place: Path, model: StagedModel, options: Options) -> None:
         plan = writer.model(model)
     (place / _PLAN).write_text(json.dumps(plan), encoding="utf-8")
     body = {
-        "kind": KIND,
-        "format": FORMAT,
-        "tilewright": VERSION,
-        "inputs": list(map(str, model.inputs)),
-        "outputs": list(map(str, model.outputs)),
+        **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
         "options": {name: getattr(options, name) for name in _OPTIONS},
         "parts": writer.parts,
         # a part's own manifest has the sums of its files

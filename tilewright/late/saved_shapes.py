@@ -16,7 +16,7 @@ from tilewright.late.encoding import Decoder, Encoder
 from tilewright.late.model import Compiled
 from tilewright.late.open_model import Kept, OpenModel, OpenPort, Shapes, Values, Variant
 from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
-from tilewright.shipping.manifest import sealed, unsealed
+from tilewright.shipping.manifest import head, sealed, unsealed
 from tilewright.version import VERSION
 
 KIND = "tilewright model for several shapes"
@@ -65,11 +65,7 @@ def _fill(place: Path, model: OpenModel) -> None:
         }
     (place / _TABLE).write_text(json.dumps(table), encoding="utf-8")
     body = {
-        "kind": KIND,
-        "format": FORMAT,
-        "tilewright": VERSION,
-        "inputs": list(map(str, model.inputs)),
-        "outputs": list(map(str, model.outputs)),
+        **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
         "variants": [str(variant) for variant in model.variants],
         # a variant's own manifest has the sums of its files
         "files": {n: s for n, s in sums(place).items() if n in (_TABLE, _DATA) or _is_manifest(n)},

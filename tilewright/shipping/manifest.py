@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -64,6 +64,12 @@ class Manifest:
             "files": self.files,
         }
         return sealed(body)
+
+
+def head(kind: str, form: int, version: str, inputs: Sequence[object], outputs: Sequence[object]) -> dict[str, Any]:
+    """How the manifest of a directory of directories begins: its kind, who wrote it, what goes in and out."""
+    return {"kind": kind, "format": form, "tilewright": version, "inputs": list(map(str, inputs)),
+            "outputs": list(map(str, outputs))}  # fmt: skip
 
 
 def sealed(body: Mapping[str, Any]) -> str:

@@ -65,9 +65,7 @@ def _resident_tiles(step: StepKernel, target: Target) -> Iterator[Sizes]:
     yield from sorted(found, key=lambda cut: -found[cut])[:_MOST_TILES]
 
 
-def _priced(
-    step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, barrier: float
-) -> WalkedSteps | None:  # fmt: skip
+def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, barrier: float) -> WalkedSteps | None:
     target, steps = context.target, extent_of(scan.axis.extent)
     root = step.nests[-1]
     whole = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
