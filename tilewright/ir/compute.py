@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,9 +22,14 @@ class Map:
     value: Expr
     origin: str = ""  # the model's node, for messages alone
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Tensor, ...]:
         return (self.output,)
+
+    @cached_property
+    def sources(self) -> tuple[Tensor, ...]:
+        """Tensors that are read, each once, in order of first use."""
+        return tuple(dict.fromkeys(n.source for n in loads(self.value)))
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class Reduce:
     elements: tuple[Expr, ...]
     monoid: Monoid
     origin: str = ""
+
+    @cached_property
+    def sources(self) -> tuple[Tensor, ...]:
+        """Tensors that are read, each once, in order of first use."""
+        return tuple(dict.fromkeys(n.source for n in loads(*self.elements)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +246,8 @@ def factors(compute: Compute) -> tuple[Expr, ...]:
 
 def reads(compute: Compute) -> list[Tensor]:
     """Tensors a compute reads from outside itself, each once, in order of first use."""
+    if isinstance(compute, Map | Reduce):
+        return list(compute.sources)
     found: dict[Tensor, None] = {}
     if isinstance(compute, Scan):
         inner = set(compute.carry)

@@ -7,11 +7,12 @@ lowering turns them into positions in storage.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
 
+from tilewright.ir.bounds import upper
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Expr, ExprLike, Extent, as_expr
 
@@ -27,6 +28,11 @@ class Tensor:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Bytes of all elements, with the largest extents there can be."""
+        return prod(e if isinstance(e, int) else int(upper(e)) for e in self.shape) * self.dtype.bytes
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"
@@ -56,6 +62,14 @@ class Layout:
     fill: float = 0.0
     swizzle: int = 0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: a layout is part of most keys under which planning finds what it knows."""
+        return hash((self.order, self.fill, self.swizzle))
+
     @staticmethod
     @cache
     def natural(rank: int) -> Layout:
@@ -65,7 +79,7 @@ class Layout:
     def permuted(order: tuple[int, ...]) -> Layout:
         return Layout(tuple(StorageAxis(a) for a in order))
 
-    @property
+    @cached_property
     def is_natural(self) -> bool:
         return not self.swizzle and all(s == StorageAxis(i) for i, s in enumerate(self.order))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import loads
@@ -17,7 +16,6 @@ from tilewright.ir.tensor import Tensor
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.context import is_contraction
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.propagate import extent_of
 
 _MOST_NESTS = 48  # of maps and plain reductions
 _MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a stream: each gives up a tile of its own
@@ -280,7 +278,7 @@ class Connector:
     def _displaced(self, nests: Sequence[Nest]) -> float:
         """What stored intermediates cost other kernels: they push out of the caches what those would find there."""
         stored = [t for t in self.costs.stored(nests) if t not in self.costs.kept]
-        moved = 2 * sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in stored)
+        moved = 2 * sum(t.most_bytes for t in stored)
         target = self.costs.context.target
         return _DISPLACED * moved / (target.main.bandwidth * target.units)
 

@@ -196,6 +196,10 @@ class _Builder:
     refused: Mapping[Nest, str]  # by root: why its readers are other kernels
     backend: Backend
     context: NestContext
+    made: dict[str, Compute] = field(init=False)  # computes of the part by the names of what they give
+
+    def __post_init__(self) -> None:
+        self.made = {t.name: c for c in self.part.computes for t in c.outputs}
 
     def units(self, groups: Sequence[Group]) -> list[_Unit]:
         scan = self.part.scan
@@ -222,7 +226,7 @@ class _Builder:
 
     def _leaves(self, group: Group) -> tuple[Leaf, ...]:
         return tuple(
-            replace(self.costs.plans[n], composed=tuple(_inlined_by([n], self.part, self.fused))) for n in group.nests
+            replace(self.costs.plans[n], composed=tuple(_inlined_by(n, self.made, self.fused))) for n in group.nests
         )
 
     def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
@@ -259,12 +263,10 @@ def choice_of(group: Group) -> Choice:
     return group.choice
 
 
-def _inlined_by(nests: Sequence[Nest], part: Part, fused: Fused) -> list[str]:
-    """Maps composed into these nests, found by walking back from what their computes read."""
-    by_output = {t: c for c in part.computes for t in c.outputs}
-    by_name = {t.name: t for t in by_output}
+def _inlined_by(nest: Nest, made: Mapping[str, Compute], fused: Fused) -> list[str]:
+    """Maps composed into a nest, found by walking back from what its computes read."""
     found: dict[Tensor, None] = {}
-    stack = [by_output[by_name[name]] for n in nests for name in (n.core, *n.epilogue)]
+    stack = [made[name] for name in (nest.core, *nest.epilogue)]
     while stack:
         for tensor in reads(stack.pop()):
             if tensor in fused.inlined and tensor not in found:

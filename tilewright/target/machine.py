@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -77,7 +78,7 @@ class Target:
     def level(self, name: str) -> MemoryLevel:
         return next(level for level in self.levels if level.name == name)
 
-    @property
+    @cached_property
     def tile_level(self) -> MemoryLevel:
         """Where intermediate tiles of connected computes live: a core's L2, a block's shared memory."""
         return self.levels[1 if self.kind == "gpu" else 2]
@@ -92,19 +93,19 @@ class Target:
         """Whether the lanes of a vector are threads that read each for itself; registers hold neighbours in memory."""
         return self.kind == "gpu"
 
-    @property
+    @cached_property
     def outer(self) -> MemoryLevel | None:
         """The cache that cores share before main memory, where it is large enough to count."""
         beyond = self.levels[self.levels.index(self.tile_level) + 1]
         return beyond if beyond is not self.main else None
 
-    @property
+    @cached_property
     def outer_room(self) -> int:
         """Bytes of the outer cache that may be counted on between two uses, all units together: half of it, the rest
         is for what passes."""
         return 0 if self.outer is None else self.outer.capacity * self.outer.shared_by // 2
 
-    @property
+    @cached_property
     def main(self) -> MemoryLevel:
         return self.levels[-1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
 from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
@@ -14,7 +13,6 @@ from tilewright.target import Target
 from tilewright.tile_graph.cached import Cached
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest, moves
-from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.runs import axes_around, free_axes
 
 
@@ -34,7 +32,7 @@ class NestContext:
     @cached_property
     def weights(self) -> int:
         """Bytes of all constants: what one run of the model reads of them before it comes to the first again."""
-        return sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in self.constants)
+        return sum(t.most_bytes for t in self.constants)
 
     @cached_property
     def weights_fit(self) -> tuple[bool, ...]:
@@ -45,6 +43,14 @@ class NestContext:
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""
         return (tensor in self.constants or tensor in self.staged) and self.layout(tensor).is_natural
+
+    def offset(self, tensor: Tensor, indices: tuple[Expr, ...]) -> Linear:
+        """The flat position in storage of what lies at indices of a tensor."""
+        key = tensor, self.layout(tensor), indices
+        known = self.memo.offsets.get(key)
+        if known is None:
+            known = self.memo.offsets[key] = offset_of(*key)
+        return known
 
 
 def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Linear:
@@ -58,10 +64,16 @@ def offset_of(tensor: Tensor, layout: Layout, indices: tuple[Expr, ...]) -> Line
 
 def stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     """Elements of storage between neighbours along `axis`; None when it is not one number."""
-    layout = context.layout(node.source)
+    known, key = context.memo.strides, (node, axis, context.layout(node.source), context.packable(node.source))
+    if key not in known:
+        known[key] = _stride(node, axis, context)
+    return known[key]
+
+
+def _stride(node: Load, axis: Axis, context: NestContext) -> int | None:
     if context.packable(node.source) and packed_axis(node, axis) is not None:
         return 1
-    total = join_divisions(offset_of(node.source, layout, node.indices))
+    total = join_divisions(context.offset(node.source, node.indices))
     step = 0
     for term, coefficient in total.terms.items():
         if isinstance(term, Var) and term.axis is axis:
@@ -131,9 +143,8 @@ def walked_on(
 def _run_of_one(
     nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
 ) -> dict[Axis, tuple[Axis, ...]]:
-    here = tuple(var(a) for a in nest.axes)
-    offsets = [offset_of(n.source, context.layout(n.source), n.indices) for n in nest.loads()]
-    offsets += [offset_of(t, context.layout(t), here) for t in nest.stores]
+    offsets = [context.offset(n.source, n.indices) for n in nest.loads()]
+    offsets += [context.offset(t, nest.place) for t in nest.stores]
     for axis in free:
         if any(context.packable(n.source) and moves(n, axis) for n in nest.loads()):
             continue  # packed in panels of the register tile

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.expr import Axis
+from tilewright.ir.simplify import Linear
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Known, extent_of
@@ -43,6 +44,9 @@ class Memo:
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
     facts: dict[Hashable, Any] = field(default_factory=dict)
+    offsets: dict[Hashable, Linear] = field(default_factory=dict)  # of what lies at indices of a tensor, in storage
+    strides: dict[Hashable, int | None] = field(default_factory=dict)  # between neighbours that a nest reads
+    slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
     splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
     tiles: Tiles = field(default_factory=Tiles)

@@ -127,7 +127,7 @@ def compulsory(nests: Sequence[Nest], stored: frozenset[Tensor], context: NestCo
     outside = {t for n in nests for t in n.reads() if t not in inside}
     total = 0
     for tensor in outside | (inside & stored):
-        size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+        size = tensor.most_bytes
         readers = [n for n in nests if tensor in n.reads()]
         if readers and all(tensor in n.tables for n in readers):
             points = [prod(extent_of(a.extent) for a in n.axes) for n in readers]

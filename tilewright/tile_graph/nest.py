@@ -51,6 +51,11 @@ class Nest:
         return self.stores[0]
 
     @cached_property
+    def place(self) -> tuple[Expr, ...]:
+        """The indices at which it stores."""
+        return tuple(var(a) for a in self.axes)
+
+    @cached_property
     def unswitched(self) -> dict[Axis, int]:
         """Axes whose choices a register block decides, with the positions it has along them; reductions have none."""
         return unswitched(self.axes, *self.values) if self.monoid is None else {}
@@ -108,6 +113,15 @@ class Nest:
     def element_loads(self) -> list[Load]:
         """Reads of what is summed up, in every step."""
         return loads(*self.elements)
+
+    @cached_property
+    def divisors(self) -> dict[Axis, set[int]]:
+        """The n of axis // n that what is summed up is read at."""
+        found: dict[Axis, set[int]] = {}
+        for part in walk(*(index for node in self.element_loads for index in node.indices)):
+            if is_op(part, "floordiv") and isinstance(part.args[0], Var) and isinstance(part.args[1], Const):
+                found.setdefault(part.args[0].axis, set()).add(int(part.args[1].value))
+        return found
 
     @cached_property
     def value_loads(self) -> list[Load]:
@@ -195,18 +209,10 @@ def _is_looked_up(node: Load) -> bool:
 def period(nest: Nest, axis: Axis) -> int | None:
     """n where operands are read at axis // n, as in grouped convolutions: blocks that stay between multiples of n
     see one group alone. None where there is no such n, or several."""
-    whole = var(axis)
-    found = {
-        int(part.args[1].value)
-        for node in loads(*nest.elements)
-        for index in node.indices
-        for part in walk(index)
-        if isinstance(part, Op) and part.op.name == "floordiv" and part.args[0] is whole
-        and isinstance(part.args[1], Const)
-    }  # fmt: skip
+    found = nest.divisors.get(axis, ())
     if len(found) != 1 or not isinstance(axis.extent, int):
         return None
-    size = found.pop()
+    (size,) = found
     return size if 1 < size < axis.extent and axis.extent % size == 0 else None
 
 
@@ -217,7 +223,7 @@ def moves(node: Load, axis: Axis) -> bool:
 
 def shares_a_read(nest: Nest, axis: Axis) -> bool:
     """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
-    return any(not moves(n, axis) for n in loads(*nest.elements))
+    return any(not moves(n, axis) for n in nest.element_loads)
 
 
 def _moves(index: Expr, axis: Axis) -> bool:
@@ -341,18 +347,20 @@ def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> floa
 
 
 def _data_ops(*roots: Expr) -> list[Op]:
-    index_nodes: set[int] = set()
-    for node in walk(*roots):
-        inner = (
-            node.args
-            if isinstance(node, Load)
-            else node.args[:1]
-            if isinstance(node, Op) and node.op.name == "select"
-            else ()
-        )
-        for part in inner:
-            index_nodes.update(id(n) for n in walk(part))
-    return [n for n in walk(*roots) if isinstance(n, Op) and id(n) not in index_nodes]
+    nodes = list(walk(*roots))
+    stack: list[Expr] = []
+    for node in nodes:
+        if isinstance(node, Load):
+            stack.extend(node.args)
+        elif is_op(node, "select"):
+            stack.append(node.args[0])
+    of_indices: set[Expr] = set()
+    while stack:
+        node = stack.pop()
+        if node not in of_indices:
+            of_indices.add(node)
+            stack.extend(node.args)
+    return [n for n in nodes if isinstance(n, Op) and n not in of_indices]
 
 
 def is_view(compute: Compute) -> bool:

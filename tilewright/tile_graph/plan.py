@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from tilewright.errors import InternalError
@@ -68,6 +69,14 @@ class Leaf:
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept: what is known of a nest is found by its leaf, again and again."""
+        return hash((self.tensor, self.vector, self.lanes, self.register, self.order, self.cut, self.instruction))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,10 @@ being written and its last being read."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 
 from tilewright.ir.compute import Compute, Scan, reads
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.plan import Leaf, Tile
-from tilewright.tile_graph.propagate import extent_of
 
 
 def reuse_distances(units: Sequence[Tile], computes: Mapping[str, Compute]) -> dict[str, int]:
@@ -49,4 +47,4 @@ def _touched(unit: Tile, computes: Mapping[str, Compute]) -> set[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    return tensor.most_bytes

@@ -73,7 +73,7 @@ def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], contex
     if read is None:
         return 0.0
     source = read.source
-    size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
+    size = source.most_bytes
     part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
     far = (context.target.outer or context.target.main).bandwidth
     return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)

@@ -12,7 +12,7 @@ from math import prod
 from tilewright.ir.expr import var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext, offset_of
+from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 
 
@@ -35,7 +35,7 @@ def _is_crowded(apart: int, streams: int, target: Target) -> bool:
 
 def _written_apart(nest: Nest, context: NestContext) -> int:
     """Bytes between the nearest streams a block writes."""
-    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    place = context.offset(nest.tensor, nest.place)
     return min(place.terms.get(var(a), 0) for a in nest.unswitched) * nest.tensor.dtype.bytes
 
 
@@ -43,7 +43,7 @@ def _read_apart(nest: Nest, context: NestContext) -> int:
     """Bytes between the nearest streams of one tensor that a block reads; 0 where it reads one."""
     places: dict[Tensor, set[int]] = {}
     for node in nest.value_loads:
-        offset = offset_of(node.source, context.layout(node.source), node.indices)
+        offset = context.offset(node.source, node.indices)
         places.setdefault(node.source, set()).add(offset.constant)
     source, starts = max(places.items(), key=lambda item: len(item[1]))
     return min((b - a for a, b in pairwise(sorted(starts))), default=0) * source.dtype.bytes

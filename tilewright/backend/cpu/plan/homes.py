@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from tilewright.ir.tensor import Tensor
 from tilewright.target import MemoryLevel
 from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.propagate import Size, extent_of
+from tilewright.tile_graph.propagate import Size
 
 
 def lone_unit_share(tiles: Size, context: NestContext) -> Size:
@@ -20,7 +18,7 @@ def lone_unit_share(tiles: Size, context: NestContext) -> Size:
 
 def stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
     """Whether what one unit reads of a tensor fits half the tile level: tiles after the first find it there."""
-    size = prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    size = tensor.most_bytes
     room = context.target.tile_level.capacity // 2
     return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
 
@@ -29,7 +27,7 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
     """What the first reads of a tensor add to each tile, where later ones find it at the tile level: other weights of
     the model have thrown a constant out since it was last read, and part of an activation is in another unit's
     cache."""
-    target, size = context.target, prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    target, size = context.target, tensor.most_bytes
     if tensor in context.constants:
         if context.weights <= target.tile_level.capacity // 2:
             return 0.0
@@ -53,7 +51,7 @@ def home(tensor: Tensor, context: NestContext) -> MemoryLevel:
     constant does so with all others, since they are read between two uses of it."""
     target = context.target
     is_weight = tensor in context.constants
-    size = context.weights if is_weight else prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    size = context.weights if is_weight else tensor.most_bytes
     if size <= target.tile_level.capacity // 2:
         return target.tile_level
     return target.outer if target.outer is not None and size <= target.outer_room else target.main

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2, prod
+from math import log2
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_
 from tilewright.backend.cpu.plan.vectorise import facts_of, layouts_around, runs_of
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.ir.simplify import simplify
-from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
+from tilewright.tile_graph.context import NestContext, is_contraction, stride
 from tilewright.tile_graph.nest import Nest, block_cost, data_cost
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
@@ -85,7 +85,7 @@ def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
 def _found_near(nest: Nest, context: NestContext) -> float:
     """The part of a contraction's weights that the step before left in the nearest cache."""
     cached = context.cached or {}
-    sizes = {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in nest.reads() if t in cached}
+    sizes = {t: t.most_bytes for t in nest.reads() if t in cached}
     return sum(cached[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
@@ -104,6 +104,14 @@ def chains_of(plan: Leaf) -> int:
 
 
 def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
+    """Multiply-add slots of what is done with each result."""
+    known, key = context.memo.slots, (nest, plan, layouts_around(nest, context))
+    if key not in known:
+        known[key] = _epilogue_cost(nest, plan, context)
+    return known[key]
+
+
+def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
     if nest.unswitched:
         known = context.memo.blocks
         if nest.outline.key not in known:
@@ -126,7 +134,7 @@ def _lane_slots(nest: Nest, plan: Leaf, context: NestContext) -> float:
         return log2(plan.lanes) if only_moves else 0.0
     vector = nest.named(plan.vector)
     strides = [stride(node, vector, context) for node in nest.value_loads] if only_moves else []
-    place = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    place = context.offset(nest.tensor, nest.place)
     strides.append(place.terms.get(var(vector), 0))
     apart = sum(step not in (0, 1) for step in strides)
     return apart * plan.lanes * context.target.gathered_reads

@@ -177,7 +177,7 @@ def _by_streams(operand: Operand, target: Target) -> bool:
     """Whether it matters how many rows of an operand are read side by side: it comes from main memory, being more than
     half of any cache, and the prefetcher follows few."""
     outer, source = target.outer or target.tile_level, operand.node.source
-    size = prod(extent_of(e) for e in source.shape) * source.dtype.bytes
+    size = source.most_bytes
     return target.stream_cost > 0.0 and size > outer.capacity * outer.shared_by // 2
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
@@ -173,7 +172,7 @@ def is_walked_to_and_fro(nest: Nest, context: NestContext) -> bool:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return prod(extent_of(e) for e in tensor.shape) * tensor.dtype.bytes
+    return tensor.most_bytes
 
 
 def _any_tile(root: Nest, tile: Sizes) -> Box:

@@ -90,8 +90,7 @@ def choose_tile(
     *candidates, block = known[key]
     sizes = dict(zip(root.axes, candidates, strict=True))
     times = predict(nests, plans, context, stored, sizes, stream, block)
-    # among equals the larger tile: fewer starts
-    best = int(np.lexsort((block, times.tiles, np.round(times.seconds * 1e9)))[0])
+    best = _fastest(times.seconds, times.tiles, block)
     if not np.isfinite(times.seconds[best]):
         return None
     tile = tuple(
@@ -99,6 +98,17 @@ def choose_tile(
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
                   int(block[best]))  # fmt: skip
+
+
+def _fastest(seconds: Numbers, *others: Numbers) -> int:
+    """The candidate that takes least time, to a nanosecond; among equals the larger tile: fewer starts."""
+    rounded = np.round(seconds * 1e9)
+    equal = np.flatnonzero(rounded == rounded.min())
+    for numbers in others:
+        if len(equal) > 1:
+            numbers = numbers[equal]
+            equal = equal[numbers == numbers.min()]
+    return int(equal[0])
 
 
 def choose_window(
@@ -128,7 +138,7 @@ def choose_window(
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone
     seconds = times.seconds * (1 + times.again / part) * np.maximum(1.0, idle)
-    best = int(np.lexsort((times.tiles, np.round(seconds * 1e9)))[0])
+    best = _fastest(seconds, times.tiles)
     if not np.isfinite(seconds[best]):
         return None
     cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
@@ -285,7 +295,7 @@ def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Num
     for dimension in context.stepped.get(root.tensor, frozenset()):
         axis = root.axes[dimension]
         apart = np.logical_or(apart, sizes[axis] < extent_of(axis.extent))
-    moved = prod(extent_of(e) for e in root.tensor.shape) * root.tensor.dtype.bytes
+    moved = root.tensor.most_bytes
     others = (target.units - 1) / target.units
     fetched = _FOREIGN * moved * others / target.units / (target.outer or target.main).bandwidth
     return np.where(apart, fetched, 0.0)

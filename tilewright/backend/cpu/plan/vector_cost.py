@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.backend.cpu.plan.transposes import transposed_axis
 from tilewright.ir.expr import Axis, axes_of, is_op, var, walk
-from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride, walked_on
+from tilewright.tile_graph.context import NestContext, is_contraction, stride, walked_on
 from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.runs import reach
@@ -61,7 +61,7 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
         cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
     if not reducing and nest.monoid is not None and _is_checked(nest, axis):
         cost += 2.0 * lanes  # every lane checks and reads for itself
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    store = context.offset(nest.tensor, nest.place)
     if reducing:
         cost += 2.5 * lanes * lanes / steps  # folding the lanes at the end, once an output
     else:
@@ -78,7 +78,7 @@ def transposed_from(nest: Nest, vector: Axis | None, context: NestContext) -> Ax
     """The axis that blocks of a map are transposed from, on the way to the vector axis its result is stored along."""
     if vector is None or vector not in nest.axes:
         return None
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    store = context.offset(nest.tensor, nest.place)
     if store.terms.get(var(vector)) != 1:
         return None
     lanes = fit_lanes(context.target.lanes(widest_bytes(nest)), extent_of(vector.extent))

@@ -28,7 +28,6 @@ from tilewright.tile_graph.context import (
     NestContext,
     is_contraction,
     layouts_around,
-    offset_of,
     packed_axis,
     stride,
     walked_on,
@@ -175,7 +174,7 @@ def scatter_cycles(
     transposed with the lanes, as many as fill squares."""
     if vector is None or vector not in nest.axes:
         return 0.0
-    store = offset_of(nest.tensor, context.layout(nest.tensor), tuple(var(a) for a in nest.axes))
+    store = context.offset(nest.tensor, nest.place)
     if store.terms.get(var(vector), 0) == 1:
         return 0.0
     lanes = context.target.lanes(widest_bytes(nest))
