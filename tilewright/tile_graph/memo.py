@@ -26,6 +26,8 @@ class Tiles:
     seconds: dict[Hashable, Any] = field(default_factory=dict)  # of a contraction on its part of a tile
     arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
+    stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
+    grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom
     _origins: dict[tuple[int, int], Axis] = field(default_factory=dict)
 
     def origins(self, root: Nest) -> tuple[Axis, ...]:

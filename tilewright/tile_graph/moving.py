@@ -14,7 +14,7 @@ from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.propagate import Box, Size, box_elements, extent_of
+from tilewright.tile_graph.propagate import Box, Known, Size, box_elements, extent_of
 from tilewright.tile_graph.streams import Stream
 
 _LINE_SECONDS = 150e-9  # of a line that two units write: measured with rows cut in two
@@ -22,12 +22,13 @@ _RUN_SECONDS = 10e-9  # the same by the lines of a short run: many are on their 
 _WHOLE_LINES = 0.2  # of it for runs of whole lines: buffers of ours begin with a line, a user's may not
 
 
-def transactions(tensor: Tensor, box: Box, context: NestContext) -> Size:
-    """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions."""
+def transactions(tensor: Tensor, box: Box, context: NestContext, elements: Size = None) -> Size:
+    """Bytes of a box to or from main memory, each contiguous run rounded up to whole transactions; `elements` of the
+    box, where they have been counted."""
     width = context.target.main.transaction
     if not tensor.rank:
         return width
-    size = box_elements(box) * tensor.dtype.bytes
+    size = (box_elements(box) if elements is None else elements) * tensor.dtype.bytes
     run = np.maximum(_run(tensor, box, context)[0], 1) * tensor.dtype.bytes
     return size * (-(-run // width) * width) / run
 
@@ -37,9 +38,12 @@ def _run(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
     run: Size = 1
     goes_on: Size = True
     for part in reversed(context.layout(tensor).order):
+        if goes_on is False:
+            break
         along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
-        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
-        goes_on = np.logical_and(goes_on, along >= extent)
+        more = run * (along if part.size is None else np.minimum(along, part.size))
+        run = more if goes_on is True else np.where(goes_on, more, run)
+        goes_on = along >= extent if goes_on is True else goes_on & (along >= extent)
     return run, goes_on
 
 
@@ -73,40 +77,41 @@ def looked_up(nest: Nest, tensor: Tensor, points: Size, context: NestContext) ->
     return points * steps * (context.target.main.transaction if alone else tensor.dtype.bytes)
 
 
-def shared_seconds(tensor: Tensor, box: Box, context: NestContext) -> Size:
+def shared_seconds(tensor: Tensor, box: Box, context: NestContext, elements: Size = None) -> Size:
     """What a tile loses to neighbours that write the same lines at the same time: a line goes to and fro between units
     wherever a contiguous run of the tile ends inside one, and runs of whole lines need not begin with one."""
     width = context.target.main.transaction
-    run: Size = 1
+    run, whole = _run(tensor, box, context)
     goes_on: Size = True
     in_lines: Size = True  # from one run to the next are whole lines
     pitch = tensor.dtype.bytes
     for part in reversed(context.layout(tensor).order):
-        along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
-        in_lines = np.logical_and(in_lines, np.logical_or(goes_on, pitch % width == 0))
+        extent = extent_of(tensor.shape[part.axis])
+        if pitch % width:
+            in_lines = in_lines & goes_on
         pitch *= part.size or -(-extent // part.step)
-        run = np.where(goes_on, run * (along if part.size is None else np.minimum(along, part.size)), run)
-        goes_on = np.logical_and(goes_on, along >= extent)
-    count = box_elements(box) / np.maximum(run, 1)
+        goes_on = goes_on & (box[part.axis].size >= extent)
+    count = (box_elements(box) if elements is None else elements) / np.maximum(run, 1)
     size = run * tensor.dtype.bytes
     is_whole = np.logical_and(in_lines, size % width == 0)
     each = np.minimum(_LINE_SECONDS, _RUN_SECONDS * size / width) * np.where(is_whole, _WHOLE_LINES, 1.0)
-    return np.where(goes_on, 0.0, count * each)
+    return np.where(whole, 0.0, count * each)
 
 
 def footprint(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None,
-    steps: bool = False,
+    steps: bool = False, known: Known | None = None,
 ) -> Size:  # fmt: skip
     """Most bytes of intermediate tiles alive at once; in a stream all of them, and the states carried along; all of
-    them too in the steps of windows, which stay from one to the next."""
+    them too in the steps of windows, which stay from one to the next. `known` has counted the elements of boxes."""
+    counted = box_elements if known is None else known.elements
     if steps:
         inside = [(n, t) for n in nests for t in n.stores if t not in stored]
-        return sum((box_elements(boxes[n]) * t.dtype.bytes for n, t in inside), np.int64(0))
+        return sum((counted(boxes[n]) * t.dtype.bytes for n, t in inside), np.int64(0))
     if stream is not None:
         followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
         copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
-        parts = [box_elements(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
+        parts = [counted(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
         return sum(parts, np.int64(0))
     last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
     most: Size = np.int64(0)
@@ -114,7 +119,7 @@ def footprint(
     for number, nest in enumerate(nests):
         for tensor in nest.stores:
             if tensor not in stored:
-                alive[tensor] = box_elements(boxes[nest]) * tensor.dtype.bytes
+                alive[tensor] = counted(boxes[nest]) * tensor.dtype.bytes
         most = np.maximum(most, sum(alive.values(), np.int64(0)))
         alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
     return most

@@ -61,9 +61,12 @@ def index_range(index: Expr, box: Mapping[Axis, Range], extent: int, clip: bool 
 
 def index_size(index: Expr, sizes: Mapping[Axis, Size], extent: int) -> Size:
     """The size of `index_range` where every axis begins at 0: numbers are enough, no origins are needed."""
-    low, size = _range_from_zero(index, sizes)
-    if low is None:
-        return extent
+    if isinstance(index, Var):
+        size = sizes.get(index.axis, 1)
+    else:
+        low, size = _range_from_zero(index, sizes)
+        if low is None:
+            return extent
     return np.minimum(size, extent) if isinstance(size, np.ndarray) else min(size, extent)
 
 
@@ -224,10 +227,13 @@ def unclipped(part: Range) -> Expr:
 
 @dataclass
 class Known:
-    """Results of this module by nest and box. Arrays that are equal are one, so that boxes are told apart by theirs."""
+    """Results of this module by nest and box. Arrays that are equal are one, and so are boxes: they are told apart by
+    what they are, not by what is in them."""
 
     found: dict[Hashable, Any] = field(default_factory=dict)
     arrays: dict[bytes, Size] = field(default_factory=dict)
+    boxes: dict[Hashable, Box] = field(default_factory=dict)
+    counts: dict[int, Size] = field(default_factory=dict)
     held: int = 0  # bytes of all arrays
 
     def size(self, size: Size) -> Size:
@@ -241,16 +247,24 @@ class Known:
         return self.arrays[key]
 
     def box(self, box: Box) -> Box:
-        return tuple([Range(p.low, self.size(p.size), p.extent) for p in box])
+        """The one box that is equal."""
+        if id(box) in self.counts:
+            return box
+        parts = tuple([Range(p.low, self.size(p.size), p.extent) for p in box])
+        key = tuple([(p.low, size_key(p.size), p.extent) for p in parts])
+        found = self.boxes.setdefault(key, parts)
+        if found is parts:
+            self.counts[id(parts)] = box_elements(parts)
+        return found
+
+    def elements(self, box: Box) -> Size:
+        """Elements of a box that is one of these."""
+        return self.counts[id(box)]
 
 
 def key_of(nest: Nest, own: Box) -> Hashable:
-    """A nest on a box whose arrays are `Known`'s."""
-    return nest, _parts(own)
-
-
-def _parts(box: Box) -> Hashable:
-    return tuple([(p.low, size_key(p.size), p.extent) for p in box])
+    """A nest on a box that is `Known`'s."""
+    return nest, id(own)
 
 
 def size_key(size: Size) -> int:
@@ -314,6 +328,8 @@ def propagate(
     """The box of every nest of a connected group, from those of its roots; a single box is the last nest's. Unclipped,
     boxes may lie beyond the ends of an axis: how they move with a root's is then plain to see."""
     boxes: dict[Nest, Box] = dict(roots) if isinstance(roots, Mapping) else {nests[-1]: roots}
+    if known is not None:
+        boxes = {nest: known.box(box) for nest, box in boxes.items()}
     inside = {t for n in nests for t in n.stores}
     limits = reduce_boxes or {}
     needed: dict[Tensor, Box] = {}
@@ -321,6 +337,8 @@ def propagate(
         if nest not in boxes:
             demands = [needed[t] for t in nest.stores if t in needed]
             box = demands[0] if demands else beside(nest, needed)
+            if known is not None:
+                box = known.box(box)
             for other in demands[1:]:
                 box = _merged(box, other, known)
             boxes[nest] = box
@@ -332,7 +350,7 @@ def propagate(
 def _merged(a: Box, b: Box, known: Known | None) -> Box:
     if known is None:
         return merge(a, b)
-    key = _parts(a), _parts(b)
+    key = id(a), id(b)
     if key not in known.found:
         known.found[key] = known.box(merge(a, b))
     both: Box = known.found[key]

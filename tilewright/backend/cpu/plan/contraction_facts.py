@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tilewright.ir.expr import Axis, Expr, Load, axes_of, is_op, loads, var, walk
+from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, loads, var, walk
 from tilewright.ir.simplify import linear, simplify
 from tilewright.target import Target
 from tilewright.tile_graph.nest import Nest, data_cost, moves
@@ -50,6 +50,12 @@ class Operand:
     def axes(self) -> tuple[Axis, ...]:
         """All axes that it moves along."""
         return tuple(axes_of(*self.node.indices))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether each of its dimensions has an axis of its own: it spans no more than is read of it."""
+        moving = [index for index, _ in self.dims if not isinstance(index, Const)]
+        return all(isinstance(index, Var) for index in moving) and len(set(moving)) == len(moving)
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,7 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
     trips, uses = _loops(facts, form, tile)
     near = facts.target.levels[1]
     level = facts.target.tile_level
-    into_near = _traffic(facts, held, trips, uses, near.capacity)
-    into_level = _traffic(facts, held, trips, uses, level.capacity * _FULL)
+    into_near, into_level = _traffic(facts, held, trips, uses, (near.capacity, level.capacity * _FULL))
     runs: Size = 0.0
     rows: Size = 0.0
     again: Size = 0.0
@@ -300,36 +299,72 @@ def _trips(facts: ContractionFacts, axis: Axis, block: Size, tile: Mapping[Axis,
 
 def _traffic(
     facts: ContractionFacts, held: Sequence[Sequence[Size]], trips: Sequence[Size], uses: Sequence[Sequence[Size]],
-    capacity: float,
-) -> list[Size]:  # fmt: skip
-    """Bytes of each operand that come into a cache of that capacity during one tile."""
-    # replacement is near random in the caches we know: of a little too much a good part is still found again
+    capacities: Sequence[float],
+) -> list[list[Size]]:  # fmt: skip
+    """Bytes of each operand that come into caches of these capacities during one tile."""
     wide = [_SCATTERED if o.is_scattered else 1.0 for o in facts.operands]
-    taken = [sum((n * w for n, w in zip(parts, wide, strict=True)), 0.0) / capacity for parts in held]
-    staying = [np.clip(_OVERFULL - share, 0.0, _OVERFULL - 1) / (_OVERFULL - 1) for share in taken]
-    result: list[Size] = []
-    for number in range(len(facts.operands)):
-        # nothing stays: every register tile fetches its own
-        moved: Size = held[0][number]
-        for count in trips:
-            moved = moved * count
-        for depth in range(len(held)):
-            here: Size = held[depth][number]
-            stays: Size = True
-            for loop in range(depth, len(trips)):
-                used = uses[number][loop]
-                stays = pick(used, False, stays)
-                here = pick(stays, here, here * trips[loop])
-            moved = staying[depth] * here + (1 - staying[depth]) * moved
-        result.append(moved)
+    taken: list[Size] = []
+    for depth, parts in enumerate(held):
+        if depth and all(a is b for a, b in zip(parts, held[depth - 1], strict=True)):
+            taken.append(taken[-1])
+        else:
+            taken.append(sum((n if w == 1.0 else n * w for n, w in zip(parts, wide, strict=True)), 0.0))
+    fetched = [_fetched(number, held, trips, uses[number]) for number in range(len(facts.operands))]
+    result: list[list[Size]] = []
+    for capacity in capacities:
+        staying = _staying(taken, capacity)
+        into: list[Size] = []
+        for moved, *found in fetched:
+            for (stays, leaves), here in zip(staying, found, strict=True):
+                moved = stays * here + leaves * moved
+            into.append(moved)
+        result.append(into)
     return result
+
+
+def _staying(taken: Sequence[Size], capacity: float) -> list[tuple[Size, Size]]:
+    """Of what loops take of a cache the part that is found again, and the part that is not: replacement is near random
+    in the caches we know, and of a little too much a good part still stays."""
+    found: list[tuple[Size, Size]] = []
+    for depth, size in enumerate(taken):
+        if depth and size is taken[depth - 1]:
+            found.append(found[-1])
+            continue
+        stays = np.minimum(np.maximum(_OVERFULL - size / capacity, 0.0), _OVERFULL - 1) / (_OVERFULL - 1)
+        found.append((stays, 1 - stays))
+    return found
+
+
+def _fetched(number: int, held: Sequence[Sequence[Size]], trips: Sequence[Size], uses: Sequence[Size]) -> list[Size]:
+    """Bytes of an operand that are fetched where nothing stays, every register tile its own; then where what each loop
+    works on does."""
+    moved: Size = held[0][number]
+    for count in trips:
+        moved = moved * count
+    found = [moved]
+    for depth in range(len(held)):
+        here: Size = held[depth][number]
+        stays: Size = True
+        for loop in range(depth, len(trips)):
+            stays = pick(uses[loop], False, stays)
+            if not isinstance(trips[loop], int) or trips[loop] != 1:
+                here = pick(stays, here, here * trips[loop])
+        found.append(here)
+    return found
 
 
 def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
     """Distinct bytes an operand touches while the axes run over these sizes."""
+    return _product(operand, [index_size(index, sizes, extent) for index, extent in operand.dims], sizes)
+
+
+def _product(operand: Operand, along: Sequence[Size], sizes: Mapping[Axis, Size]) -> Size:
+    """Distinct bytes of an operand that reaches so far along each of its axes."""
     total: Size = operand.node.source.dtype.bytes
-    for index, extent in operand.dims:
-        total = total * index_size(index, sizes, extent)
+    for size in along:
+        total = total * size
+    if operand.is_plain:
+        return total
     # rows that are rolled or shuffled span more than is read of them
     points: Size = operand.node.source.dtype.bytes
     for axis in operand.axes:
@@ -353,13 +388,18 @@ def _held(operand: Operand, depths: Sequence[Mapping[Axis, Size]], line: int) ->
 
 def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
     """The same in whole lines of a cache: of a short run most of a line is carried for nothing."""
-    total = _bytes(operand, sizes)
+    along = [index_size(index, sizes, extent) for index, extent in operand.dims]
+    total = _product(operand, along, sizes)
+    if not operand.order:
+        return total
     run: Size = operand.node.source.dtype.bytes
     goes_on: Size = True
     for dimension in operand.order:
-        index, extent = operand.dims[dimension]
-        size = index_size(index, sizes, extent)
-        run = np.where(goes_on, run * size, run)
-        goes_on = np.logical_and(goes_on, size >= extent)
+        if goes_on is False:
+            break
+        size = along[dimension]
+        run = pick(goes_on, run * size, run)
+        whole = size >= operand.dims[dimension][1]
+        goes_on = whole if goes_on is True else goes_on & whole
     run = np.maximum(run, 1)  # of nothing, where an axis is empty
-    return total * (-(-run // line) * line) / run if operand.order else total
+    return total * (-(-run // line) * line) / run

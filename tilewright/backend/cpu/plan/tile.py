@@ -39,7 +39,6 @@ from tilewright.tile_graph.propagate import (
     Box,
     Range,
     Size,
-    box_elements,
     extent_of,
     key_of,
     propagate,
@@ -181,14 +180,12 @@ def predict(
         boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
-    tiles: Numbers = np.ones(max((len(s) for s in sizes.values()), default=1), dtype=np.int64)
-    for axis in root.axes:
-        tiles = tiles * -(-extent_of(axis.extent) // sizes[axis])
-    waves = -(-tiles // context.target.units)
+    grid = _grid(root, plans[-1], box, context)
+    tiles, waves = grid.tiles, grid.waves
     compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
     far, near = _traffic(nests, boxes, context, stored, repeats, waves)
-    far = far * lone_unit_share(tiles, context)
-    held = footprint(nests, seen, stored, stream, steps=bool(overlaps))
+    far = far * grid.lone
+    held = footprint(nests, seen, stored, stream, steps=bool(overlaps), known=known)
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
@@ -205,12 +202,13 @@ def predict(
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
     shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
-    evened = _evened(root, plans[-1], sizes, tiles, target.units) if context.cached is None else 1.0
-    seconds = waves * per_tile * evened + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    seconds = waves * per_tile * (grid.evened if context.cached is None else 1.0)
+    seconds = seconds + target.kernel_cost * np.where(tiles > 1, shared, alone)
     if context.cached is None and context.weights > target.tile_level.capacity // 2:
         seconds = seconds + target.cold_start
     seconds = seconds * crowding(nests, plans, boxes, target)
-    seconds = np.maximum(seconds, _least_seconds(nests, stored, context, tiles))
+    # every distinct byte is moved once, from where it is, by as many units as there are tiles for
+    seconds = np.maximum(seconds, _least_seconds(nests, stored, context) * grid.lone / grid.busy)
     seconds = seconds + _fetched_by_steps(root, context, sizes)
     fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
     seconds = np.where(fits, seconds, np.inf)
@@ -246,14 +244,42 @@ def _leading(nest: Nest, nests: Sequence[Nest], plans: Sequence[Leaf]) -> tuple[
     return wanted, [p for n, p in zip(nests, plans, strict=True) if n in wanted]
 
 
-def _evened(root: Nest, plan: Leaf, sizes: Mapping[Axis, Numbers], tiles: Numbers, units: int) -> Size:
+@dataclass(frozen=True)
+class _Grid:
+    """What the sizes of tiles say by themselves, whatever is computed on them; an entry a candidate."""
+
+    tiles: Numbers
+    waves: Numbers
+    busy: Numbers  # units that have a tile
+    lone: Size
+    evened: Size
+
+
+def _grid(root: Nest, plan: Leaf, box: Box, context: NestContext) -> _Grid:
+    known = context.memo.tiles.grids
+    key = id(box), plan.register
+    if key not in known:
+        units = context.target.units
+        sizes = [np.atleast_1d(part.size) for part in box]
+        tiles: Numbers = np.ones(max((len(s) for s in sizes), default=1), dtype=np.int64)
+        for axis, size in zip(root.axes, sizes, strict=True):
+            tiles = tiles * -(-extent_of(axis.extent) // size)
+        known[key] = _Grid(
+            tiles, -(-tiles // units), np.clip(tiles, 1, units),  # an empty result has no tiles
+            lone_unit_share(tiles, context), _evened(root, plan, sizes, tiles, units),
+        )  # fmt: skip
+    found: _Grid = known[key]
+    return found
+
+
+def _evened(root: Nest, plan: Leaf, sizes: Sequence[Numbers], tiles: Numbers, units: int) -> Size:
     """Of a unit's time with whole tiles alone what it takes with the last ones of an axis, which are less than whole:
     where they come often enough, every unit has as many of them as the others."""
     register, names = dict(plan.register), root.axis_names()
     share: Size = 1.0
     period: Size = 1  # tiles from one last tile along an axis to the next, outer axes counting slower
-    for axis in reversed(root.axes):
-        extent, size = max(1, extent_of(axis.extent)), sizes[axis]
+    for axis, size in zip(reversed(root.axes), reversed(sizes), strict=True):
+        extent = max(1, extent_of(axis.extent))
         count = -(-extent // size)
         period = period * count
         block = register.get(names[axis], 1)
@@ -264,10 +290,8 @@ def _evened(root: Nest, plan: Leaf, sizes: Mapping[Axis, Numbers], tiles: Number
     return share
 
 
-def _least_seconds(
-    nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext, tiles: Numbers
-) -> Numbers:
-    """Moving every distinct byte once, from where it is, by as many units as there are tiles for."""
+def _least_seconds(nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext) -> float:
+    """One unit moving every distinct byte once, from where it is."""
     inside = {t for n in nests for t in n.stores}
     touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
     alone = 0.0
@@ -280,8 +304,7 @@ def _least_seconds(
             places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]
             size = min(size, sum(places))
         alone += size * byte_seconds(tensor, context)
-    # an empty result has no tiles
-    return alone * lone_unit_share(tiles, context) / np.clip(tiles, 1, context.target.units)
+    return alone
 
 
 def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Numbers]) -> Size:
@@ -380,7 +403,7 @@ def _compute_seconds(
 def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size) -> Size:
     """Arithmetic of a nest on its part of a tile, so many times; `carried` operations more for each of its results."""
     rate, wide = context.target.fma_rate, context.target.lanes(4)
-    points = box_elements(box) * times
+    points = context.memo.tiles.boxes.elements(box) * times
     per_point = epilogue_cost(nest, plan, context) + carried
     if is_contraction(nest):
         total = known_seconds(nest, plan, box, context) * times
@@ -405,26 +428,45 @@ def _scratch_seconds(
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
     nearest, level = context.target.levels[1], context.target.tile_level
     fits = held <= nearest.capacity // 2
+    known = context.memo.tiles.boxes
     read: Size = 0
     written: Size = 0
     for nest in nests:
-        size = box_elements(boxes[nest]) * nest.tensor.dtype.bytes
-        if stream is not None and nest in stream.reducers:
+        carried = stream is not None and nest in stream.reducers
+        if nest.tensor in stored and not carried:
+            continue
+        size = known.elements(boxes[nest]) * nest.tensor.dtype.bytes
+        if stream is not None and carried:
             read = read + 2 * size * -(-stream.extent // block)
             written = written + size * -(-stream.extent // block)
-        elif nest.tensor not in stored:
-            read = read + size * repeats.get(nest, 1)
-            written = written + size * repeats.get(nest, 1)
+        else:
+            size = size * repeats[nest] if nest in repeats else size
+            read, written = read + size, written + size
+    if isinstance(read, int) and not read:
+        return 0.0
     return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
 def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
-    moved = np.minimum(transactions(tensor, box, context), accessed(nest, tensor, own, context))
+    points = context.memo.tiles.boxes.elements(box)
+    moved = np.minimum(transactions(tensor, box, context, points), accessed(nest, tensor, own, context))
     if tensor in nest.tables:
-        moved = np.minimum(moved, looked_up(nest, tensor, box_elements(own), context))
+        moved = np.minimum(moved, looked_up(nest, tensor, context.memo.tiles.boxes.elements(own), context))
     return moved
+
+
+def _stored(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
+    """Bytes that a tile writes of a tensor, in whole transactions, and what it loses to neighbours that write the same
+    lines."""
+    tiles = context.memo.tiles
+    key = id(box), tensor, context.layout(tensor)
+    if key not in tiles.stored:
+        points = tiles.boxes.elements(box)
+        tiles.stored[key] = transactions(tensor, box, context, points), shared_seconds(tensor, box, context, points)
+    both: tuple[Size, Size] = tiles.stored[key]
+    return both
 
 
 def _traffic(
@@ -443,19 +485,21 @@ def _traffic(
         if is_contraction(nest):
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
+        own = key_of(nest, boxes[nest])
         for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
-            key = key_of(nest, boxes[nest]), tensor, context.layout(tensor)
+            key = own, tensor, context.layout(tensor)
             if key not in tiles.moved:
                 tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
-            moved = tiles.moved[key] * repeats.get(nest, 1)
+            moved = tiles.moved[key] * repeats[nest] if nest in repeats else tiles.moved[key]
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
-                fits = box_elements(box) * tensor.dtype.bytes <= context.target.levels[1].capacity // 2
+                size = tiles.boxes.elements(box) * tensor.dtype.bytes
+                fits = size <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
-                written[tensor] = transactions(tensor, boxes[nest], context)
-                near = near + shared_seconds(tensor, boxes[nest], context)
+                written[tensor], lost = _stored(tensor, boxes[nest], context)
+                near = near + lost
     for tensor, moved in seen.items():
         if context.cached is not None and tensor in context.cached:
             cached = context.cached[tensor]
