@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tilewright.backend import backend_for
 from tilewright.errors import InternalError, OptionError
 from tilewright.ir import parse, text, verify
-from tilewright.ir.compute import Program
+from tilewright.ir.compute import Program, reads
 from tilewright.ir.dtypes import DType
 from tilewright.ir.graph import Graph
 from tilewright.ir.loops import Call, LoopProgram
@@ -130,7 +130,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program)
-        program = run("merge", partial(_merge, target=target, options=options), program)
+        program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
                       options.contraction == "strassen")  # fmt: skip
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
@@ -203,21 +203,25 @@ def _predictors(
     )
 
 
-def _merge(program: Program, target: Target, options: Options) -> Program:
+def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Program:
     """Alike computes as one, where that takes no longer with all that the later stages make of it."""
     if options.merging == "off":
         return program
-    memo = Memo()  # of its own: what is found out about parts of a model would change how the whole is planned
-
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
         convolutions, _, recurrences, reductions = _predictors(target, options, memo)
         chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits)
-        staged = stage_operands(chosen, target, _staging_predictor(target, options, memo))
-        final = choose_layouts(staged, target)
+        staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
+        final = choose_layouts(beside(staged, part), target)
         plan = make_plan(final, target, schedule, memo=memo)
         return plan_seconds(plan, final), len(plan.kernels)
+
+    def beside(made: Program, part: Program) -> Program:
+        # other weights of the model are read in between, and decide where those of a part come from
+        read = {t for c in part.computes for t in reads(c)}
+        others = {t: a for t, a in part.constants.items() if t not in read}
+        return replace(made, constants={**others, **made.constants})
 
     # steps first: what is alike in every one of them is then merged once, in the Scan
     return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
