@@ -42,6 +42,7 @@ class Memo:
 
     plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
+    alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are

@@ -78,12 +78,25 @@ def choose_tile(
     blocks: Sequence[int] = (),
 ) -> Choice | None:
     """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
+    if len(nests) > 1 or fixed or stream is not None or context.cached is not None:
+        return _best_tile(nests, plans, context, stored, fixed or {}, stream, blocks)
+    # a nest alone: while its plan is chosen, and again as the first of groups
+    known, key = context.memo.alone, (nests[0], plans[0], layouts_around(nests[0], context), stored)
+    if key not in known:
+        known[key] = _best_tile(nests, plans, context, stored, {}, None, ())
+    return known[key]
+
+
+def _best_tile(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int], stream: Stream | None, blocks: Sequence[int],
+) -> Choice | None:  # fmt: skip
     root = nests[-1]
     tiles = context.memo.tiles
     known = tiles.sizes
-    key = (root, plans[-1], tuple((fixed or {}).items()), tuple(blocks))
+    key = (root, plans[-1], tuple(fixed.items()), tuple(blocks))
     if key not in known:
-        along = _axis_sizes(root, plans[-1], fixed or {})
+        along = _axis_sizes(root, plans[-1], fixed)
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
         known[key] = [tiles.boxes.size(each.ravel()) for each in grid]
     *candidates, block = known[key]

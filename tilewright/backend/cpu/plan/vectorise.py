@@ -53,13 +53,17 @@ _WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
 
 
+# seconds, what plans with this vector axis have in common, register tile, loops: most are never looked at again
+_Candidate = tuple[float, Leaf, Mapping[Axis, int], Sequence[Axis]]
+
+
 def plan_nest(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest on its whole domain; the tile's own size only shortens the loops."""
-    return candidate_plans(nest, context)[0]
+    return candidate_plans(nest, context, 1)[0]
 
 
-def candidate_plans(nest: Nest, context: NestContext) -> list[Leaf]:
-    """Every plan the construction considers for a nest on a CPU, the predicted best first."""
+def candidate_plans(nest: Nest, context: NestContext, most: int | None = None) -> list[Leaf]:
+    """The plans the construction considers for a nest on a CPU, the predicted best first; all, or so many of them."""
     from tilewright.backend.cpu.plan.instructions import plan_instruction
 
     by_instruction = plan_instruction(nest, context)
@@ -71,7 +75,7 @@ def candidate_plans(nest: Nest, context: NestContext) -> list[Leaf]:
         return [_with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
     if not is_contraction(nest):  # nothing is packed for it
         context = replace(context, constants=frozenset(), staged=frozenset())
-    found: list[tuple[float, Leaf]] = []
+    found: list[_Candidate] = []
     for vector in _vector_axes(nest, context):
         base = _base_plan(nest, vector, context)
         if vector is not None and is_contraction(nest):
@@ -80,9 +84,10 @@ def candidate_plans(nest: Nest, context: NestContext) -> list[Leaf]:
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
         order = output_order(nest, vector, row_axes, context)
-        plan = _with_loops(nest, base, register, order)
-        found.append((0.0, replace(plan, cut=_row_passes(nest, vector, register, context))))
-    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+        base = replace(base, cut=_row_passes(nest, vector, register, context))
+        found.append((0.0, base, register, order))
+    best = sorted(found, key=lambda candidate: candidate[0])[:most]
+    return [_with_loops(nest, base, register, order) for _, base, register, order in best]
 
 
 def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
@@ -136,34 +141,34 @@ def _with_loops(nest: Nest, base: Leaf, register: Mapping[Axis, int], order: Seq
 
 def _contraction_plans(
     nest: Nest, vector: Axis, base: Leaf, context: NestContext
-) -> list[tuple[float, Leaf]]:
+) -> list[_Candidate]:
     """Plans of a contraction along one vector axis, each with its predicted seconds."""
     names = nest.axis_names()
     row = _row_axis(nest, vector, context)
     facts = contraction_facts(
         nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
     )
-    result = []
+    result: list[_Candidate] = []
     if vector in nest.reduce_axes:
         rows = [a for a in nest.axes if extent_of(a.extent) > 1 and shares_a_read(nest, a)]
         scatter = _scatter_seconds(nest, vector, {}, context)
         for seconds, sizes in dot_tiles(facts, rows):
             outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
             order = [*(a for a in nest.axes if a not in outer), *outer]
-            result.append((seconds * _DOT_WORTH + scatter, _with_loops(nest, base, sizes, order)))
+            result.append((seconds * _DOT_WORTH + scatter, base, sizes, order))
         return result
     scattered: dict[int, float] = {}
+    passes: dict[int | None, Leaf] = {None: base}
     for built in build_tiles(facts):
         rows = [row] if row is not None and built.rows > 1 else []
         sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * base.lanes}
         plain = [a for a in nest.axes if a is not vector and a not in rows]
         blocks = [vector, *rows] if built.row_inside else [*rows, vector]
-        plan = _with_loops(nest, base, sizes, [*plain, *blocks])
-        if built.cut is not None and facts.cut_axis is not None:
-            plan = replace(plan, cut=((names[facts.cut_axis], built.cut),))
+        if built.cut not in passes and facts.cut_axis is not None:
+            passes[built.cut] = replace(base, cut=((names[facts.cut_axis], built.cut),))  # type: ignore[arg-type]
         if built.rows not in scattered:
             scattered[built.rows] = _scatter_seconds(nest, vector, sizes, context)
-        result.append((built.seconds + scattered[built.rows], plan))
+        result.append((built.seconds + scattered[built.rows], passes[built.cut], sizes, [*plain, *blocks]))
     return result
 
 
