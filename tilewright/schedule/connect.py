@@ -230,6 +230,8 @@ class Connector:
         """A product with all that leads to one of its operands from other products, where they pass everything to each
         other in registers; what those products read is stored by others."""
         groups = partition.groups
+        if not self.costs.backend.streams_in_registers:
+            return
         for start in {n.source: None for n in loads(*nest.elements) if n.source in self.producer}:
             taken = {id(groups[self.order[nest]]): groups[self.order[nest]]}
             stack = [start]

@@ -34,7 +34,6 @@ class GroupCost:
     streaming: str = "auto"  # "always" and "never" are for tests and for seeing the difference
     repeated: bool = False  # nests of a Scan's step
     known: dict[tuple[Nest, ...], Choice | None] = field(default_factory=dict)
-    shapes: dict[Nest, Leaf] = field(default_factory=dict)
     streams: dict[tuple[Nest, ...], Stream | None] = field(default_factory=dict)
 
     def stored(self, nests: Sequence[Nest]) -> frozenset[Tensor]:
@@ -86,18 +85,12 @@ class GroupCost:
         key = (
             signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
                                         context.stepped.get(t))),
-            tuple(self._shape(n) for n in nests), self.streaming, self.repeated, context.weights_fit,
+            tuple([self.plans[n].unnamed for n in nests]), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key not in known:
             context.memo.trim()
             known[key] = self._best(nests, stored)
         return known[key]
-
-    def _shape(self, nest: Nest) -> Leaf:
-        """A nest's plan without its names."""
-        if nest not in self.shapes:
-            self.shapes[nest] = replace(self.plans[nest], tensor="", core="", epilogue=())
-        return self.shapes[nest]
 
     def _best(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> Choice | None:
         fixed = self._uncut(nests, stored)

@@ -106,6 +106,7 @@ class _Walker:
         self.kernel: Tile | None = None
         self.stored: set[str] = set()
         self.launched: set[str] = set()  # kernels so far
+        self.served: dict[int, set[str]] = {}  # by Tile
         self.cores: dict[str, str] = {}  # of the leaves so far, by what they store
 
     @property
@@ -340,9 +341,8 @@ class _Walker:
             self._copy(leaf, around)
             return
         _check_leaf(leaf, self.computes)
-        held = {o.name for t in around for h in t.holds if h.mode != "carry" and h.fill is None
-                for o in self.computes[h.tensor].outputs}  # fmt: skip
-        if leaf.tensor not in held | self.outputs and not self._escapes(leaf):
+        held = [self._served(t) for t in around]
+        if not any(leaf.tensor in names for names in (*held, self.outputs)) and not self._escapes(leaf):
             raise ValueError(f"nothing holds '{leaf.tensor}'")
         kernel = next(i for i, t in enumerate(around) if t.is_kernel)
         inner = {h.tensor for t in around[kernel:] for h in t.holds}
@@ -350,14 +350,21 @@ class _Walker:
             self.stored.add(leaf.tensor)
         own = {leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed}
         read = {"start": (), "finish": leaf.epilogue}.get(leaf.part, (leaf.core, *leaf.epilogue, *leaf.composed))
-        there = held | self.given | self.outputs | own
+        there = (*held, self.given, self.outputs, own)
         missing = [t for name in read for t in reads(self.computes[name])
-                   if t.name not in there and not self._escapes_name(t.name)]  # fmt: skip
+                   if not any(t.name in names for names in there) and not self._escapes_name(t.name)]  # fmt: skip
         if missing and leaf.composed:  # of what composed maps join, the leaf may read a part alone
             really = leaf_nest(leaf, self.computes).reads()
             missing = [t for t in missing if t in really]
         if missing:
             raise ValueError(f"leaf '{leaf.tensor}' reads '{missing[0].name}', and nothing holds it")
+
+    def _served(self, tile: Tile) -> set[str]:
+        """What leaves inside a tile find in its Holds; of the outermost there are as many as kernels."""
+        if id(tile) not in self.served:
+            self.served[id(tile)] = {o.name for h in tile.holds if h.mode != "carry" and h.fill is None
+                                     for o in self.computes[h.tensor].outputs}  # fmt: skip
+        return self.served[id(tile)]
 
     def _copy(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if not fills_hold(leaf, around):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -119,7 +119,13 @@ def is_contraction(nest: Nest) -> bool:
 
 def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool], ...]:
     """All that facts of a contraction depend on beside the nest itself."""
-    return tuple((context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores))
+    return tuple([(context.layout(t), t in context.staged) for t in (*nest.reads(), *nest.stores)])
+
+
+def kind_of(nest: Nest, context: NestContext) -> Hashable:
+    """The same for nests that cost the same on tiles of the same size."""
+    weights = tuple([t in context.constants for t in nest.reads()])
+    return context.memo.tiles.boxes.number(nest), layouts_around(nest, context), weights
 
 
 def walked_on(

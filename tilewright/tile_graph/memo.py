@@ -28,6 +28,7 @@ class Tiles:
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
     stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
     grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom
+    slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
     _origins: dict[tuple[int, int], Axis] = field(default_factory=dict)
 
     def origins(self, root: Nest) -> tuple[Axis, ...]:
@@ -49,7 +50,6 @@ class Memo:
     facts: dict[Hashable, Any] = field(default_factory=dict)
     offsets: dict[Hashable, Linear] = field(default_factory=dict)  # of what lies at indices of a tensor, in storage
     strides: dict[Hashable, int | None] = field(default_factory=dict)  # between neighbours that a nest reads
-    slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
     splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
     tiles: Tiles = field(default_factory=Tiles)

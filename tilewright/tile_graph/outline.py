@@ -9,11 +9,26 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var, 
 from tilewright.ir.tensor import Tensor
 
 
+class Key:
+    """A table with many rows as a key: its hash is worked out once."""
+
+    __slots__ = ("_hash", "_rows")
+
+    def __init__(self, rows: Hashable) -> None:
+        self._rows, self._hash = rows, hash(rows)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self._hash == other._hash and self._rows == other._rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Outline:
     """`key` is equal for nests that compute the same; it numbers the `tensors` and the axes of others in order."""
 
-    key: Hashable
+    key: Key
     tensors: tuple[Tensor, ...]
     outside: tuple[Axis, ...]  # axes of others that the nest uses: the step of a Scan
 
@@ -36,7 +51,7 @@ def outline(
         tuple(tuple(_rows(root, place, numbers) for root in group) for group in expressions),
         tuple(tuple(place(t) for t in group) for group in tensors),
     )
-    return Outline(key, tuple(places), tuple(a for a in numbers if a not in own))
+    return Outline(Key(key), tuple(places), tuple(a for a in numbers if a not in own))
 
 
 def _rows(root: Expr, place: Callable[[Tensor], int], axes: dict[Axis, int]) -> Hashable:

@@ -70,6 +70,11 @@ class Leaf:
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
 
+    @cached_property
+    def unnamed(self) -> Leaf:
+        """The same for a nest of other names."""
+        return replace(self, tensor="", core="", epilogue=())
+
     def __hash__(self) -> int:
         return self._hash
 

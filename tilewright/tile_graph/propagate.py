@@ -16,6 +16,7 @@ from tilewright.ir.expr import Axis, Const, Expr, Op, Symbol, Var, const, is_op,
 from tilewright.ir.simplify import Linear, difference, linear, simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.signature import signature
 
 Size = Any  # int, or an integer array with an entry a candidate
 
@@ -234,6 +235,9 @@ class Known:
     arrays: dict[bytes, Size] = field(default_factory=dict)
     boxes: dict[Hashable, Box] = field(default_factory=dict)
     counts: dict[int, Size] = field(default_factory=dict)
+    sizes: dict[int, Hashable] = field(default_factory=dict)
+    forms: dict[Hashable, int] = field(default_factory=dict)
+    numbers: dict[Nest, int] = field(default_factory=dict)
     held: int = 0  # bytes of all arrays
 
     def size(self, size: Size) -> Size:
@@ -255,16 +259,21 @@ class Known:
         found = self.boxes.setdefault(key, parts)
         if found is parts:
             self.counts[id(parts)] = box_elements(parts)
+            self.sizes[id(parts)] = tuple([size for _, size, _ in key])
         return found
 
     def elements(self, box: Box) -> Size:
         """Elements of a box that is one of these."""
         return self.counts[id(box)]
 
-
-def key_of(nest: Nest, own: Box) -> Hashable:
-    """A nest on a box that is `Known`'s."""
-    return nest, id(own)
+    def number(self, nest: Nest) -> int:
+        """The same for nests that compute the same on tensors of the same shapes, whatever those are called."""
+        found = self.numbers.get(nest)
+        if found is None:
+            # nests of a Scan's step, which places depend on, are each its own
+            form = nest if nest.outline.outside else signature([nest], lambda _: None)
+            found = self.numbers[nest] = self.forms.setdefault(form, len(self.forms))
+        return found
 
 
 def size_key(size: Size) -> int:
@@ -281,11 +290,12 @@ def reads_box(
         return _reads_box(nest, own, reduce_box, wanted, clip)
     if reduce_box:
         return {t: known.box(box) for t, box in _reads_box(nest, own, reduce_box, wanted, clip).items()}
-    key = key_of(nest, own), clip
-    if key not in known.found:
+    key = known.number(nest), id(own), clip
+    found = known.found.get(key)
+    if found is None:
         boxes = _reads_box(nest, own, reduce_box, set(nest.reach), clip)
-        known.found[key] = {tensor: known.box(box) for tensor, box in boxes.items()}
-    return {t: box for t, box in known.found[key].items() if t in wanted}
+        found = known.found[key] = [known.box(box) for box in boxes.values()]
+    return {t: box for t, box in zip(nest.reach, found, strict=True) if t in wanted}
 
 
 def _reads_box(

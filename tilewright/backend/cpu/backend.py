@@ -36,6 +36,7 @@ class CpuBackend:
     flushes_denormals = True
     other_algorithms = True
     can_tune = True
+    streams_in_registers = False
     stream_worth = 1.0
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:

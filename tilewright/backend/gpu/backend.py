@@ -38,6 +38,7 @@ class GpuBackend:
     other_algorithms = False
     can_tune = False
     # more blocks run at a time where each holds less, which the model does not see
+    streams_in_registers = True
     stream_worth = 1.1
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:

@@ -10,10 +10,10 @@ from tilewright.backend.cpu.plan.contraction_facts import form_of
 from tilewright.backend.cpu.plan.crowding import crowded_slots
 from tilewright.backend.cpu.plan.instructions import instruction_seconds
 from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_seconds
-from tilewright.backend.cpu.plan.vectorise import facts_of, layouts_around, runs_of
+from tilewright.backend.cpu.plan.vectorise import facts_of, runs_of
 from tilewright.ir.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.ir.simplify import simplify
-from tilewright.tile_graph.context import NestContext, is_contraction, stride
+from tilewright.tile_graph.context import NestContext, is_contraction, kind_of, stride
 from tilewright.tile_graph.nest import Nest, block_cost, data_cost
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
@@ -21,7 +21,6 @@ from tilewright.tile_graph.propagate import (
     Size,
     extent_of,
     index_size,
-    size_key,
 )
 from tilewright.tile_graph.runs import stretch
 
@@ -43,11 +42,12 @@ def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Siz
     """`_contraction_seconds`, once for all groups that cut the nest into the same tiles."""
     if context.cached is not None:
         return _contraction_seconds(nest, plan, box, context)
-    known = context.memo.tiles.seconds
-    key = (nest, plan, layouts_around(nest, context), *[size_key(p.size) for p in box])
-    if key not in known:
-        known[key] = _contraction_seconds(nest, plan, box, context)
-    return known[key]
+    tiles = context.memo.tiles
+    key = kind_of(nest, context), plan.unnamed, tiles.boxes.sizes[id(box)]
+    found = tiles.seconds.get(key)
+    if found is None:
+        found = tiles.seconds[key] = _contraction_seconds(nest, plan, box, context)
+    return found
 
 
 def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
@@ -105,10 +105,11 @@ def chains_of(plan: Leaf) -> int:
 
 def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
     """Multiply-add slots of what is done with each result."""
-    known, key = context.memo.slots, (nest, plan, layouts_around(nest, context))
-    if key not in known:
-        known[key] = _epilogue_cost(nest, plan, context)
-    return known[key]
+    slots, key = context.memo.tiles.slots, (kind_of(nest, context), plan.unnamed)
+    found = slots.get(key)
+    if found is None:
+        found = slots[key] = _epilogue_cost(nest, plan, context)
+    return found
 
 
 def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:

@@ -30,7 +30,7 @@ from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
-from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.context import NestContext, is_contraction, kind_of
 from tilewright.tile_graph.cuts import is_cut
 from tilewright.tile_graph.moving import accessed, footprint, looked_up, shared_seconds, transactions
 from tilewright.tile_graph.nest import Nest, period
@@ -40,7 +40,6 @@ from tilewright.tile_graph.propagate import (
     Range,
     Size,
     extent_of,
-    key_of,
     propagate,
     reads_box,
     whole_blocks,
@@ -94,7 +93,7 @@ def _best_tile(
     root = nests[-1]
     tiles = context.memo.tiles
     known = tiles.sizes
-    key = (root, plans[-1], tuple(fixed.items()), tuple(blocks))
+    key = (tiles.boxes.number(root), plans[-1].unnamed, tuple(fixed.items()), tuple(blocks))
     if key not in known:
         along = _axis_sizes(root, plans[-1], fixed)
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
@@ -399,17 +398,18 @@ def _compute_seconds(
 ) -> Size:  # fmt: skip
     """Arithmetic of one tile on one unit."""
     total: Size = 0.0
-    known = context.memo.tiles.arithmetic
+    known, sizes = context.memo.tiles.arithmetic, context.memo.tiles.boxes.sizes
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
         if stream is not None or context.cached is not None:
             carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
-        key = key_of(nest, box), plan, layouts_around(nest, context)
-        if key not in known:
-            known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
-        total = total + known[key]
+        key = kind_of(nest, context), plan.unnamed, sizes[id(box)]
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
+        total = total + found
     return total
 
 
@@ -474,12 +474,13 @@ def _stored(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]
     """Bytes that a tile writes of a tensor, in whole transactions, and what it loses to neighbours that write the same
     lines."""
     tiles = context.memo.tiles
-    key = id(box), tensor, context.layout(tensor)
-    if key not in tiles.stored:
+    key = tiles.boxes.sizes[id(box)], tensor.shape, tensor.dtype.bytes, context.layout(tensor)
+    found: tuple[Size, Size] | None = tiles.stored.get(key)
+    if found is None:
         points = tiles.boxes.elements(box)
-        tiles.stored[key] = transactions(tensor, box, context, points), shared_seconds(tensor, box, context, points)
-    both: tuple[Size, Size] = tiles.stored[key]
-    return both
+        found = transactions(tensor, box, context, points), shared_seconds(tensor, box, context, points)
+        tiles.stored[key] = found
+    return found
 
 
 def _traffic(
@@ -498,12 +499,13 @@ def _traffic(
         if is_contraction(nest):
             counted.update(n.source for n in nest.element_loads)
         outside = {t for t in nest.reads() if t not in inside}
-        own = key_of(nest, boxes[nest])
+        own = tiles.boxes.number(nest), id(boxes[nest])
         for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
-            key = own, tensor, context.layout(tensor)
-            if key not in tiles.moved:
-                tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
-            moved = tiles.moved[key] * repeats[nest] if nest in repeats else tiles.moved[key]
+            key = own, nest.reads().index(tensor), context.layout(tensor)
+            moved = tiles.moved.get(key)
+            if moved is None:
+                moved = tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
+            moved = moved * repeats[nest] if nest in repeats else moved
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 size = tiles.boxes.elements(box) * tensor.dtype.bytes
                 fits = size <= context.target.levels[1].capacity // 2
