@@ -25,6 +25,7 @@ class Tiles:
     boxes: Known = field(default_factory=Known)
     seconds: dict[Hashable, Any] = field(default_factory=dict)  # of a contraction on its part of a tile
     arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
+    prefetched: dict[Hashable, Any] = field(default_factory=dict)  # of its weights that are asked for early
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
     stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
     grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom

@@ -233,6 +233,7 @@ class Known:
 
     found: dict[Hashable, Any] = field(default_factory=dict)
     arrays: dict[bytes, Size] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)  # the arrays among these, by what they are
     boxes: dict[Hashable, Box] = field(default_factory=dict)
     counts: dict[int, Size] = field(default_factory=dict)
     sizes: dict[int, Hashable] = field(default_factory=dict)
@@ -242,13 +243,13 @@ class Known:
 
     def size(self, size: Size) -> Size:
         """The one array that is equal."""
-        if not isinstance(size, np.ndarray):
+        if not isinstance(size, np.ndarray) or id(size) in self.own:
             return size
-        key = size.tobytes()
-        if key not in self.arrays:
-            self.arrays[key] = size
+        found = self.arrays.setdefault(size.tobytes(), size)
+        if found is size:
+            self.own.add(id(size))
             self.held += size.nbytes
-        return self.arrays[key]
+        return found
 
     def box(self, box: Box) -> Box:
         """The one box that is equal."""

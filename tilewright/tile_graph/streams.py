@@ -67,15 +67,11 @@ def find_stream(nests: Sequence[Nest]) -> Stream | None:
     inside = {t: n for n in nests for t in n.stores}
     for nest in reversed(nests):
         for axis in nest.reduce_axes:
-            if any(n.source in inside and axis in _axes(n) for n in loads(*nest.elements)):
+            if any(n.source in inside and axis in n.axes for n in nest.element_loads):
                 found = _closure(nests, nest, axis, inside)
                 if found is not None:
                     return found
     return None
-
-
-def _axes(node: Load) -> set[Axis]:
-    return set(axes_of(*node.indices))
 
 
 def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mapping[Tensor, Nest]) -> Stream | None:
@@ -87,10 +83,10 @@ def _closure(nests: Sequence[Nest], start: Nest, start_axis: Axis, inside: Mappi
     while work:
         nest, axis = work.pop()
         for node in nest.loads():
-            if axis not in _axes(node) or node.source not in inside:
+            if axis not in node.axes or node.source not in inside:
                 continue
             places = [d for d, i in enumerate(node.indices) if isinstance(i, Var) and i.axis is axis]
-            if len(places) != 1 or sum(axis in axes_of(i) for i in node.indices) != 1:
+            if len(places) != 1 or sum(axis in i.axes for i in node.indices) != 1:
                 return None
             producer = inside[node.source]
             producer_axis = producer.axes[places[0]]
@@ -165,7 +161,7 @@ def _factors(
             continue
         if nest.monoid.operator not in ("add", "max", "min") or any(n.source is nest.tensor for n in moving):
             return None
-        if any(set(_axes(n)) - set(nest.axes) for n in moving):
+        if any(a not in nest.axes for n in moving for a in n.axes):
             return None
         if nest.monoid.operator == "add":
             split = split_product(element, moving, lambda node: at_most_one(node, largest))

@@ -19,6 +19,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.nest import period
 from tilewright.tile_graph.propagate import Size, extent_of, index_size
 from tilewright.tile_graph.runs import stretch
+from tilewright.tile_graph.touch import chosen, least, most
 
 _BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
 _STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
@@ -57,10 +58,10 @@ def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
         reads = reads + count * operand.lines
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
-        arithmetic = arithmetic * np.where(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
+        arithmetic = arithmetic * chosen(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / PIPES
-    return np.maximum(np.maximum(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
+    return most(most(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
 
 
 def _factor_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
@@ -85,13 +86,13 @@ def core_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size])
         # the last vector is as whole as the others
         remainder_vectors = -(-(part % (form.vectors * facts.lanes)) // facts.lanes)
         across.append((part // (form.vectors * facts.lanes), form.vectors))
-        across.append((np.minimum(remainder_vectors, 1), remainder_vectors))
+        across.append((least(remainder_vectors, 1), remainder_vectors))
     if facts.parts:  # a window over an end asks for itself whether it may read: as many elements as vectors
         across.append((sum(facts.parts) - inside, 1))
-    for count, rows in ((full_rows, form.rows), (np.minimum(remainder_rows, 1), remainder_rows)):
+    for count, rows in ((full_rows, form.rows), (least(remainder_rows, 1), remainder_rows)):
         for columns, vectors in across:
             number = count * columns
-            steps = steps + number * step_cycles(facts, np.maximum(rows, 1), np.maximum(vectors, 1))
+            steps = steps + number * step_cycles(facts, most(rows, 1), most(vectors, 1))
             blocks = blocks + number
     passes = -(-_cut_extent(facts) // form.cut)
     plain: Size = stacks * groups

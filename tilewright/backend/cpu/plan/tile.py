@@ -206,9 +206,8 @@ def predict(
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     if context.cached is None and stream is None:
-        inner = [] if overlaps else [n for n in nests[:-1] if is_contraction(n)]
-        walked = {**{n: _sizes(n, boxes[n]) for n in inner}, root: sizes}
-        hidden = sum((prefetched_seconds(n, p, walked[n], context) for n, p in zip(nests, plans, strict=True)
+        walked = {root} if overlaps else {root, *filter(is_contraction, nests)}
+        hidden = sum((_prefetched_seconds(n, p, boxes[n], context) for n, p in zip(nests, plans, strict=True)
                       if n in walked), 0.0)  # fmt: skip
         exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
@@ -244,6 +243,16 @@ def weights_ahead(
         replace(leaf, ahead=int(asked_ahead(nest, leaf, walked[nest], context))) if nest in walked else leaf
         for nest, leaf in zip(nests, leaves, strict=True)
     )
+
+
+def _prefetched_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """`prefetched_seconds`, once for all groups that cut such a nest into the same tiles."""
+    tiles = context.memo.tiles
+    key = kind_of(nest, context), plan.unnamed, tiles.boxes.sizes[id(box)], context.weights_fit
+    found = tiles.prefetched.get(key)
+    if found is None:
+        found = tiles.prefetched[key] = prefetched_seconds(nest, plan, _sizes(nest, box), context)
+    return found
 
 
 def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
