@@ -55,7 +55,9 @@ class GroupCost:
         """How nests can be streamed as one kernel; None where they cannot."""
         members = tuple(nests)
         if members not in self.streams:
-            self.streams[members] = find_stream(nests)
+            streamable, key = self.context.memo.streamable, signature(members, lambda _: None)
+            self.streams[members] = find_stream(members) if streamable.get(key, True) else None
+            streamable[key] = self.streams[members] is not None
         return self.streams[members]
 
     def over_weights(self, nests: Sequence[Nest]) -> bool:

@@ -52,6 +52,7 @@ class Memo:
     offsets: dict[Hashable, Linear] = field(default_factory=dict)  # of what lies at indices of a tensor, in storage
     strides: dict[Hashable, int | None] = field(default_factory=dict)  # between neighbours that a nest reads
     steps: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)  # seconds of a Scan's kernels
+    streamable: dict[Hashable, bool] = field(default_factory=dict)  # whether nests can be streamed as one kernel
     splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
     tiles: Tiles = field(default_factory=Tiles)
 

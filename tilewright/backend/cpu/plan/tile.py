@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead, prefetched_seconds
+from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds
 from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -231,6 +231,8 @@ def weights_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
 ) -> tuple[Leaf, ...]:
     """The leaves of a kernel, each with what its steps ask for of the next panel of weights."""
+    if all(panel_read(nest, leaf, context) is None for nest, leaf in zip(nests, leaves, strict=True)):
+        return tuple(leaves)
     root, tile = nests[-1], dict(choice.tile)
     sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
     walked = {root: sizes}
