@@ -24,10 +24,7 @@ def select_plan(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest as a kernel of its own is predicted to be fastest with it."""
     if not is_contraction(nest):
         return plan_nest(nest, context)
-    forms: dict[tuple[object, ...], Leaf] = {}
-    for plan in candidate_plans(nest, context, _NEAR):
-        forms.setdefault((plan.vector, plan.lanes, plan.order, plan.cut), plan)
-    first, *others = list(forms.values())[:_MOST_FORMS]
+    first, *others = candidate_plans(nest, context, _NEAR, forms=True)[:_MOST_FORMS]
     if not others or first.instruction is not None:
         return first
     best, limit = first, _WORTH * _seconds(nest, first, context)

@@ -412,8 +412,9 @@ def _compute_seconds(
     known, sizes = context.memo.tiles.arithmetic, context.memo.tiles.boxes.sizes
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
-        if stream is not None or context.cached is not None:
-            carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and nest in stream.reducers else 0
+        reduces = stream is not None and nest in stream.reducers
+        if reduces or nest in repeats or context.cached is not None:
+            carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and reduces else 0
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
         key = kind_of(nest, context), plan.unnamed, sizes[id(box)]

@@ -62,8 +62,9 @@ def plan_nest(nest: Nest, context: NestContext) -> Leaf:
     return candidate_plans(nest, context, 1)[0]
 
 
-def candidate_plans(nest: Nest, context: NestContext, most: int | None = None) -> list[Leaf]:
-    """The plans the construction considers for a nest on a CPU, the predicted best first; all, or so many of them."""
+def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, forms: bool = False) -> list[Leaf]:
+    """The plans the construction considers for a nest on a CPU, the predicted best first; all, or so many of them, of
+    `forms` alone the best register tile for each order of the loops and each pass."""
     from tilewright.backend.cpu.plan.instructions import plan_instruction
 
     by_instruction = plan_instruction(nest, context)
@@ -87,6 +88,12 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None) -
         base = replace(base, cut=_row_passes(nest, vector, register, context))
         found.append((0.0, base, register, order))
     best = sorted(found, key=lambda candidate: candidate[0])[:most]
+    if forms:
+        first: dict[tuple[object, ...], _Candidate] = {}
+        for candidate in best:
+            _, base, _, order = candidate
+            first.setdefault((base.vector, base.lanes, base.order, base.cut, *order), candidate)
+        best = list(first.values())
     return [_with_loops(nest, base, register, order) for _, base, register, order in best]
 
 
