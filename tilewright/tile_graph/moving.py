@@ -115,13 +115,16 @@ def footprint(
         return sum(parts, np.int64(0))
     last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}
     most: Size = np.int64(0)
+    total: Size = np.int64(0)
     alive: dict[Tensor, Size] = {}
     for number, nest in enumerate(nests):
-        for tensor in nest.stores:
-            if tensor not in stored:
-                alive[tensor] = counted(boxes[nest]) * tensor.dtype.bytes
-        most = np.maximum(most, sum(alive.values(), np.int64(0)))
-        alive = {t: b for t, b in alive.items() if last_use.get(t, -1) > number}
+        more = {t: counted(boxes[nest]) * t.dtype.bytes for t in nest.stores if t not in stored}
+        if more:  # else there is no more than before
+            alive |= more
+            total = sum(more.values(), total)
+            most = np.maximum(most, total)
+        for tensor in [t for t in alive if last_use.get(t, -1) <= number]:
+            total = total - alive.pop(tensor)
     return most
 
 

@@ -181,6 +181,17 @@ class Nest:
         return found
 
     @cached_property
+    def plain(self) -> frozenset[Tensor]:
+        """Tensors with one read, each dimension at an axis of its own or at one place: a box of them is all read."""
+        found = set()
+        for tensor in self.paths:
+            indices = [i for n in self._loads if n.source is tensor for i in n.indices if not isinstance(i, Const)]
+            once = len(self.paths[tensor]) == 1 and len(set(indices)) == len(indices)
+            if once and all(isinstance(i, Var) for i in indices):
+                found.add(tensor)
+        return frozenset(found)
+
+    @cached_property
     def stepped(self) -> Mapping[Tensor, frozenset[int]]:
         """Dimensions of what is read along which only a Scan's step moves: one place at a time."""
         own = {*self.axes, *self.reduce_axes}

@@ -17,16 +17,17 @@ def lone_unit_share(tiles: Size, context: NestContext) -> Size:
 
 
 def stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
-    """Whether what one unit reads of a tensor fits half the tile level: tiles after the first find it there."""
+    """Whether what one unit reads of a tensor fits half the tile level, so many bytes with what it reads again: tiles
+    after the first find it there."""
     size = tensor.most_bytes
     room = context.target.tile_level.capacity // 2
     return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
 
 
 def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext) -> Size:
-    """What the first reads of a tensor add to each tile, where later ones find it at the tile level: other weights of
-    the model have thrown a constant out since it was last read, and part of an activation is in another unit's
-    cache."""
+    """What the first reads of a tensor add to each tile, of so many bytes that a unit reads in all its tiles, where
+    later ones find it at the tile level: other weights of the model have thrown a constant out since it was last read,
+    and part of an activation is in another unit's cache."""
     target, size = context.target, tensor.most_bytes
     if tensor in context.constants:
         if context.weights <= target.tile_level.capacity // 2:
@@ -34,7 +35,7 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
         byte = 1 / home(tensor, context).bandwidth
     else:
         byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
-    return np.minimum(moved * waves, size) / waves * byte
+    return np.minimum(moved, size) / waves * byte
 
 
 def byte_seconds(tensor: Tensor, context: NestContext) -> float:

@@ -310,20 +310,19 @@ def _traffic(
             taken.append(taken[-1])
         else:
             taken.append(sum((n if w == 1.0 else n * w for n, w in zip(parts, wide, strict=True)), 0.0))
-    fetched = [_fetched(number, held, trips, uses[number]) for number in range(len(facts.operands))]
-    result: list[list[Size]] = []
-    for capacity in capacities:
-        staying = _staying(taken, capacity)
-        into: list[Size] = []
-        for moved, *found in fetched:
-            for (stays, leaves), here in zip(staying, found, strict=True):
-                moved = stays * here + leaves * moved
-            into.append(moved)
-        result.append(into)
-    return result
+    staying = _staying(taken, np.array(capacities)[:, None])
+    into: list[Size] = []
+    for number in range(len(facts.operands)):
+        moved, *found = _fetched(number, held, trips, uses[number])
+        for (stays, leaves), here in zip(staying, found, strict=True):
+            moved = stays * here + leaves * moved
+        into.append(moved)
+    # an entry a candidate, or one for all
+    return [[moved[place] if moved.shape[1] > 1 else moved[place, 0] for moved in into]
+            for place in range(len(capacities))]  # fmt: skip
 
 
-def _staying(taken: Sequence[Size], capacity: float) -> list[tuple[Size, Size]]:
+def _staying(taken: Sequence[Size], capacity: np.ndarray) -> list[tuple[Size, Size]]:
     """Of what loops take of a cache the part that is found again, and the part that is not: replacement is near random
     in the caches we know, and of a little too much a good part still stays."""
     found: list[tuple[Size, Size]] = []

@@ -46,6 +46,7 @@ from tilewright.tile_graph.propagate import (
 )
 from tilewright.tile_graph.rolling import Overlap, reads_of
 from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.touch import chosen
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -476,7 +477,9 @@ def _scratch_seconds(
 def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
     points = context.memo.tiles.boxes.elements(box)
-    moved = np.minimum(transactions(tensor, box, context, points), accessed(nest, tensor, own, context))
+    moved = transactions(tensor, box, context, points)
+    if tensor not in nest.plain or any(part.size is not None for part in context.layout(tensor).order):
+        moved = np.minimum(moved, accessed(nest, tensor, own, context))
     if tensor in nest.tables:
         moved = np.minimum(moved, looked_up(nest, tensor, context.memo.tiles.boxes.elements(own), context))
     return moved
@@ -534,13 +537,17 @@ def _traffic(
             if tensor not in counted:
                 near = near + moved * cached.level / context.target.tile_level.bandwidth
             continue
-        kept = stays(tensor, moved * waves, context)  # of what a unit reads, from tile to tile
-        beyond = moved / home(tensor, context).bandwidth
-        far = far + np.where(kept, first_seconds(tensor, moved, waves, context), beyond)
+        by_unit = moved * waves
+        kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
+        if kept is False:
+            far = far + moved / home(tensor, context).bandwidth
+            continue
+        first = first_seconds(tensor, by_unit, waves, context)
+        far = far + chosen(kept, first, moved / home(tensor, context).bandwidth)
         if tensor not in counted or tensor in inside:
-            near = near + np.where(kept, moved / context.target.tile_level.bandwidth, 0.0)
+            near = near + chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
     for tensor, moved in written.items():
         kept = stays(tensor, moved * waves, context)
-        near = near + np.where(kept, moved / context.target.tile_level.writing, 0.0)
-        far = far + np.where(kept, 0.0, moved / home(tensor, context).writing)
+        near = near + chosen(kept, moved / context.target.tile_level.writing, 0.0)
+        far = far + chosen(kept, 0.0, moved / home(tensor, context).writing)
     return far, near
