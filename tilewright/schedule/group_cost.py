@@ -89,10 +89,11 @@ class GroupCost:
                                         context.stepped.get(t))),
             tuple([self.plans[n].unnamed for n in nests]), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
-        if key not in known:
-            context.memo.trim()
-            known[key] = self._best(nests, stored)
-        return known[key]
+        if key in known:
+            return known[key]
+        context.memo.trim()
+        found = known[key] = self._best(nests, stored)
+        return found
 
     def _best(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> Choice | None:
         fixed = self._uncut(nests, stored)

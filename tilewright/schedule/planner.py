@@ -54,9 +54,10 @@ def make_plan(
     `memo` is what planning found out about nests before, for the same target.
     """
     backend = backend_for(target)
-    layouts = dict(program.layouts)
+    memo = memo or Memo()
+    layouts = {t: memo.layout(layout) for t, layout in program.layouts.items()}
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                          frozenset(program.staged), memo or Memo(), stepped=read_by_steps(program))  # fmt: skip
+                          frozenset(program.staged), memo, stepped=read_by_steps(program))  # fmt: skip
     planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
     for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
@@ -65,7 +66,8 @@ def make_plan(
         plans: dict[Nest, Leaf] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
             plans[nest] = _plan_once(nest, context, backend)
-            layouts.update(backend.constant_layouts(nest, plans[nest], context))
+            packed = backend.constant_layouts(nest, plans[nest], context)
+            layouts.update({t: memo.layout(layout) for t, layout in packed.items()})
         planned.append((part, fused, nests, plans))
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
@@ -92,7 +94,7 @@ def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     key = (computed, context.weights_fit)
     if key not in known:
         known[key] = backend.plan_leaf(nest, context)
-    return replace(known[key], tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue)
+    return known[key].renamed(nest.tensor.name, nest.core, nest.epilogue)
 
 
 def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.ir.expr import Axis
 from tilewright.ir.simplify import Linear
+from tilewright.ir.tensor import Layout
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Known, extent_of
@@ -55,6 +56,11 @@ class Memo:
     streamable: dict[Hashable, bool] = field(default_factory=dict)  # whether nests can be streamed as one kernel
     splits: dict[Hashable, int | None] = field(default_factory=dict)  # elements of a part of a product's sum
     tiles: Tiles = field(default_factory=Tiles)
+    layouts: dict[Layout, Layout] = field(default_factory=dict)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The one layout that is equal: those are compared fast."""
+        return self.layouts.setdefault(layout, layout)
 
     def trim(self) -> None:
         """Forgets what is known of tiles where it is much; between two groups, when nobody has its arrays."""

@@ -72,8 +72,14 @@ class Leaf:
 
     @cached_property
     def unnamed(self) -> Leaf:
-        """The same for a nest of other names."""
+        """The same without names: equal for nests that are planned alike."""
         return replace(self, tensor="", core="", epilogue=())
+
+    def renamed(self, tensor: str, core: str, epilogue: tuple[str, ...]) -> Leaf:
+        """The same for a nest of other names."""
+        made = replace(self, tensor=tensor, core=core, epilogue=epilogue)
+        made.__dict__["unnamed"] = self.unnamed  # one object: it is compared often
+        return made
 
     def __hash__(self) -> int:
         return self._hash

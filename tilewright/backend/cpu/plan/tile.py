@@ -237,11 +237,12 @@ def weights_ahead(
     root, tile = nests[-1], dict(choice.tile)
     sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
     walked = {root: sizes}
+    known = context.memo.tiles.boxes
     if not choice.step:
         origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
         starts = {a: var(origins[a]) * root.unswitched.get(a, 1) for a in root.axes}
         box = tuple(Range(starts[a], n, extent_of(a.extent)) for a, n in sizes.items())
-        walked |= {n: _sizes(n, part) for n, part in propagate(nests, box).items() if n is not root}
+        walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
     return tuple(
         replace(leaf, ahead=int(asked_ahead(nest, leaf, walked[nest], context))) if nest in walked else leaf
         for nest, leaf in zip(nests, leaves, strict=True)
