@@ -69,6 +69,7 @@ def make_plan(
             packed = backend.constant_layouts(nest, plans[nest], context)
             layouts.update({t: memo.layout(layout) for t, layout in packed.items()})
         planned.append((part, fused, nests, plans))
+    context = replace(context, kinds={})  # layouts are settled
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
         kept = kept_in_memory(part, context)

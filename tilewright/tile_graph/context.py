@@ -27,6 +27,7 @@ class NestContext:
     memo: Memo = field(default_factory=Memo)
     cached: Mapping[Tensor, Cached] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
+    kinds: dict[Nest, Hashable] | None = None  # `kind_of` nests, once all layouts are settled
     asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
 
     @cached_property
@@ -124,8 +125,12 @@ def layouts_around(nest: Nest, context: NestContext) -> tuple[tuple[Layout, bool
 
 def kind_of(nest: Nest, context: NestContext) -> Hashable:
     """The same for nests that cost the same on tiles of the same size."""
-    weights = tuple([t in context.constants for t in nest.reads()])
-    return context.memo.tiles.boxes.number(nest), layouts_around(nest, context), weights
+    known = {} if context.kinds is None else context.kinds
+    found = known.get(nest)
+    if found is None:
+        weights = tuple([t in context.constants for t in nest.reads()])
+        found = known[nest] = (context.memo.tiles.boxes.number(nest), layouts_around(nest, context), weights)
+    return found
 
 
 def walked_on(

@@ -38,6 +38,10 @@ class Tiles:
         keys = [(i, extent_of(a.extent)) for i, a in enumerate(root.axes)]
         return tuple([self._origins.setdefault(key, Axis(f"origin_{key[0]}", key[1])) for key in keys])
 
+    def block(self, extent: int) -> Axis:
+        """Where blocks of a streamed axis begin."""
+        return self._origins.setdefault((-1, extent), Axis("block", extent))
+
 
 @dataclass
 class Memo:
@@ -46,6 +50,7 @@ class Memo:
     plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
+    ahead: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # what the nests of a kernel ask for early
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
@@ -64,5 +69,6 @@ class Memo:
 
     def trim(self) -> None:
         """Forgets what is known of tiles where it is much; between two groups, when nobody has its arrays."""
-        if self.tiles.boxes.held > _MOST_BYTES:
-            self.tiles = Tiles()
+        boxes = self.tiles.boxes
+        if boxes.held > _MOST_BYTES:
+            self.tiles = Tiles(boxes=Known(forms=boxes.forms, numbers=boxes.numbers))

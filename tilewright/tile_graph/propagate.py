@@ -289,9 +289,8 @@ def reads_box(
     """What a nest reads of the wanted tensors while its own axes cover the box `own`."""
     if known is None:
         return _reads_box(nest, own, reduce_box, wanted, clip)
-    if reduce_box:
-        return {t: known.box(box) for t, box in _reads_box(nest, own, reduce_box, wanted, clip).items()}
-    key = known.number(nest), id(own), clip
+    limits = tuple([(nest.reduce_axes.index(a), r.low, size_key(known.size(r.size))) for a, r in reduce_box.items()])
+    key = known.number(nest), id(own), clip, limits
     found = known.found.get(key)
     if found is None:
         boxes = _reads_box(nest, own, reduce_box, set(nest.reach), clip)

@@ -38,6 +38,6 @@ def select_plan(nest: Nest, context: NestContext) -> Leaf:
 def _seconds(nest: Nest, plan: Leaf, context: NestContext) -> float:
     read = constant_layouts(nest, plan, context)  # as the plan will read them
     packed = {t: context.memo.layout(layout) for t, layout in read.items()}
-    lying = replace(context, layout=lambda t: packed.get(t) or context.layout(t))
+    lying = replace(context, layout=lambda t: packed.get(t) or context.layout(t), kinds={})
     choice = choose_tile([nest], [plan], lying, frozenset(nest.stores))
     return float("inf") if choice is None else choice.seconds

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds
-from tilewright.backend.cpu.plan.homes import byte_seconds, first_seconds, home, lone_unit_share, stays
+from tilewright.backend.cpu.plan.homes import byte_seconds, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
     chains_of,
@@ -26,13 +25,14 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
+from tilewright.backend.cpu.plan.tile_traffic import Numbers, scratch_seconds, traffic_seconds
 from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction, kind_of
 from tilewright.tile_graph.cuts import is_cut
-from tilewright.tile_graph.moving import accessed, footprint, looked_up, shared_seconds, transactions
+from tilewright.tile_graph.moving import footprint, looked_up
 from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
@@ -41,12 +41,12 @@ from tilewright.tile_graph.propagate import (
     Size,
     extent_of,
     propagate,
-    reads_box,
+    size_key,
     whole_blocks,
 )
 from tilewright.tile_graph.rolling import Overlap, reads_of
+from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream
-from tilewright.tile_graph.touch import chosen
 
 _MOST_CANDIDATES = 2000
 _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
@@ -64,8 +64,6 @@ _OFTEN = 4  # that tiles which are less than whole come to a unit, for units to 
 _NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
 _EVENED = 0.8  # of what they are less than whole that is gained
 _TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
-
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def choose_tile(
@@ -181,7 +179,7 @@ def predict(
     box = known.box(
         tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     )
-    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    limits = stream.reduce_boxes(var(context.memo.tiles.block(stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits, known)
     seen = dict(boxes)
     fixed = {root: box}
@@ -192,17 +190,21 @@ def predict(
         fixed[overlap.nest] = overlap.of(window, added)
         boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
-    repeats = dict.fromkeys(stream.wide, -(-stream.extent // block)) if stream else {}
+    target = context.target
     grid = _grid(root, plans[-1], box, context)
     tiles, waves = grid.tiles, grid.waves
-    compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, block)
-    far, near = _traffic(nests, boxes, context, stored, repeats, waves)
+    held = np.broadcast_to(footprint(nests, seen, stored, stream, steps=bool(overlaps), known=known), tiles.shape)
+    fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
+    if not fits.any():
+        return Times(np.full(tiles.shape, np.inf), tiles, held)
+    turns = known.size(-(-stream.extent // block)) if stream else 1
+    repeats = dict.fromkeys(stream.wide, turns) if stream else {}
+    compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, turns)
+    far, near = traffic_seconds(nests, boxes, context, stored, repeats, waves)
     far = far * grid.lone
-    held = footprint(nests, seen, stored, stream, steps=bool(overlaps), known=known)
-    again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 0)
+    again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
-    near = near + _scratch_seconds(nests, boxes, context, stored, repeats, stream, block, held)
-    target = context.target
+    near = near + scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
@@ -222,10 +224,7 @@ def predict(
     # every distinct byte is moved once, from where it is, by as many units as there are tiles for
     seconds = np.maximum(seconds, _least_seconds(nests, stored, context) * grid.lone / grid.busy)
     seconds = seconds + _fetched_by_steps(root, context, sizes)
-    fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
-    seconds = np.where(fits, seconds, np.inf)
-    whole = tiles.shape
-    return Times(seconds, tiles, np.broadcast_to(held, whole), again)
+    return Times(np.where(fits, seconds, np.inf), tiles, held, again)
 
 
 def weights_ahead(
@@ -234,6 +233,17 @@ def weights_ahead(
     """The leaves of a kernel, each with what its steps ask for of the next panel of weights."""
     if all(panel_read(nest, leaf, context) is None for nest, leaf in zip(nests, leaves, strict=True)):
         return tuple(leaves)
+    known = context.memo.ahead
+    key = (signature(nests, lambda t: (t in context.constants, t in context.staged, context.layout(t))),
+           tuple([leaf.unnamed for leaf in leaves]), choice.tile, choice.step, context.weights_fit)  # fmt: skip
+    if key not in known:
+        known[key] = _asked_ahead(nests, leaves, choice, context)
+    return tuple(replace(leaf, ahead=ahead) for leaf, ahead in zip(leaves, known[key], strict=True))
+
+
+def _asked_ahead(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
+) -> tuple[int, ...]:
     root, tile = nests[-1], dict(choice.tile)
     sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
     walked = {root: sizes}
@@ -244,7 +254,7 @@ def weights_ahead(
         box = tuple(Range(starts[a], n, extent_of(a.extent)) for a, n in sizes.items())
         walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
     return tuple(
-        replace(leaf, ahead=int(asked_ahead(nest, leaf, walked[nest], context))) if nest in walked else leaf
+        int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
         for nest, leaf in zip(nests, leaves, strict=True)
     )
 
@@ -407,31 +417,30 @@ def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
 
 def _compute_seconds(
     nests: Sequence[Nest], plans: Sequence[Leaf], boxes: Mapping[Nest, Box], context: NestContext,
-    repeats: Mapping[Nest, Size], stream: Stream | None, block: Size,
+    repeats: Mapping[Nest, Size], stream: Stream | None, turns: Size,
 ) -> Size:  # fmt: skip
-    """Arithmetic of one tile on one unit."""
+    """Arithmetic of one tile on one unit; a stream takes so many turns."""
     total: Size = 0.0
     known, sizes = context.memo.tiles.arithmetic, context.memo.tiles.boxes.sizes
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
-        reduces = stream is not None and nest in stream.reducers
-        if reduces or nest in repeats or context.cached is not None:
-            carried = _STREAM_STEP * -(-stream.extent // block) if stream is not None and reduces else 0
+        carried = turns if stream is not None and nest in stream.reducers else 0
+        if context.cached is not None:
             total = total + _nest_seconds(nest, plan, box, context, times, carried)
             continue
-        key = kind_of(nest, context), plan.unnamed, sizes[id(box)]
+        key = kind_of(nest, context), plan.unnamed, sizes[id(box)], size_key(times), size_key(carried)
         found = known.get(key)
         if found is None:
-            found = known[key] = _nest_seconds(nest, plan, box, context, 1, 0)
+            found = known[key] = _nest_seconds(nest, plan, box, context, times, carried)
         total = total + found
     return total
 
 
 def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size) -> Size:
-    """Arithmetic of a nest on its part of a tile, so many times; `carried` operations more for each of its results."""
+    """Arithmetic of a nest on its part of a tile, so many times; its results are `carried` on so often."""
     rate, wide = context.target.fma_rate, context.target.lanes(4)
     points = context.memo.tiles.boxes.elements(box) * times
-    per_point = epilogue_cost(nest, plan, context) + carried
+    per_point = epilogue_cost(nest, plan, context) + _STREAM_STEP * carried
     if is_contraction(nest):
         total = known_seconds(nest, plan, box, context) * times
         if plan.instruction is None:
@@ -446,109 +455,3 @@ def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times:
         total = row_starts(nest, plan, box) * times * slots * wide / rate
     vectors = wide / max(plan.lanes, 1) if plan.vector else wide
     return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate
-
-
-def _scratch_seconds(
-    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, Size], stream: Stream | None, block: Size, held: Size,
-) -> Size:  # fmt: skip
-    """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along."""
-    nearest, level = context.target.levels[1], context.target.tile_level
-    fits = held <= nearest.capacity // 2
-    known = context.memo.tiles.boxes
-    read: Size = 0
-    written: Size = 0
-    for nest in nests:
-        carried = stream is not None and nest in stream.reducers
-        if nest.tensor in stored and not carried:
-            continue
-        size = known.elements(boxes[nest]) * nest.tensor.dtype.bytes
-        if stream is not None and carried:
-            read = read + 2 * size * -(-stream.extent // block)
-            written = written + size * -(-stream.extent // block)
-        else:
-            size = size * repeats[nest] if nest in repeats else size
-            read, written = read + size, written + size
-    if isinstance(read, int) and not read:
-        return 0.0
-    return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
-                    read / level.bandwidth + written / level.writing)  # fmt: skip
-
-
-def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
-    """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
-    points = context.memo.tiles.boxes.elements(box)
-    moved = transactions(tensor, box, context, points)
-    if tensor not in nest.plain or any(part.size is not None for part in context.layout(tensor).order):
-        moved = np.minimum(moved, accessed(nest, tensor, own, context))
-    if tensor in nest.tables:
-        moved = np.minimum(moved, looked_up(nest, tensor, context.memo.tiles.boxes.elements(own), context))
-    return moved
-
-
-def _stored(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
-    """Bytes that a tile writes of a tensor, in whole transactions, and what it loses to neighbours that write the same
-    lines."""
-    tiles = context.memo.tiles
-    key = tiles.boxes.sizes[id(box)], tensor.shape, tensor.dtype.bytes, context.layout(tensor)
-    found: tuple[Size, Size] | None = tiles.stored.get(key)
-    if found is None:
-        points = tiles.boxes.elements(box)
-        found = transactions(tensor, box, context, points), shared_seconds(tensor, box, context, points)
-        tiles.stored[key] = found
-    return found
-
-
-def _traffic(
-    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, Size], waves: Numbers,
-) -> tuple[Size, Size]:  # fmt: skip
-    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones."""
-    far: Size = 0.0
-    near: Size = 0.0
-    inside = {t for n in nests for t in n.stores}
-    seen: dict[Tensor, Size] = {}
-    written: dict[Tensor, Size] = {}
-    tiles = context.memo.tiles
-    counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
-    for nest in nests:
-        if is_contraction(nest):
-            counted.update(n.source for n in nest.element_loads)
-        outside = {t for t in nest.reads() if t not in inside}
-        own = tiles.boxes.number(nest), id(boxes[nest])
-        for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
-            key = own, nest.reads().index(tensor), context.layout(tensor)
-            moved = tiles.moved.get(key)
-            if moved is None:
-                moved = tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
-            moved = moved * repeats[nest] if nest in repeats else moved
-            if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
-                size = tiles.boxes.elements(box) * tensor.dtype.bytes
-                fits = size <= context.target.levels[1].capacity // 2
-                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
-            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
-        for tensor in nest.stores:
-            if tensor in stored:
-                written[tensor], lost = _stored(tensor, boxes[nest], context)
-                near = near + lost
-    for tensor, moved in seen.items():
-        if context.cached is not None and tensor in context.cached:
-            cached = context.cached[tensor]
-            far = far + moved * cached.far * cached.far_byte
-            if tensor not in counted:
-                near = near + moved * cached.level / context.target.tile_level.bandwidth
-            continue
-        by_unit = moved * waves
-        kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
-        if kept is False:
-            far = far + moved / home(tensor, context).bandwidth
-            continue
-        first = first_seconds(tensor, by_unit, waves, context)
-        far = far + chosen(kept, first, moved / home(tensor, context).bandwidth)
-        if tensor not in counted or tensor in inside:
-            near = near + chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
-    for tensor, moved in written.items():
-        kept = stays(tensor, moved * waves, context)
-        near = near + chosen(kept, moved / context.target.tile_level.writing, 0.0)
-        far = far + chosen(kept, 0.0, moved / home(tensor, context).writing)
-    return far, near

@@ -1,0 +1,129 @@
+"""What the bytes of a tile take: those it reads and stores beyond the tile level, and the intermediates it keeps there.
+
+Bytes of a nest on its part of a tile are worked out once for all groups that cut such a nest alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.backend.cpu.plan.homes import first_seconds, home, stays
+from tilewright.ir.tensor import Tensor
+from tilewright.tile_graph.context import NestContext, is_contraction
+from tilewright.tile_graph.moving import accessed, looked_up, shared_seconds, transactions
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.propagate import Box, Size, reads_box
+from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.touch import chosen
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+def scratch_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, Size], stream: Stream | None, turns: Size, held: Size,
+) -> Size:  # fmt: skip
+    """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along
+    in every turn."""
+    nearest, level = context.target.levels[1], context.target.tile_level
+    fits = held <= nearest.capacity // 2
+    known = context.memo.tiles.boxes
+    read: Size = 0
+    written: Size = 0
+    for nest in nests:
+        carried = stream is not None and nest in stream.reducers
+        if nest.tensor in stored and not carried:
+            continue
+        size = known.elements(boxes[nest]) * nest.tensor.dtype.bytes
+        if carried:
+            read = read + 2 * size * turns
+            written = written + size * turns
+        else:
+            size = size * repeats[nest] if nest in repeats else size
+            read, written = read + size, written + size
+    if isinstance(read, int) and not read:
+        return 0.0
+    return np.where(fits, read / nearest.bandwidth + written / nearest.writing,
+                    read / level.bandwidth + written / level.writing)  # fmt: skip
+
+
+def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
+    points = context.memo.tiles.boxes.elements(box)
+    moved = transactions(tensor, box, context, points)
+    if tensor not in nest.plain or any(part.size is not None for part in context.layout(tensor).order):
+        moved = np.minimum(moved, accessed(nest, tensor, own, context))
+    if tensor in nest.tables:
+        moved = np.minimum(moved, looked_up(nest, tensor, context.memo.tiles.boxes.elements(own), context))
+    return moved
+
+
+def _stored(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
+    """Bytes that a tile writes of a tensor, in whole transactions, and what it loses to neighbours that write the same
+    lines."""
+    tiles = context.memo.tiles
+    key = tiles.boxes.sizes[id(box)], tensor.shape, tensor.dtype.bytes, context.layout(tensor)
+    found: tuple[Size, Size] | None = tiles.stored.get(key)
+    if found is None:
+        points = tiles.boxes.elements(box)
+        found = transactions(tensor, box, context, points), shared_seconds(tensor, box, context, points)
+        tiles.stored[key] = found
+    return found
+
+
+def traffic_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, Size], waves: Numbers,
+) -> tuple[Size, Size]:  # fmt: skip
+    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones."""
+    far: Size = 0.0
+    near: Size = 0.0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    written: dict[Tensor, Size] = {}
+    tiles = context.memo.tiles
+    counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
+    for nest in nests:
+        if is_contraction(nest):
+            counted.update(n.source for n in nest.element_loads)
+        outside = {t for t in nest.reads() if t not in inside}
+        own = tiles.boxes.number(nest), id(boxes[nest])
+        for tensor, box in reads_box(nest, boxes[nest], {}, outside, tiles.boxes).items():
+            key = own, nest.reads().index(tensor), context.layout(tensor)
+            moved = tiles.moved.get(key)
+            if moved is None:
+                moved = tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
+            moved = moved * repeats[nest] if nest in repeats else moved
+            if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
+                size = tiles.boxes.elements(box) * tensor.dtype.bytes
+                fits = size <= context.target.levels[1].capacity // 2
+                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                written[tensor], lost = _stored(tensor, boxes[nest], context)
+                near = near + lost
+    for tensor, moved in seen.items():
+        if context.cached is not None and tensor in context.cached:
+            cached = context.cached[tensor]
+            far = far + moved * cached.far * cached.far_byte
+            if tensor not in counted:
+                near = near + moved * cached.level / context.target.tile_level.bandwidth
+            continue
+        by_unit = moved * waves
+        kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
+        if kept is False:
+            far = far + moved / home(tensor, context).bandwidth
+            continue
+        first = first_seconds(tensor, by_unit, waves, context)
+        far = far + chosen(kept, first, moved / home(tensor, context).bandwidth)
+        if tensor not in counted or tensor in inside:
+            near = near + chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
+    for tensor, moved in written.items():
+        kept = stays(tensor, moved * waves, context)
+        near = near + chosen(kept, moved / context.target.tile_level.writing, 0.0)
+        far = far + chosen(kept, 0.0, moved / home(tensor, context).writing)
+    return far, near
