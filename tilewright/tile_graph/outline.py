@@ -10,7 +10,7 @@ from tilewright.ir.tensor import Tensor
 
 
 class Key:
-    """A table with many rows as a key: its hash is worked out once."""
+    """A table with many rows as a key: its hash is worked out once, and of equal ones only one table is kept."""
 
     __slots__ = ("_hash", "_rows")
 
@@ -21,7 +21,13 @@ class Key:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Key) and self._hash == other._hash and self._rows == other._rows)
+        if not isinstance(other, Key) or self._hash != other._hash:
+            return False
+        if self._rows is not other._rows:
+            if self._rows != other._rows:
+                return False
+            self._rows = other._rows
+        return True
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ class Leaf:
     @cached_property
     def unnamed(self) -> Leaf:
         """The same without names: equal for nests that are planned alike."""
-        return replace(self, tensor="", core="", epilogue=())
+        return replace(self, tensor="", core="", epilogue=(), composed=())
 
     def renamed(self, tensor: str, core: str, epilogue: tuple[str, ...]) -> Leaf:
         """The same for a nest of other names."""
