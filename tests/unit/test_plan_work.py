@@ -12,16 +12,18 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import model_of
+from tilewright import compiler
 from tilewright.backend.cpu.backend import CpuBackend
+from tilewright.backend.cpu.plan import tile
 from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir import decide as deciding
-from tilewright.ir.compute import Map
+from tilewright.ir.compute import Map, Program
 from tilewright.ir.expr import Expr, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.options import Options
-from tilewright.target import machine
-from tilewright.tile_graph import nest
+from tilewright.target import Target, machine
+from tilewright.tile_graph import memo, nest
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, build_nest
 from tilewright.tile_graph.plan import Leaf
@@ -34,11 +36,12 @@ N1 = machine("neoverse_n1")
 
 
 class Work:
-    """Counts of a compilation up to its plan: nests planned, tiles chosen, blocks written out."""
+    """Counts of a compilation up to its plan: nests planned, tiles chosen, nests priced on them, blocks written out."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.planned: list[Hashable] = []
         self.tiles = 0
+        self.priced = 0
         self.blocks = 0
         plan_nest, choose_tile, block_counts = CpuBackend.plan_leaf, CpuBackend.choose_tile, Nest.block_counts
 
@@ -53,6 +56,12 @@ class Work:
             self.tiles += 1
             return choose_tile(*arguments)  # type: ignore[arg-type]
 
+        nest_seconds = tile._nest_seconds
+
+        def pricing(*arguments: object) -> object:
+            self.priced += 1
+            return nest_seconds(*arguments)  # type: ignore[arg-type]
+
         def counting(own: Nest) -> tuple[int, int, int]:
             self.blocks += 1
             return block_counts(own)
@@ -60,6 +69,7 @@ class Work:
         patch.setattr(CpuBackend, "plan_leaf", planning)
         patch.setattr(CpuBackend, "choose_tile", choosing)
         patch.setattr(nest.Nest, "block_counts", counting)
+        patch.setattr(tile, "_nest_seconds", pricing)
 
 
 def convolutions(count: int) -> ModelProto:
@@ -76,10 +86,39 @@ def convolutions(count: int) -> ModelProto:
     return model_of(nodes, {"x": shape}, {before: shape}, constants)
 
 
-def work(model: ModelProto, patch: pytest.MonkeyPatch) -> Work:
+def transformer(count: int) -> ModelProto:
+    """Equal blocks of attention and of two products, with weights of their own."""
+    rows, width = 64, 96
+    nodes: list[tuple[str, list[str], str, dict[str, object]]] = []
+    constants: dict[str, np.ndarray] = {"scale": np.ones(width, np.float32), "shift": np.zeros(width, np.float32)}
+    before = "x"
+    for number in range(count):
+        for name, shape in {"q": (width, width), "k": (width, width), "v": (width, width), "up": (width, 2 * width),
+                            "down": (2 * width, width)}.items():  # fmt: skip
+            constants[f"w{name}{number}"] = np.full(shape, number + 1 + len(constants), np.float32)
+        norm = f"n{number}"
+        nodes.append(("LayerNormalization", [before, "scale", "shift"], norm, {"axis": -1}))
+        nodes += [("MatMul", [norm, f"w{name}{number}"], f"{name}{number}", {}) for name in "qkv"]
+        nodes += [
+            ("Transpose", [f"k{number}"], f"t{number}", {"perm": [1, 0]}),
+            ("MatMul", [f"q{number}", f"t{number}"], f"s{number}", {}),
+            ("Softmax", [f"s{number}"], f"p{number}", {"axis": -1}),
+            ("MatMul", [f"p{number}", f"v{number}"], f"a{number}", {}),
+            ("Add", [f"a{number}", before], f"b{number}", {}),
+            ("LayerNormalization", [f"b{number}", "scale", "shift"], f"m{number}", {"axis": -1}),
+            ("MatMul", [f"m{number}", f"wup{number}"], f"u{number}", {}),
+            ("Relu", [f"u{number}"], f"r{number}", {}),
+            ("MatMul", [f"r{number}", f"wdown{number}"], f"d{number}", {}),
+            ("Add", [f"d{number}", f"b{number}"], f"y{number}", {}),
+        ]
+        before = f"y{number}"
+    return model_of(nodes, {"x": (rows, width)}, {before: (rows, width)}, constants)
+
+
+def work(model: ModelProto, patch: pytest.MonkeyPatch, target: Target = N1) -> Work:
     with patch.context() as inner:
         done = Work(inner)
-        artifact = build(load(model), N1, Options(stop_after="plan"))
+        artifact = build(load(model), target, Options(stop_after="plan"))
     assert artifact.plan is not None
     return done
 
@@ -89,6 +128,41 @@ def test_equal_layers_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(many.planned) == len(few.planned) > 0
     assert 0 < many.tiles <= few.tiles + 2  # partitions that are kept beside the best may differ
     assert many.blocks == few.blocks > 0
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", pytest.param("emerald_rapids", marks=pytest.mark.slow)])
+def test_planning_grows_with_distinct_nests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first block, one between two others and a last are all that there is to plan, however many there are."""
+    few, many = (work(transformer(count), monkeypatch, machine(name)) for count in (3, 9))
+    assert len(many.planned) == len(few.planned) > 0
+    assert 0 < many.tiles <= few.tiles + 4
+    assert 0 < many.priced <= few.priced + 16
+
+
+def test_merging_is_judged_with_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read between two uses of a weight decides where it comes from: a neighbourhood alone does not tell."""
+    model = transformer(2)
+    whole = sum(a.nbytes for a in load(model).constants.values())
+    seen: list[int] = []
+    planning = compiler.make_plan
+
+    def counting(program: Program, *arguments: object, **more: object) -> object:
+        seen.append(sum(t.most_bytes for t in program.constants))
+        return planning(program, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiler, "make_plan", counting)
+    build(load(model), N1, Options(stop_after="plan"))
+    assert len(seen) > 2  # with projections apart and as one, and the model
+    assert min(seen) >= whole - 4096  # but for what is folded
+
+
+def test_what_is_known_of_nests_outlives_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, tiles are forgotten between groups, and the plan is the same."""
+    model = transformer(1)
+    plain = build(load(model), N1, Options(stop_after="plan")).plan
+    monkeypatch.setattr(memo, "_MOST_BYTES", 1 << 12)
+    forgetful = build(load(model), N1, Options(stop_after="plan")).plan
+    assert plain is not None and forgetful == plain
 
 
 def test_stages_plan_no_nest_twice(monkeypatch: pytest.MonkeyPatch) -> None:
