@@ -202,6 +202,11 @@ class Nest:
             found[tensor] = frozenset(d for d, axes in enumerate(met) if axes and not axes & own)
         return found
 
+    @cached_property
+    def is_stepped(self) -> bool:
+        """Whether something is read so."""
+        return any(self.stepped.values())
+
 
 def _cuts(condition: Expr) -> bool:
     """Whether a condition holds up to some place along an axis: loops are cut there."""

@@ -330,10 +330,13 @@ def _least_seconds(nests: Sequence[Nest], stored: frozenset[Tensor], context: Ne
     inside = {t for n in nests for t in n.stores}
     touched = {t for n in nests for t in n.reads() if t not in inside} | (inside & stored)
     alone = 0.0
+    stepping = any(n.is_stepped for n in nests)
     for tensor in touched:
-        readers = [n.stepped[tensor] for n in nests if tensor in n.stepped]
-        stepped = frozenset.intersection(*readers) if readers else frozenset()
-        size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
+        size = tensor.most_bytes
+        readers = [n.stepped[tensor] for n in nests if tensor in n.stepped] if stepping else []
+        if readers:
+            stepped = frozenset.intersection(*readers)
+            size = prod(extent_of(e) for d, e in enumerate(tensor.shape) if d not in stepped) * tensor.dtype.bytes
         tables = [n for n in nests if tensor in n.tables]
         if tables and tables == [n for n in nests if tensor in n.reads()]:
             places = [looked_up(n, tensor, prod(extent_of(a.extent) for a in n.axes), context) for n in tables]

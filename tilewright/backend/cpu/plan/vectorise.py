@@ -91,10 +91,10 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, f
     if forms:
         first: dict[tuple[object, ...], _Candidate] = {}
         for candidate in best:
-            _, base, _, order = candidate
-            first.setdefault((base.vector, base.lanes, base.order, base.cut, *order), candidate)
+            _, shared, _, loops = candidate
+            first.setdefault((shared.vector, shared.lanes, shared.order, shared.cut, *loops), candidate)
         best = list(first.values())
-    return [_with_loops(nest, base, register, order) for _, base, register, order in best]
+    return [_with_loops(nest, shared, sizes, loops) for _, shared, sizes, loops in best]
 
 
 def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
