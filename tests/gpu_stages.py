@@ -93,6 +93,7 @@ GRAPHS: Mapping[str, ModelProto] = {
     "softmax_of_matmul": softmax_of_matmul(37, 29, 101),
     "attention": attention(13, 5, 3),
     "attention_77": attention(77, 40, 1),
+    "sum_of_a_scalar": graph([("ReduceSumSquare", ["x"], "p", {}), ("Sqrt", ["p"], "y", {})], [("x", ())], [("y", ())]),
     "row_max": reduction("ReduceMax", (7, 113), (1,)),
     "column_mean": reduction("ReduceMean", (113, 7), (0,)),
     "two_axes": reduction("ReduceL2", (3, 5, 67), (0, 2)),

@@ -21,6 +21,7 @@ from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan, plan_seconds, predicted_seconds
+from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.memo import Memo
@@ -285,7 +286,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if name == "plan":
             plan = Plan.from_json(edited)
             check_plan(plan, inputs[0], target)  # here too, so that it is reported as the editor's mistake
-            return plan
+            return priced(inputs[0], plan, target)
         if name == "loops":
             return parse.parse_loops(edited)
         if name in ("precision", "fold", "merge", "algorithm", "staging", "layout"):

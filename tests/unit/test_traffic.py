@@ -22,10 +22,10 @@ from tilewright.tile_graph.touch import touch
 from tilewright.tile_graph.traffic import Cache, Repeat, Walk, moved
 
 ALL = 60
-QUICK = (3, 8, 13, 25)
+QUICK = (3, 8, 13, 25, 34, 47)
 NAMED = 0.02  # by which bytes of memories that the Loops name may be off
 CACHED = 0.15  # and those that pass between caches
-FEW, AT_WORST = 3, 0.35  # programs that may be farther off, and how far
+FEW, AT_WORST = 1, 0.35  # programs that may be farther off, and how far: one holds 32,732 bytes in a cache of 32,768
 EXACT_FROM = 4096  # bytes: fewer are lines more or less
 
 

@@ -93,9 +93,10 @@ class Backend(Protocol):
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlaps: Sequence[Overlap],
+        overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
-        """The best parts and steps of windows that move over some of the nests; None where none pays or fits."""
+        """The best parts and steps of windows that move over some of the nests, or those given; None where none pays or
+        fits."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -5,21 +5,18 @@ Looked at after the search, for people: the same cost, the same refusals, whatev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
-from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, readers_of
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.planner import kept_in_memory, parts_of
+from tilewright.schedule.price import plan_context
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.idle import read_by_steps
-from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
 
@@ -50,10 +47,8 @@ class Trials:
         self._target = target
         self._scans = {kernel.name: steps.scan if steps else None for kernel, steps in plan.launches()}
         self._sides: dict[str | None, _Side] = {}
-        layouts = {**program.layouts, **_by_tensor(program, plan)}
         backend, computes = backend_for(target), all_computes(program)
-        context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                              frozenset(program.staged), Memo(), stepped=read_by_steps(program))  # fmt: skip
+        context = plan_context(program, plan, target)
         for part in parts_of(program):
             scan = None if part.scan is None else part.scan.outputs[0].name
             kernels = [k for k in plan.kernels if self._scans[k.name] == scan]
@@ -134,9 +129,3 @@ def _leading_to(last: Nest, nests: Sequence[Nest]) -> list[Nest]:
         found |= more
         stack.extend(more)
     return [n for n in nests if n in found]
-
-
-def _by_tensor(program: Program, plan: Plan) -> Mapping[Tensor, Layout]:
-    """The layouts that a Plan names."""
-    by_name = {t.name: t for t in (*program.tensors(), *program.constants)}
-    return {by_name[name]: layout for name, layout in plan.layouts if name in by_name}

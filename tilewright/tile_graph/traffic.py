@@ -127,15 +127,12 @@ class Moved:
     touched: Bytes
     fetched: Bytes
     written: Bytes
-    within: Bytes  # bytes touched by the smallest part that touches all of a buffer that the whole does
+    # by buffer: bytes of every buffer in the smallest part that touches all that the whole does of this one
+    within: Mapping[Hashable, Bytes]
     # of other buffers, bytes at both ends of the way from one such part to the next
     twice: Mapping[Hashable, Bytes] = field(default_factory=dict)
     step: Bytes | None = None  # touched in one run of the outermost loop inside
     uneven: Mapping[Hashable, Size] = field(default_factory=dict)  # by which share such parts differ from each other
-
-    @property
-    def total(self) -> Size:
-        return _total(self.touched)
 
     def renamed(self, names: Mapping[Hashable, Hashable]) -> Moved:
         """The same of a part that is alike, its buffers being others."""
@@ -145,7 +142,8 @@ class Moved:
 
         twice = {names.get(b, b): other(n) for b, n in self.twice.items()}
         step = None if self.step is None else other(self.step)
-        return Moved(other(self.touched), other(self.fetched), other(self.written), other(self.within), twice, step,
+        within = {names.get(b, b): other(n) for b, n in self.within.items()}
+        return Moved(other(self.touched), other(self.fetched), other(self.written), within, twice, step,
                      other(self.uneven))  # fmt: skip
 
 
@@ -169,10 +167,9 @@ def _repeated(
     """A part that runs several times: of what it touches again, so much is kept."""
     fetched: Bytes = {}
     written: Bytes = {}
-    within: Bytes = {}
+    within: dict[Hashable, Bytes] = {}
     uneven: Bytes = {}
     twice: dict[Hashable, Bytes] = {}
-    total, whole = once.total, _total(touched)
     for buffer, size in touched.items():
         before: Size = once.touched.get(buffer, size)
         again = most(0.0, trips * before - size) * kept.get(buffer, 0.0)
@@ -180,10 +177,9 @@ def _repeated(
         if buffer in once.written:
             written[buffer] = most(trips * once.written[buffer] - again, size)
         same = size <= before * _SAME
-        within[buffer] = chosen(same, once.within.get(buffer, total), whole)
+        within[buffer] = _either(same, once.within.get(buffer, once.touched), touched)
         uneven[buffer] = chosen(same, once.uneven.get(buffer, 0.0), differ)
-        former, now = once.twice.get(buffer, {}), ends or {}
-        twice[buffer] = {b: chosen(same, former.get(b, 0.0), now.get(b, 0.0)) for b in dict.fromkeys((*former, *now))}
+        twice[buffer] = _either(same, once.twice.get(buffer, {}), ends or {})
     step = once.touched if np.any(trips > 1) else once.step
     return Moved(touched, fetched, written, within, twice, step, uneven)
 
@@ -251,7 +247,7 @@ def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
 def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
     """Distinct bytes of what lies between and of the part of a node that touches all of a buffer."""
     both = _total(_union([between, node.touched]))
-    return least(both, _total(between) + node.within[buffer])
+    return least(both, _total(between) + _total(node.within[buffer]))
 
 
 def _leaf(walk: Walk, cache: Cache) -> Moved:
@@ -259,7 +255,7 @@ def _leaf(walk: Walk, cache: Cache) -> Moved:
     touched, differ = walk.footprint(0, cache.line)
     ends = dict(touched)  # what a part touches all along: next to its end it is all there, and so is the next one's
     found = Moved(touched, touched, {b: n for b, n in touched.items() if b in written},
-                  dict.fromkeys(touched, _total(touched)), dict.fromkeys(touched, ends),
+                  dict.fromkeys(touched, touched), dict.fromkeys(touched, ends),
                   uneven=dict.fromkeys(touched, differ))  # fmt: skip
     for number, trips in enumerate(walk.trips):
         around, differ = walk.footprint(number + 1, cache.line)
@@ -276,9 +272,9 @@ def _leaf(walk: Walk, cache: Cache) -> Moved:
 
 def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: Cache) -> Size:
     """The part of what a leaf touches again in the next run of a loop that the cache still holds."""
-    more = _moved_on(found, around, trips, buffer)
-    distance = found.within[buffer] + more
-    share = _kept(distance, distance, cache.capacity, found.uneven.get(buffer, 0.0))
+    distance, more = _total(found.within[buffer]), _moved_on(found, around, trips, buffer)
+    # the first element is met again before anything new is, the last one after all of it
+    share = _kept(distance, distance + more, cache.capacity, found.uneven.get(buffer, 0.0))
     if found.step is None:
         return share
     # what one run has in common with the next alone, where it is no more than one step of the loop inside touches, is
@@ -300,8 +296,8 @@ def _kept_around(
     if len(inner) == 1:
         return _kept_on(inner[0], touched, trips, buffer, cache)
     before, after = (_union([m.touched for m in part]) for part in (inner[last + 1 :], inner[:first]))
-    start = _around(_with(before, inner[last], buffer), _union([before, inner[last].touched]), after, moving)
-    end = _around(_with(after, inner[first], buffer), _union([after, inner[first].touched]), before, moving)
+    start = _around(_with(before, inner[last], buffer), _union([before, inner[last].within[buffer]]), after, moving)
+    end = _around(_with(after, inner[first], buffer), _union([after, inner[first].within[buffer]]), before, moving)
     return _kept(start, end, cache.capacity)
 
 
@@ -328,6 +324,10 @@ def _together(found: Sequence[tuple[Touch, Size]], line: int) -> Bytes:
         result[touch.buffer] = result.get(touch.buffer, 0.0) + size
         whole[touch.buffer] = touch.storage
     return {b: least(n, -(-whole[b] // line) * line) for b, n in result.items()}
+
+
+def _either(condition: Size, one: Bytes, other: Bytes) -> Bytes:
+    return {b: chosen(condition, one.get(b, 0.0), other.get(b, 0.0)) for b in dict.fromkeys((*one, *other))}
 
 
 def _union(found: Sequence[Bytes]) -> Bytes:

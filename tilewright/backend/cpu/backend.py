@@ -59,9 +59,9 @@ class CpuBackend:
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlaps: Sequence[Overlap],
+        overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
-        return choose_window(nests, leaves, context, stored, overlaps)
+        return choose_window(nests, leaves, context, stored, overlaps, fixed, step)
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -67,7 +67,7 @@ class GpuBackend:
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlaps: Sequence[Overlap],
+        overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
         return None
 

@@ -220,6 +220,8 @@ class GpuNest:
         """Neighbours along the reduction that a thread takes at a time: as many as memory hands over in one packet,
         where all threads have something to do, neighbours of a thread walk elsewhere or the reduction too, and some
         operand lies there beside each other."""
+        if not self.reduction:  # of a scalar
+            return 1
         inner = self.reduce_ranges[self.reduction[-1]]
         length = prod(int(r.size) for r in self.reduce_ranges.values())
         if (self.plan.split > 1 and not self.along_reduction) or static(inner.count) != int(inner.size):

@@ -123,14 +123,16 @@ def _fastest(seconds: Numbers, *others: Numbers) -> int:
 
 def choose_window(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-    overlaps: Sequence[Overlap],
+    overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
 ) -> Choice | None:  # fmt: skip
-    """Parts of the root's rows for the units, and steps in which windows move over each; None where none fits."""
+    """Parts of the root's rows for the units, and steps in which windows move over each; None where none fits. Of parts
+    that are `fixed` and a given step, what they take."""
     root, units = nests[-1], context.target.units
     moving = overlaps[0].axis
     rows = extent_of(root.axes[moving].extent)
-    along = _axis_sizes(root, plans[-1], {})
-    along[moving] = np.array([n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)])
+    along = _axis_sizes(root, plans[-1], fixed or {})
+    steps_tried = [n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)]
+    along[moving] = np.array([step] if step else steps_tried)
     if not len(along[moving]):
         return None
     candidates = np.meshgrid(*along, indexing="ij")
@@ -143,7 +145,7 @@ def choose_window(
             others = others * -(-extent_of(axis.extent) // sizes[axis])
     # rows are cut into parts, whole steps each, only as far as units need it
     parts = np.clip(-(-units // others), 1, np.maximum(1, rows // (2 * steps)))
-    part = -(-rows // (parts * steps)) * steps
+    part = -(-rows // (parts * steps)) * steps if fixed is None else np.full(len(steps), fixed[f"o{moving}"])
     tiles = others * -(-rows // part)
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone

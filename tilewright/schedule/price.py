@@ -1,0 +1,80 @@
+"""What the kernels of a Plan take as they stand, by the same cost that the search compares: a plan that was written or
+edited by hand is told what the search would say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.backend import backend_for
+from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.tensor import Layout, Tensor
+from tilewright.target import Target
+from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.held import plan_nests
+from tilewright.tile_graph.idle import read_by_steps
+from tilewright.tile_graph.memo import Memo
+from tilewright.tile_graph.nest import Nest
+from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.rolling import find_overlaps
+from tilewright.tile_graph.streams import stream_of
+
+
+def priced(program: Program, plan: Plan, target: Target) -> Plan:
+    """The Plan with what each of its kernels is predicted to take. Kernels of forms that the search never compares
+    (steps, several levels of Tiles, what runs together) keep what they say, and so do cases of an extent."""
+    if plan.cases:
+        return plan
+    context = plan_context(program, plan, target)
+    computes = all_computes(program)
+    found: dict[str, Tile] = {}
+    for kernel, steps in plan.launches():
+        nests = plan_nests(kernel, computes)
+        seconds = _seconds(kernel, nests, context) if steps is None and is_comparable(kernel) else None
+        if seconds is not None:
+            found[kernel.name] = replace(kernel, estimate=replace(kernel.estimate, seconds=round(seconds, 9)))
+    return plan.with_kernels(found)
+
+
+def plan_context(program: Program, plan: Plan, target: Target) -> NestContext:
+    """What planning knew around the nests of a Plan."""
+    by_name = {t.name: t for t in (*program.tensors(), *program.constants)}
+    named: Mapping[Tensor, Layout] = {by_name[name]: layout for name, layout in plan.layouts if name in by_name}
+    layouts = {**program.layouts, **named}
+    return NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
+                       frozenset(program.staged), Memo(), stepped=read_by_steps(program))  # fmt: skip
+
+
+def is_comparable(kernel: Tile) -> bool:
+    """Whether a kernel has a form that the search compares: tiles of one result handed out, all leaves inside them,
+    in order, streamed, or under windows that move over rows."""
+    inner = [n for n in kernel.walk() if isinstance(n, Tile) and n is not kernel]
+    cutting = [t for t in inner if t.sizes and t.over == "order"]
+    leaves = [n for n in kernel.walk() if isinstance(n, Leaf)]
+    return (
+        len(cutting) <= 1
+        and all(t.over in ("order", "lanes", "warps") and t.runs == "order" for t in inner)
+        and len({leaf.tensor for leaf in leaves}) == len(kernel.leaves)
+    )
+
+
+def _seconds(kernel: Tile, nests: list[Nest], context: NestContext) -> float | None:
+    """None where the cost knows no such tile."""
+    backend, root = backend_for(context.target), nests[-1]
+    leaves = [replace(leaf, composed=()) for leaf in kernel.leaves]  # without names, so that equal layers share costs
+    stored = frozenset(t for n in nests if n.tensor.name not in kernel.held for t in n.stores)
+    cut = dict(kernel.cut)
+    sizes = {f"o{i}": cut.get(f"o{i}", max(1, extent_of(a.extent))) for i, a in enumerate(root.axes)}
+    window = next((n for n in kernel.walk() if isinstance(n, Tile) and any(h.mode == "rolling" for h in n.holds)), None)
+    if window is not None:
+        overlaps = find_overlaps(nests)
+        if not overlaps:
+            return None
+        ((_, step),) = window.sizes
+        choice = backend.choose_window(nests, leaves, context, stored, overlaps, sizes, step)
+        return None if choice is None else choice.seconds
+    stream = stream_of(kernel, nests)
+    blocks = () if kernel.stream is None else [size for _, size in kernel.stream.sizes]
+    choice = backend.choose_tile(nests, leaves, context, stored, sizes, stream, blocks)
+    return None if choice is None else choice.seconds
