@@ -1,7 +1,8 @@
 """Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
 
-Four ways: a position a thread; a reduction shared by neighbouring threads and combined by shuffles; a contraction
-whose operands go through shared memory in steps, with a register tile a thread, or with fragments of matrices a warp.
+Five ways: a position a thread; packets of a map's neighbours; a reduction shared by neighbouring threads and combined
+by shuffles; a contraction whose operands go through shared memory in steps, with a register tile a thread, or with
+fragments of matrices a warp.
 Barriers and shuffles stand outside every condition that depends on the thread.
 """
 
@@ -97,6 +98,10 @@ class GpuNest:
             from tilewright.backend.gpu.contract import GpuContract
 
             return GpuContract(self).statements()
+        if self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
+            from tilewright.backend.gpu.elementwise import PackedMap
+
+            return PackedMap(self).statements()
         return self.in_rounds(self._one_round)
 
     # --- who computes what
@@ -173,7 +178,7 @@ class GpuNest:
         return alloc(states, self._shared_reduction(spot, states, monoid))
 
     def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        packet = self._packet(spot, const(0))
+        packet = self._packet(spot)
         if packet == 1:
             loops, env = walked(self.reduction, self.reduce_ranges)
             return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
@@ -188,7 +193,7 @@ class GpuNest:
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.plan.split
         share = self.taker()[1]
-        packet = self._packet(spot, share)
+        packet = self.plan.lanes if self.along_reduction else 1
         count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
         loop = Axis("share", -(-count // split))
         flat = simplify(var(loop) * split + share)
@@ -216,21 +221,19 @@ class GpuNest:
         fetched = [stmt for _, moved, _ in found for stmt in moved]
         return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
 
-    def _packet(self, spot: Spot, share: Expr) -> int:
-        """Neighbours along the reduction that a thread takes at a time: as many as memory hands over in one packet,
-        where all threads have something to do, neighbours of a thread walk elsewhere or the reduction too, and some
-        operand lies there beside each other."""
+    def _packet(self, spot: Spot) -> int:
+        """Neighbours along a reduction of its own that a thread takes at a time: as many as memory hands over in one
+        packet, where some operand lies there beside each other."""
         inner = self.reduce_ranges[self.reduction[-1]]
-        length = prod(int(r.size) for r in self.reduce_ranges.values())
-        if (self.plan.split > 1 and not self.along_reduction) or static(inner.count) != int(inner.size):
+        if static(inner.count) != int(inner.size):
             return 1
         from tilewright.backend.gpu.packets import in_registers
 
         for packet in (8, 4, 2):
-            if int(inner.size) % packet or length < packet * self.plan.split:
+            if int(inner.size) % packet:
                 continue
             lane = Axis("lane", packet)
-            env, _ = self.reduction_point(share, lane)
+            env, _ = self.reduction_point(const(0), lane)
             if any(in_registers(self, e, lane)[2] for e in self.elements({**spot.env, **env})):
                 return packet
         return 1
