@@ -1,4 +1,5 @@
-"""Times products, models and plans on this machine's GPU: `python bench/gpu.py products | models | ablation | model | bandwidth | best`.
+"""Times products, models and plans on this machine's GPU:
+`python bench/gpu.py products | models | ablation | model | bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -213,10 +214,10 @@ def product_model(shape: Shape, precision: str) -> Any:
 def run_models(arguments: argparse.Namespace) -> list[Row]:
     warm_up()
     names = arguments.model or MODELS
-    peers = {name: gpu_peers.Peer(name, arguments.size, arguments.precision) for name in names if arguments.peers}
-    for peer in peers.values():
-        peer.wait()
-    rows = [model_row(name, arguments, peers.get(name)) for name in names]
+    rows = [model_row(name, arguments) for name in names]
+    if arguments.peers:
+        times = gpu_peers.microseconds(names, arguments.size, arguments.precision)
+        rows = [replace(row, compiled=times[row.name]) for row in rows]
     head = (f"{'model':16} {'us':>9} {'rotated':>9} {'torch':>9} {'compiled':>9} {'ratio':>6} {'predicted':>9} "
             f"{'kernels':>7} {'compile s':>9}")  # fmt: skip
     print(f"{head}  error (torch)")
@@ -232,7 +233,7 @@ def run_models(arguments: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def model_row(name: str, arguments: argparse.Namespace, peer: gpu_peers.Peer | None = None) -> Row:
+def model_row(name: str, arguments: argparse.Namespace) -> Row:
     import torch
 
     from bench import zoo
@@ -261,12 +262,10 @@ def model_row(name: str, arguments: argparse.Namespace, peer: gpu_peers.Peer | N
     predicted = predicted_microseconds(model)
     theirs, torch_error = torch_model(module, inputs, reference, arguments.precision)
     kernels = len(model.artifact.loops.calls)
-    compiled = peer.timed()[0] if peer is not None else 0.0
-    beside = f", torch.compile {compiled:.1f} us" if peer is not None else ""
-    print(f"{name}: {ours:.1f} us, with weights from device memory {rotated:.1f} us, torch {theirs:.1f} us{beside}",
+    print(f"{name}: {ours:.1f} us, with weights from device memory {rotated:.1f} us, torch {theirs:.1f} us, {kernels} "
+          f"kernels, error {error:.1e} ({torch_error:.1e}), {same} equal replays, compiled in {taken:.1f} s",
           flush=True)  # fmt: skip
-    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, compiled=compiled,
-               rotated=rotated)  # fmt: skip
+    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, rotated=rotated)
 
 
 def beyond_l2(call: Callable[[], Any]) -> float:

@@ -85,8 +85,8 @@ def measured(shapes: Sequence[Shape], count: int, timed: Timed) -> list[Judged]:
               f"{row.one_stage:9.2f}  {row.chosen_way} {row.best_way}", flush=True)  # fmt: skip
     near = sum(r.chosen <= _WITHIN * r.best for r in rows)
     slower = geometric_mean(r.one_stage / r.chosen for r in rows)
-    print(f"{len(rows)} products: {near / len(rows):.0%} within 10% of the best of {_PLANS}; one stage takes {slower:.2f} "
-          f"times as long in the geometric mean")  # fmt: skip
+    print(f"{len(rows)} products: {near / len(rows):.0%} within 10% of the best of {_PLANS}; one stage takes "
+          f"{slower:.2f} times as long in the geometric mean")  # fmt: skip
     return rows
 
 
@@ -164,8 +164,8 @@ def _times(shape: Shape, plans: Sequence[Made], timed: Timed) -> list[float]:
 
     m, k, n, _, turned = shape
     sets = max(2, min(64, _BEYOND_L2 // (2 * (m * k + k * n + m * n)) + 1))
-    arrays = [{"a": torch.randn(m, k, device="cuda").half(), "b": torch.randn(*((n, k) if turned else (k, n)), device="cuda").half(),
-               "o": torch.empty(m, n, device="cuda", dtype=torch.float16)} for _ in range(sets)]  # fmt: skip
+    shapes = {"a": (m, k), "b": (n, k) if turned else (k, n), "o": (m, n)}
+    arrays = [{x: torch.randn(dims, device="cuda").half() for x, dims in shapes.items()} for _ in range(sets)]
     found = []
     for plan in plans:
         _, module = driver.cuModuleLoadData(plan.code)
@@ -179,7 +179,8 @@ def _times(shape: Shape, plans: Sequence[Made], timed: Timed) -> list[float]:
             values = tuple(own[name].data_ptr() for name in plan.order)
             given = (values, (ctypes.c_void_p,) * len(values))
             stream = torch.cuda.current_stream().cuda_stream
-            (error,) = driver.cuLaunchKernel(function, *plan.grid, plan.threads, 1, 1, plan.shared_bytes, stream, given, 0)
+            block = (plan.threads, 1, 1)
+            (error,) = driver.cuLaunchKernel(function, *plan.grid, *block, plan.shared_bytes, stream, given, 0)
             if error:
                 raise RuntimeError(f"{plan.name} {plan.way}: {error}")
 

@@ -41,6 +41,12 @@ def softmax(shape: tuple[int, ...], kind: int = HALF) -> ModelProto:
     return graph([("Softmax", ["x"], "y", {"axis": -1})], [("x", shape)], [("y", shape)], dict.fromkeys("xy", kind))
 
 
+def largest(shape: tuple[int, int]) -> ModelProto:
+    """A reduction of two states: a value and where it is."""
+    kinds = {"x": HALF, "y": TensorProto.INT64}
+    return graph([("ArgMax", ["x"], "y", {"axis": 1})], [("x", shape)], [("y", (shape[0], 1))], kinds)
+
+
 def turned(shape: tuple[int, int, int], perm: list[int], kind: int = HALF) -> ModelProto:
     out = tuple(shape[p] for p in perm)
     nodes = [("Transpose", ["x"], "t", {"perm": perm}), ("Add", ["t", "b"], "y", {})]
@@ -81,6 +87,9 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "softmax": (softmax((24, 64)), 8),
     "softmax of odd rows": (softmax((24, 63)), 1),
     "softmax in float32": (softmax((24, 64), FLOAT), 4),
+    "softmax of long rows": (softmax((3, 2048)), 8),  # several warps a row
+    "softmax of long rows in float32": (softmax((3, 4096), FLOAT), 4),
+    "largest of long rows": (largest((3, 4096)), 8),
 }
 
 

@@ -38,7 +38,7 @@ class PackedMap:
         base, turns = self.base, extent_of(self.turn.extent)
         rounds = -(-self.count // (base.threads * turns))
         loop = Axis("round", rounds)
-        flat = var(base.thread)
+        flat: Expr = var(base.thread)
         if rounds > 1:
             flat = flat + var(loop) * (base.threads * turns)
         if turns > 1:
@@ -156,4 +156,3 @@ class PackedMap:
             here: dict[Axis, Expr] = {self.lane: simplify(var(near) + number * width)}
             found.append((number, near, tuple(simplify(substitute(x, here)) for x in indices)))
         return found
-

@@ -111,9 +111,9 @@ def fragments_for(
     ways = _ways(target, instruction, product, warps, room)
     if ways is None:
         return None
-    tried, taken, costs = ways
+    tried, taken, (busy, alone, ring, resident) = ways
     best = int(np.argmin(taken))
-    return tried.made(best), MatrixCost(*(kind(n[best]) for kind, n in zip((float, float, int, int), costs, strict=True)))
+    return tried.made(best), MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
 
 
 def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:

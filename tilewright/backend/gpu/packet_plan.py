@@ -1,4 +1,4 @@
-"""Plans packets of maps and reductions on a GPU: how many neighbours a thread moves together, how many packets at once."""
+"""Plans packets of maps and reductions on a GPU: neighbours that a thread moves together, and packets at once."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
         shared = leaf.split > 1 and leaf.vector[0] == "r"
         return replace(leaf, lanes=_lanes_of_reduction(nest, axis, leaf.split, context)) if shared else leaf
     lanes = _lanes(nest, axis, context)
-    moving = [n for n in nest.value_loads if axis in axes_of(*n.indices)]
-    fetched = sum(lanes * n.dtype.bytes for n in moving) or lanes
-    most = min(_MOST_AT_ONCE, _UNDER_WAY // fetched, _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)))
-    return replace(leaf, lanes=lanes, at_once=_power_of_two(most))
+    # what is read again and again along an axis comes from a cache
+    wide = {a for a in nest.axes if extent_of(a.extent) > 1}
+    fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
+    most = min(_MOST_AT_ONCE, _UNDER_WAY // max(fetched, lanes), _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)))
+    return replace(leaf, lanes=lanes, at_once=max(1, most))
 
 
 def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext) -> int:
@@ -46,9 +47,9 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
     certain = certain_loads(*nest.elements)
     lanes = _MOST_SUMMED
     while lanes > 1:
-        if extent_of(axis.extent) % lanes == 0 and length >= lanes * split:
-            if any(_in_packets(n, axis, lanes, context) for n in certain):
-                return lanes
+        fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
+        if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
+            return lanes
         lanes //= 2
     return 1
 
@@ -133,7 +134,9 @@ def fitted(
     while lanes > 1 and not _begins_at_multiples(part, lanes, steps):
         lanes //= 2
     count = prod(-(-int(r.size) // (lanes if a is axis else 1)) for a, r in zip(nest.axes, box, strict=True))
-    return replace(leaf, lanes=lanes, at_once=min(leaf.at_once, _power_of_two(-(-count // threads))))
+    rounds = -(-count // threads)
+    turns = -(-rounds // leaf.at_once)
+    return replace(leaf, lanes=lanes, at_once=-(-rounds // max(1, turns)))
 
 
 def _ends_with_packets(part: Range, lanes: int) -> bool:
@@ -149,7 +152,3 @@ def _begins_at_multiples(part: Range, lanes: int, steps: Mapping[str, int]) -> b
         if factor * step % lanes:
             return False
     return True
-
-
-def _power_of_two(most: int) -> int:
-    return 1 << max(0, most.bit_length() - 1)

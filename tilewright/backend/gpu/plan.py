@@ -30,6 +30,7 @@ _WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink 
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
+_LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
 
@@ -175,6 +176,9 @@ def _split(
         most = 32 if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
         while split < most and split * 2 <= length:
             split *= 2
+        # of long rows several warps take one, each thread still with a few packets
+        while WARP <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
+            split *= 2
         return split, inner if split > 1 else fastest
     while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
         split *= 2
@@ -258,7 +262,8 @@ def finished_leaves(
     if fragments:
         return tuple(finished), WARP * next(iter(fragments.values())).warps
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    return tuple(finished), min(room, -(-most // WARP) * WARP)
+    unit = max([WARP, *(leaf.split for leaf in finished if leaf.instruction is None)])
+    return tuple(finished), min(room // unit, -(-most // unit)) * unit
 
 
 def shared_out(

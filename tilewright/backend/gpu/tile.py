@@ -241,9 +241,7 @@ def _global_step(target: Target) -> float:
     return _GLOBAL_STEP * target.tile_level.latency * target.clock
 
 
-def _step_cost(
-    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target
-) -> tuple[Size, Size]:
+def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
     far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
     outputs: Size = 1

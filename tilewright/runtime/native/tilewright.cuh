@@ -314,6 +314,17 @@ template <> TW_METHOD float maximum<float>(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
+#define TW_NARROW(type, name, text) \
+  template <> TW_METHOD type name<type>(type a, type b) { \
+    type result; \
+    asm(text " %0, %1, %2;" : "=h"(result.bits) : "h"(a.bits), "h"(b.bits)); \
+    return result; \
+  }
+TW_NARROW(half, minimum, "min.NaN.f16")
+TW_NARROW(half, maximum, "max.NaN.f16")
+TW_NARROW(bfloat16, minimum, "min.NaN.bf16")
+TW_NARROW(bfloat16, maximum, "max.NaN.bf16")
+#undef TW_NARROW
 #endif
 
 // Division by zero gives 0, the lowest number by -1 itself.
