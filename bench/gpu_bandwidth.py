@@ -99,7 +99,7 @@ def _row(name: str, kind: str, shape: tuple[int, ...], dtype: str, copies: dict[
     rate = moved / (taken * 1e-6)
     size = moved >> 20  # copies of about as many bytes are one
     if size not in copies:
-        copies[size] = _copied(moved, timed)
+        copies[size] = _copied(size << 20, timed)
     return Moved(name, dtype, taken, moved, rate, rate / copies[size], predicted, len(plan.kernels), error)
 
 

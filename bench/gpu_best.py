@@ -40,6 +40,12 @@ _PLANS = 20
 _WITHIN = 1.1
 _BEYOND_L2 = 256 << 20
 _CALLS = 20
+# beside those that are timed against cuBLAS
+_MORE: tuple[Shape, ...] = (
+    (640, 1280, 640, 1, False), (2048, 512, 512, 1, False), (512, 512, 2048, 1, True), (256, 1024, 1024, 1, False),
+    (96, 768, 768, 1, False), (768, 384, 1536, 1, True), (320, 640, 1920, 1, False), (577, 768, 768, 1, False),
+    (1024, 256, 1024, 1, False), (512, 768, 3072, 1, False), (784, 384, 384, 1, False), (256, 512, 1024, 1, True),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,12 @@ class Judged:
     best_way: tuple[int, ...]
     chosen_way: tuple[int, ...]
     one_stage: float
-    tried: int
+    tried: tuple[tuple[tuple[int, ...], float, float], ...]  # every way, its prediction and its time
 
 
 def measured(shapes: Sequence[Shape], count: int, timed: Timed) -> list[Judged]:
     target = machine("cuda")
-    plain = [s for s in shapes if s[3] == 1 and s[0] * s[1] * s[2] < 2 << 33]
+    plain = [s for s in (*shapes, *_MORE) if s[3] == 1 and s[0] * s[1] * s[2] < 2 << 33]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         made = [p for p in pool.map(plans_of, plain, [target] * len(plain)) if p is not None]
     rows = []
@@ -79,7 +85,8 @@ def measured(shapes: Sequence[Shape], count: int, timed: Timed) -> list[Judged]:
     for shape, plans, single in made[:count]:
         times = _times(shape, [*plans, single], timed)
         fastest = min(range(len(plans)), key=lambda i: times[i])
-        row = Judged(shape, times[0], times[fastest], plans[fastest].way, plans[0].way, times[-1], len(plans))
+        tried = tuple((p.way, p.predicted, t) for p, t in zip(plans, times, strict=False))
+        row = Judged(shape, times[0], times[fastest], plans[fastest].way, plans[0].way, times[-1], tried)
         rows.append(row)
         print(f"{' x '.join(map(str, shape[:3])):26} {row.chosen:8.2f} {row.best:8.2f} {row.chosen / row.best:6.2f} "
               f"{row.one_stage:9.2f}  {row.chosen_way} {row.best_way}", flush=True)  # fmt: skip

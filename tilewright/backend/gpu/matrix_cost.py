@@ -53,6 +53,7 @@ COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)  # how operands come to share
 _WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
 _WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
 _STORED = 5  # issue slots of an element of the result, one thread
+_TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
 
 
@@ -112,7 +113,8 @@ def fragments_for(
     if ways is None:
         return None
     tried, taken, (busy, alone, ring, resident) = ways
-    best = int(np.argmin(taken))
+    # of equals warps that are wider than tall: results lie along their lines
+    best = int(np.argmin(taken * np.where(tried.height > tried.width, _TALL, 1.0)))
     return tried.made(best), MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
 
 

@@ -19,7 +19,7 @@ from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, whole
 
 _THREADS = 128  # of a multiprocessor: with fewer, packets are made smaller
-_UNDER_WAY = 96  # bytes that a thread has asked for before it uses the first of them
+_UNDER_WAY = 64  # bytes that a thread has asked for before it uses the first of them
 _MOST_AT_ONCE = 8
 _MOST_SUMMED = 8  # neighbours that a thread adds one behind the other
 _MOST_WRITTEN_OUT = 2048  # operations of a thread's packets one behind the other in the text
@@ -45,7 +45,7 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
     """Neighbours of a reduction that a thread takes at a time, where all threads have something to do."""
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
     certain = certain_loads(*nest.elements)
-    lanes = _MOST_SUMMED
+    lanes = min(_MOST_SUMMED, ROW_BYTES // max([n.dtype.bytes for n in certain], default=1))
     while lanes > 1:
         fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
         if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
@@ -59,8 +59,8 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     stores = _stores(nest)
     certain = set(certain_loads(*nest.values))
     widths = [n.dtype.bytes for n in (*stores, *certain)]
-    # of wide elements no more than two packets: neighbouring threads would touch lines apart
-    lanes = min(ROW_BYTES // min(widths), 2 * ROW_BYTES // max(widths))
+    # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
+    lanes = ROW_BYTES // max(widths)
     while lanes > 1:
         enough = points >= lanes * context.target.units * _THREADS and extent_of(axis.extent) >= lanes
         if enough and all(_in_packets(n, axis, lanes, context) for n in stores):
