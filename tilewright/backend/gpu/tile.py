@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes, sides_of_leaf
+from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
 from tilewright.backend.gpu.packet_plan import accesses, fit_lanes
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.gpu.stream_plan import choose_stream
@@ -48,7 +48,6 @@ _RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, 
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
 _WAIT_EXPOSED = 0.1  # of the time that blocks wait, though others compute meanwhile
-_FAR_READERS = 0.02  # more time for every doubling of the blocks that read one part of a product's larger operand
 _BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than a warp does at once
 _WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
@@ -137,8 +136,7 @@ def choose_gpu_tile(
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:
-        taken = products[nests[0]].seconds(tiles, target) * (1 + _FAR_READERS * _readers(root, plans[-1], sizes))
-        seconds = np.maximum(taken, far + target.kernel_cost)
+        seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
     seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
     # among equals no multiprocessor idle, then fewer starts
@@ -270,18 +268,6 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
     steps = steps / plan.lanes
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
-
-
-def _readers(nest: Nest, plan: Leaf, sizes: Mapping[Axis, Size]) -> Size:
-    """Doublings of the blocks that read the same part of the larger operand, which mostly comes from device memory."""
-    sides = sides_of_leaf(nest, plan)
-    extents = [prod(extent_of(a.extent) for a in side.axes) for side in (sides.rows, sides.columns)]
-    if extents[0] == extents[1]:
-        return 0.0
-    across: Size = 1
-    for axis in (sides.rows if extents[0] < extents[1] else sides.columns).axes:
-        across = across * -(-extent_of(axis.extent) // sizes[axis])
-    return np.log2(across)
 
 
 def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
