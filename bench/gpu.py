@@ -1,4 +1,5 @@
-"""Times products, models and plans on this machine's GPU: `python bench/gpu.py products | models | ablation | model`.
+"""Times products, models and plans on this machine's GPU:
+`python bench/gpu.py products | models | ablation | model | bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_peers, gpu_plans
+from bench import gpu_bandwidth, gpu_best, gpu_peers, gpu_plans
 from bench.device import relative_error
 from tilewright.errors import TilewrightError
 
@@ -67,6 +68,7 @@ class Row:
     replays: int = 0  # that gave the same bits
     refused: str = ""
     compiled: float = 0.0  # by torch.compile
+    rotated: float = 0.0  # microseconds where everything was read from device memory
 
 
 def main() -> int:
@@ -84,10 +86,24 @@ def main() -> int:
     for command in (steps, kernels):
         command.add_argument("--model", action="append", help="one of the zoo; repeatable")
         command.add_argument("--size", default="full", choices=("small", "full"))
+    moved = commands.add_parser("bandwidth", help="kernels that only move memory, beside a copy")
+    best = commands.add_parser("best", help="the chosen plans of products beside the best of 20, and one stage")
+    best.add_argument("--count", type=int, default=40, help="products at most")
+    moved.add_argument("--json", type=Path, metavar="FILE")
+    best.add_argument("--json", type=Path, metavar="FILE")
     for command in (products, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.command in ("bandwidth", "best"):
+        warm_up()
+        found: Sequence[Any] = (
+            gpu_bandwidth.measured(device_microseconds) if arguments.command == "bandwidth"
+            else gpu_best.measured([s for f in FAMILIES.values() for s in f], arguments.count, device_microseconds)
+        )  # fmt: skip
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        return 0
     if arguments.command in ("ablation", "model"):
         return run_plans(arguments)
     rows = run_products(arguments) if arguments.command == "products" else run_models(arguments)
@@ -197,15 +213,21 @@ def product_model(shape: Shape, precision: str) -> Any:
 
 def run_models(arguments: argparse.Namespace) -> list[Row]:
     warm_up()
-    rows = [model_row(name, arguments) for name in arguments.model or MODELS]
-    head = f"{'model':16} {'us':>9} {'torch':>9} {'ratio':>6} {'predicted':>9} {'kernels':>7} {'compile s':>9}"
+    names = arguments.model or MODELS
+    rows = [model_row(name, arguments) for name in names]
+    if arguments.peers:
+        times = gpu_peers.microseconds(names, arguments.size, arguments.precision)
+        rows = [replace(row, compiled=times[row.name]) for row in rows]
+    head = (f"{'model':16} {'us':>9} {'rotated':>9} {'torch':>9} {'compiled':>9} {'ratio':>6} {'predicted':>9} "
+            f"{'kernels':>7} {'compile s':>9}")  # fmt: skip
     print(f"{head}  error (torch)")
     for row in rows:
         if row.refused:
             print(f"{row.name:16} {row.refused}")
             continue
-        ratio = row.torch / row.microseconds
-        print(f"{row.name:16} {row.microseconds:9.1f} {row.torch:9.1f} {ratio:6.2f} {row.predicted:9.1f} "
+        best = min((t for t in (row.torch, row.compiled) if t > 0), default=float("nan"))
+        print(f"{row.name:16} {row.microseconds:9.1f} {row.rotated:9.1f} {row.torch:9.1f} {row.compiled:9.1f} "
+              f"{best / row.microseconds:6.2f} {row.predicted:9.1f} "
               f"{row.kernels:7} {row.compile_seconds:9.1f}  {row.error:.1e} ({row.torch_error:.1e})"
               f"{'' if row.replays == REPLAYS else f'  {REPLAYS - row.replays} replays differ'}")  # fmt: skip
     return rows
@@ -233,16 +255,30 @@ def model_row(name: str, arguments: argparse.Namespace) -> Row:
     torch.cuda.synchronize()
     error = max(relative_error(o.cpu().numpy(), r) for o, r in zip(outputs, reference, strict=True))
     ours = device_microseconds(lambda _: model.run_into(given, outputs), 10)
+    rotated = beyond_l2(lambda: model.run_into(given, outputs))
     same = equal_replays(lambda: model.run_into(given, outputs), outputs, REPLAYS)
     if arguments.profile:
         show_profile(model, inputs, arguments.profile)
     predicted = predicted_microseconds(model)
     theirs, torch_error = torch_model(module, inputs, reference, arguments.precision)
     kernels = len(model.artifact.loops.calls)
-    compiled = gpu_peers.in_its_own_process(name, arguments.size, arguments.precision)[0] if arguments.peers else 0.0
-    beside = f", torch.compile {compiled:.1f} us" if arguments.peers else ""
-    print(f"{name}: {ours:.1f} us, torch {theirs:.1f} us{beside}", flush=True)
-    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, compiled=compiled)
+    print(f"{name}: {ours:.1f} us, with weights from device memory {rotated:.1f} us, torch {theirs:.1f} us, {kernels} "
+          f"kernels, error {error:.1e} ({torch_error:.1e}), {same} equal replays, compiled in {taken:.1f} s",
+          flush=True)  # fmt: skip
+    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, rotated=rotated)
+
+
+def beyond_l2(call: Callable[[], Any]) -> float:
+    """Microseconds of a call when everything it reads lies in device memory: others are read between the calls."""
+    import torch
+
+    other = torch.randn(BEYOND_L2 // 4, device="cuda")
+
+    def after(_: int) -> None:
+        other.sum()
+        call()
+
+    return device_microseconds(after, 10) - device_microseconds(lambda _: other.sum(), 10)
 
 
 def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:

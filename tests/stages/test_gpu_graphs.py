@@ -70,7 +70,7 @@ def test_streamed_attention(length: int, kernel_cache: Path) -> None:
     program = fold_constants(lower(load(attention(length, 40, 1), {})))
     target = machine("cuda-emulated")
     plan = make_plan(program, target, "connected", streaming="always")
-    assert [k.stream is not None for k in plan.kernels] == [True]
+    assert plan.kernels[-1].stream is not None
     loops = lower_program(program, plan, backend_for(target).lower_kernel)
     sources = machine_code.render(loops, target)
     runner = machine_code.load(

@@ -16,7 +16,7 @@ from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import static, upper
 from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Var, as_expr, const, loads, walk
+from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, loads, walk
 from tilewright.ir.loops import (
     Alloc,
     Barrier,
@@ -175,6 +175,13 @@ class CudaPrinter(ExprPrinter):
             if is_apart and not all(isinstance(n, Const) for n in near):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
+
+    def _call(self, node: Op, name: str, args: list[tuple[str, int]]) -> tuple[str, int]:
+        if node.op.name not in ("min", "max") or node.dtype.name not in CUDA.computes_as:
+            return super()._call(node, name, args)
+        # the larger of two numbers is one of them: nothing is rounded, and nothing need be converted
+        kind = self.c_type(node.dtype)
+        return f"{name.replace('{t}', kind)}({', '.join(f'{kind}({text})' for text, _ in args)})", PRIMARY
 
     def value_type(self, node: Expr) -> str:
         if isinstance(node, Load) and node.dtype.name in CUDA.computes_as:

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda_device import DeviceMemory
+from tilewright.runtime.gpu_model import ALIGNMENT
 
 
 class Expected(NamedTuple):
@@ -111,7 +112,10 @@ class TorchArrays:
                 or not value.is_contiguous()
             ):
                 return None
-            found.append(value.data_ptr())
+            pointer = value.data_ptr()
+            if pointer % ALIGNMENT:
+                return None
+            found.append(pointer)
         return found
 
     def _type(self, port: Expected) -> Any:
@@ -228,6 +232,8 @@ def checked(found: dlpack.View, port: Expected, device: int) -> int:
         raise InputError(f"{port.what} lies on GPU {found.device}, and the model on GPU {device}; move it there")
     if not found.is_contiguous:
         raise InputError(f"{port.what} must be contiguous on the GPU; make it so, as torch's .contiguous() does")
+    if found.pointer % ALIGNMENT:  # part of another array: a packet read from it would be a fault of the device
+        raise InputError(f"{port.what} must begin at a multiple of {ALIGNMENT} bytes; copy it, say by torch's .clone()")
     return found.pointer
 
 

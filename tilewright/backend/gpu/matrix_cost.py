@@ -53,6 +53,7 @@ COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)  # how operands come to share
 _WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
 _WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
 _STORED = 5  # issue slots of an element of the result, one thread
+_TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
 
 
@@ -108,6 +109,28 @@ def fragments_for(
     target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0
 ) -> tuple[Fragments, MatrixCost] | None:
     """The best way, with so many warps where that is given, in so much shared memory."""
+    ways = _ways(target, instruction, product, warps, room)
+    if ways is None:
+        return None
+    tried, taken, (busy, alone, ring, resident) = ways
+    # of equals warps that are wider than tall: results lie along their lines
+    best = int(np.argmin(taken * np.where(tried.height > tried.width, _TALL, 1.0)))
+    return tried.made(best), MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+
+
+def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
+    """Every way with its seconds, the best first."""
+    ways = _ways(target, instruction, product, 0, 0)
+    if ways is None:
+        return []
+    tried, taken, _ = ways
+    return [(tried.made(int(i)), float(taken[i])) for i in np.argsort(taken, kind="stable") if np.isfinite(taken[i])]
+
+
+def _ways(
+    target: Target, instruction: str, product: Product, warps: int, room: int
+) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
+    """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
     tried = _Tried(target, form, product, _shapes(form, near, far, warps, product.stored > 1))
@@ -115,10 +138,7 @@ def fragments_for(
     taken = seconds(busy, alone, resident, product.blocks, target)
     if not len(taken) or not np.isfinite(taken.min()):
         return None
-    best = int(np.argmin(taken))
-    rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in tried.shapes[best])
-    made = Fragments(rows, columns, warp_rows, warp_columns, step, int(tried.stages[best]), product.stored, groups)
-    return made, MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+    return tried, np.asarray(taken), (busy, alone, ring, resident)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -156,6 +176,11 @@ class _Tried:
         self.parts = -(-product.length // self.step)
         self.padded = [~_is_swizzled(n, self.step, form.packet) for n in (self.rows, self.columns)]
         self.tensor, self.shared, self.beyond = self._units()
+
+    def made(self, number: int) -> Fragments:
+        rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in self.shapes[number])
+        stages, stored = int(self.stages[number]), self.product.stored
+        return Fragments(rows, columns, warp_rows, warp_columns, step, stages, stored, groups)
 
     def _units(self) -> tuple[Numbers, Numbers, Numbers]:
         """Cycles of a multiprocessor's tensor cores, shared memory and L2 cache for a part of the sum of one block."""

@@ -1,7 +1,8 @@
 """Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
 
-Four ways: a position a thread; a reduction shared by neighbouring threads and combined by shuffles; a contraction
-whose operands go through shared memory in steps, with a register tile a thread, or with fragments of matrices a warp.
+Five ways: a position a thread; packets of a map's neighbours; a reduction shared by neighbouring threads and combined
+by shuffles; a contraction whose operands go through shared memory in steps, with a register tile a thread, or with
+fragments of matrices a warp.
 Barriers and shuffles stand outside every condition that depends on the thread.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import e, log2, prod
 
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
+from tilewright.ir.dtypes import float32
 from tilewright.ir.expr import (
     Axis,
     Const,
@@ -21,13 +23,17 @@ from tilewright.ir.expr import (
     axes_of,
     const,
     eq,
+    is_op,
     load,
+    loads,
     lt,
+    op,
     replace_nodes,
+    rewrite,
     substitute,
     var,
 )
-from tilewright.ir.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Instruction, Memory, Operand, Scope, Stmt, Store
 from tilewright.ir.simplify import simplify
 from tilewright.lower.access import Access
 from tilewright.lower.nesting import alloc, serial, unrolled, walked
@@ -37,6 +43,7 @@ from tilewright.tile_graph.plan import Hold, Leaf, Tile
 from tilewright.tile_graph.propagate import Box, Range, extent_of, whole
 
 WARP = 32
+_LOG2_E = log2(e)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,10 @@ class GpuNest:
             from tilewright.backend.gpu.contract import GpuContract
 
             return GpuContract(self).statements()
+        if self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
+            from tilewright.backend.gpu.elementwise import PackedMap
+
+            return PackedMap(self).statements()
         return self.in_rounds(self._one_round)
 
     # --- who computes what
@@ -173,7 +184,7 @@ class GpuNest:
         return alloc(states, self._shared_reduction(spot, states, monoid))
 
     def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        packet = self._packet(spot, const(0))
+        packet = self._packet(spot)
         if packet == 1:
             loops, env = walked(self.reduction, self.reduce_ranges)
             return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
@@ -188,7 +199,7 @@ class GpuNest:
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.plan.split
         share = self.taker()[1]
-        packet = self._packet(spot, share)
+        packet = self.plan.lanes if self.along_reduction else 1
         count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
         loop = Axis("share", -(-count // split))
         flat = simplify(var(loop) * split + share)
@@ -216,30 +227,28 @@ class GpuNest:
         fetched = [stmt for _, moved, _ in found for stmt in moved]
         return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
 
-    def _packet(self, spot: Spot, share: Expr) -> int:
-        """Neighbours along the reduction that a thread takes at a time: as many as memory hands over in one packet,
-        where all threads have something to do, neighbours of a thread walk elsewhere or the reduction too, and some
-        operand lies there beside each other."""
+    def _packet(self, spot: Spot) -> int:
+        """Neighbours along a reduction of its own that a thread takes at a time: as many as memory hands over in one
+        packet, where some operand lies there beside each other."""
         if not self.reduction:  # of a scalar
             return 1
         inner = self.reduce_ranges[self.reduction[-1]]
-        length = prod(int(r.size) for r in self.reduce_ranges.values())
-        if (self.plan.split > 1 and not self.along_reduction) or static(inner.count) != int(inner.size):
+        if static(inner.count) != int(inner.size):
             return 1
         from tilewright.backend.gpu.packets import in_registers
 
         for packet in (8, 4, 2):
-            if int(inner.size) % packet or length < packet * self.plan.split:
+            if int(inner.size) % packet:
                 continue
             lane = Axis("lane", packet)
-            env, _ = self.reduction_point(share, lane)
+            env, _ = self.reduction_point(const(0), lane)
             if any(in_registers(self, e, lane)[2] for e in self.elements({**spot.env, **env})):
                 return packet
         return 1
 
     def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
         """Every thread of a position gets the whole reduction; all threads take part."""
-        split = self.plan.split
+        split = min(self.plan.split, WARP)
         distance = 1 if self.along_reduction else WARP // split
         others = self.states(monoid, (), "other")
         combine: list[Stmt] = []
@@ -249,7 +258,23 @@ class GpuNest:
                 combine.append(Instruction("shuffle_xor", operands, (const(distance),)))
             combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
             distance *= 2
-        return spot.around(alloc(others, combine))
+        within = spot.around(alloc(others, combine))
+        return within if self.plan.split <= WARP else (*within, *self._of_all_warps(monoid, states))
+
+    def _of_all_warps(self, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
+        """The shares of the warps of a position, which meet in shared memory."""
+        warps = self.plan.split // WARP
+        tables = [Buffer(self.names.fresh("shares"), (self.threads // WARP,), s.dtype, Memory.SHARED) for s in states]
+        self.shared.extend(tables)
+        thread, first = var(self.thread), simplify(self.taker()[0] * warps)
+        put = [Store(t, (simplify(thread // WARP),), load(s, ())) for t, s in zip(tables, states, strict=True)]
+        body: list[Stmt] = [Barrier(Scope.BLOCK)] if self.rounds > 1 else []
+        body.extend((If(eq(simplify(thread % WARP), 0), tuple(put)), Barrier(Scope.BLOCK)))
+        # all in the same order, so that all have the same
+        body.extend(Store(s, (), load(t, (first,))) for s, t in zip(states, tables, strict=True))
+        for number in range(1, warps):
+            body.extend(self.update(monoid, states, (), [load(t, (simplify(first + number),)) for t in tables]))
+        return tuple(body)
 
     def finish(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
         """One thread of a position stores; it alone reads what the accumulators should have started from."""
@@ -284,7 +309,7 @@ class GpuNest:
     # --- pieces
 
     def elements(self, env: dict[Axis, Expr]) -> list[Expr]:
-        return [simplify(self.access.lower(substitute(e, env))) for e in self.nest.elements]
+        return [simplify(self.access.lower(substitute(quick_powers(e), env))) for e in self.nest.elements]
 
     def initial(self, monoid: Monoid, spot: Spot) -> tuple[Expr, ...]:
         if not self.nest.initial:
@@ -320,9 +345,21 @@ class GpuNest:
         logical = tuple(spot.env[a] for a in self.nest.axes)
         body: list[Store] = []
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
-            final = self.access.lower(substitute(replace_nodes(value, results), spot.env))
+            final = self.access.lower(substitute(replace_nodes(quick_powers(value), results), spot.env))
             body.extend(self.access.stores(tensor, logical, simplify(final)))
         return tuple(body)
+
+
+def quick_powers(value: Expr) -> Expr:
+    """The value with exp as the instruction that there is has it, a power of two, where it is taken of numbers of 16
+    bits: up to where the result is zero the error is a hundredth of theirs."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not is_op(node, "exp") or node.dtype is not float32 or any(n.dtype.bits > 16 for n in loads(node)):
+            return None
+        return op("exp2", op("mul", node.args[0], const(_LOG2_E, float32)))
+
+    return rewrite(value, rule)
 
 
 def known_true_left_out(conditions: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -19,9 +19,8 @@ def in_registers(nest: GpuNest, value: Expr, lane: Axis) -> tuple[Expr, list[Stm
     fetched: list[Stmt] = []
     kept: list[Buffer] = []
     now: dict[Expr, Expr] = {}
-    for node in _certain_loads(value):
-        width = min(extent_of(lane.extent), ROW_BYTES // node.dtype.bytes)
-        if not _in_line(node, lane, width):
+    for node in certain_loads(value):
+        if not in_line(node, lane):
             continue
         buffer = packets_of(nest.names.fresh("beside"), lane, node.dtype)
         kept.append(buffer)
@@ -30,10 +29,15 @@ def in_registers(nest: GpuNest, value: Expr, lane: Axis) -> tuple[Expr, list[Stm
     return replace_nodes(value, now), fetched, kept
 
 
-def _certain_loads(value: Expr) -> list[Load]:
+def packet_width(lanes: int, dtype: DType) -> int:
+    """Elements of so many lanes that are moved as one."""
+    return min(lanes, ROW_BYTES // dtype.bytes)
+
+
+def certain_loads(*values: Expr) -> list[Load]:
     """Reads that are made whatever conditions say: others may lie outside."""
     found: dict[Expr, None] = {}
-    stack = [value]
+    stack = list(values)
     while stack:
         node = stack.pop()
         if node in found:
@@ -43,10 +47,11 @@ def _certain_loads(value: Expr) -> list[Load]:
     return [n for n in found if isinstance(n, Load)]
 
 
-def _in_line(node: Load, lane: Axis, width: int) -> bool:
+def in_line(node: Load, lane: Axis) -> bool:
     """Whether lanes read neighbours of the last dimension, packets beginning at multiples of their size."""
-    if not node.indices:
+    if not node.indices or lane.extent == 1:
         return False
+    width = packet_width(extent_of(lane.extent), node.dtype)
     total = linear(simplify(flat_offset(node)))
     others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
     if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1 or total.terms.get(var(lane)) != 1:
@@ -57,7 +62,7 @@ def _in_line(node: Load, lane: Axis, width: int) -> bool:
 def packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:
     """Registers for all lanes, by the packets that they are moved in."""
     size = extent_of(lane.extent)
-    width = min(size, ROW_BYTES // dtype.bytes)
+    width = packet_width(size, dtype)
     return Buffer(name, (size // width, width), dtype, Memory.REGISTER)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
 from tilewright.backend.gpu.nest import WARP
+from tilewright.backend.gpu.packet_plan import fitted, with_packets
 from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, loads, var
@@ -29,6 +30,7 @@ _WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink 
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
+_LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
 
@@ -63,11 +65,12 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
         along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
-    return Leaf(
+    leaf = Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
         order=tuple(names[a] for a in (*order, *reduction)), split=split,
     )  # fmt: skip
+    return with_packets(leaf, nest, context)
 
 
 def _staged(nest: Nest) -> bool:
@@ -173,6 +176,9 @@ def _split(
         most = 32 if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
         while split < most and split * 2 <= length:
             split *= 2
+        # of long rows several warps take one, each thread still with a few packets
+        while WARP <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
+            split *= 2
         return split, inner if split > 1 else fastest
     while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
         split *= 2
@@ -198,8 +204,10 @@ def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axi
 
 
 def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
-    """Register tiles along each output axis of a box."""
+    """Register tiles, or packets of a map, along each output axis of a box."""
     register = dict(plan.register)
+    if nest.monoid is None and plan.vector is not None:
+        register[plan.vector] = plan.lanes
     names = nest.axis_names()
     return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
 
@@ -211,21 +219,24 @@ class Block:
     boxes: Mapping[Nest, Box]
     limits: Mapping[Nest, Mapping[Axis, Range]]
     blocks: int  # of the kernel
+    steps: Mapping[str, int]  # what the origins that boxes begin from are multiples of, by their names
 
 
 def block_of(nests: Sequence[Nest], tile: Mapping[str, int], stream: Stream | None, block: int) -> Block:
     root = nests[-1]
     ranges = []
+    steps = {"block": block}
     count = 1
     for i, axis in enumerate(root.axes):
         extent = extent_of(axis.extent)
         size = min(tile.get(f"o{i}", extent), extent)
         count *= -(-max(1, extent) // max(1, size))
+        steps[f"origin_{i}"] = size
         ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
     limits = {}
     if stream is not None and block < stream.extent:
         limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
-    return Block(propagate(nests, tuple(ranges), limits), limits, count)
+    return Block(propagate(nests, tuple(ranges), limits), limits, count, steps)
 
 
 def finished_leaves(
@@ -243,13 +254,16 @@ def finished_leaves(
             made = fragments[leaf.tensor]
             finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
             continue
-        plain = _finished(leaf, nest, part.boxes[nest], part.limits.get(nest, {}))
-        most = max(most, prod(positions(plain, nest, part.boxes[nest]).values()) * plain.split)
+        box = part.boxes[nest]
+        limits = part.limits.get(nest, {})
+        plain = fitted(_finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
+        most = max(most, prod(positions(plain, nest, box).values()) * plain.split)
         finished.append(plain)
     if fragments:
         return tuple(finished), WARP * next(iter(fragments.values())).warps
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    return tuple(finished), min(room, -(-most // WARP) * WARP)
+    unit = max([WARP, *(leaf.split for leaf in finished if leaf.instruction is None)])
+    return tuple(finished), min(room // unit, -(-most // unit)) * unit
 
 
 def shared_out(

@@ -12,14 +12,16 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
+from tilewright.backend.gpu.packet_plan import accesses, fit_lanes
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
+from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.moving import compulsory, footprint, looked_up, transactions
+from tilewright.tile_graph.moving import accessed, compulsory, footprint, looked_up, transactions
 from tilewright.tile_graph.nest import Nest, data_cost
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
@@ -45,6 +47,9 @@ _BUSY_THREADS = 128  # a warp for each of the four schedulers
 _RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
+_WAIT_EXPOSED = 0.1  # of the time that blocks wait, though others compute meanwhile
+_BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than a warp does at once
+_WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
@@ -71,7 +76,8 @@ def choose_gpu_tile(
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
     products = matrix_costs(nests, plans, boxes, limits, tiles, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
-    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n])
+    lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
+    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])
             for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     threads = np.clip(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
@@ -81,6 +87,7 @@ def choose_gpu_tile(
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     ring: Size = 0
+    inside = {t for n in nests for t in n.stores}
     for nest, plan, positions in zip(nests, plans, work, strict=True):
         if nest in products:
             again = trips.get(nest, 1)
@@ -89,32 +96,43 @@ def choose_gpu_tile(
             ring = np.maximum(ring, products[nest].ring)
             continue
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, tiles_of[nest], target)
+        slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], target)
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
-        latency = latency + rounds * wait * repeats + _FIRST_TOUCH * target.main.latency * target.clock / 2
+        touches: Size = 1
+        if nest.monoid is None and not inside.issuperset(nest.reads()):
+            touches = -(-rounds // plan.at_once)  # the next packets are asked for when these are stored
+        latency = latency + rounds * wait * repeats + touches * _FIRST_TOUCH * target.main.latency * target.clock / 2
         # a streamed reduction carries its state on by a few small maps
         carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
         latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
-    traffic = _traffic(nests, boxes, context, stored, limits, trips)
+    traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
     held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
     beside = np.maximum(ring, 8 << 10)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))
     for cost in products.values():
         at_once = np.minimum(at_once, cost.resident)
+    # what nests read one after the other stays in the first cache, which is the same memory, or in the next
+    between = np.minimum(alive, at_once) * wide
+    traffic = traffic + np.where(between <= target.tile_level.capacity // 2, 0, again)
+    outer = target.outer or target.main
+    lost = np.where(between <= outer.capacity // 2, 0, again) * tiles
     # a few warps cannot keep the multiprocessor busy
     issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / near
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
-    cycles = np.maximum(cycles, -(-alive // at_once) * latency)
+    waiting = -(-alive // at_once) * latency
+    cycles = np.maximum(cycles, waiting) + _WAIT_EXPOSED * np.minimum(cycles, waiting)
     seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
     # what one multiprocessor can draw from memory is not much more than its share
     drawing = np.minimum(target.units, np.maximum(tiles, 1))
     rate = np.minimum(target.main.bandwidth * target.units, drawing * (target.main.alone or target.main.bandwidth))
-    far = compulsory(nests, stored, context) / rate
+    far = (compulsory(nests, stored, context) + lost) / rate
+    if root not in products:
+        far = far * (1 + _BROKEN_RUNS * _broken(root, sizes, context))
     seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:
@@ -178,7 +196,8 @@ def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[
         if plan.instruction is not None:
             choices.append(matrix_sizes(root, plan, axis))
             continue
-        unit = min(register.get(names[axis], 1), extent)
+        whole = plan.lanes if names[axis] == plan.vector and root.monoid is None else register.get(names[axis], 1)
+        unit = min(whole, extent)
         found = {extent}
         size = unit
         while size < extent:
@@ -195,11 +214,12 @@ def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
     return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
 
 
-def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size]) -> Size:
+def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size) -> Size:
     """Threads that a box could use."""
     total: Size = plan.split
+    vector = nest.named(plan.vector) if nest.monoid is None and plan.vector is not None else None
     for axis, extent in zip(nest.axes, box, strict=True):
-        total = total * -(-extent.size // register.get(axis, 1))
+        total = total * -(-extent.size // (lanes if axis is vector else register.get(axis, 1)))
     return total
 
 
@@ -221,15 +241,16 @@ def _global_step(target: Target) -> float:
     return _GLOBAL_STEP * target.tile_level.latency * target.clock
 
 
-def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], target: Target) -> tuple[Size, Size]:
+def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
     far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
-    epilogue = outputs * (nest.value_cost + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     if nest.monoid is None:
-        return epilogue, far / 4 + nest.value_cost  # rounds do not wait for each other
+        slots = lanes * nest.value_cost + _LOAD_SLOTS * accesses(nest, plan, lanes)
+        return slots, far / 4 + lanes * nest.value_cost  # rounds do not wait for each other
+    epilogue = outputs * (nest.value_cost + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -242,21 +263,34 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], target: Ta
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
-    slots = outputs * (
-        _LOAD_SLOTS * len(nest.element_loads) + nest.element_cost + data_cost(*nest.monoid.combine)
-    )
+    fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
+    slots = outputs * (fetching + plan.lanes * (nest.element_cost + data_cost(*nest.monoid.combine)))
+    steps = steps / plan.lanes
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
+    """How much is missing to what a warp stores at once in what a tile stores beside each other."""
+    order = context.layout(root.tensor).order
+    if not order:
+        return 0.0
+    axis, width = root.axes[order[-1].axis], root.tensor.dtype.bytes
+    line = min(_WARP_BYTES, extent_of(axis.extent) * width)
+    return 1 - np.minimum(sizes[axis] * width, line) / max(line, 1)
 
 
 def _traffic(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
     limits: Mapping[Nest, Mapping[Axis, Range]], trips: Mapping[Nest, int],
-) -> Size:  # fmt: skip
-    """Bytes one block moves from and to device memory, in whole transactions."""
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Bytes one block moves from and to device memory, in whole transactions; of what it reads, the bytes that a later
+    nest reads again; and how much lies between the two times."""
     total: Size = 0.0
+    again: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
+    repeated: dict[Tensor, Size] = {}
     for nest in nests:
         outside = {t for t in nest.reads() if t not in inside}
         for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
@@ -267,8 +301,13 @@ def _traffic(
             moved = moved * trips.get(nest, 1)
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            if tensor in seen:
+                # a box of rows that are rolled or looked up spans far more than is read of it
+                own = np.minimum(moved, accessed(nest, tensor, boxes[nest], context))
+                again = again + np.minimum(seen[tensor], own)
+                repeated[tensor] = own
             seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
         for tensor in nest.stores:
             if tensor in stored:
                 total = total + transactions(tensor, boxes[nest], context)
-    return sum(seen.values(), total)
+    return sum(seen.values(), total), again, sum(repeated.values(), 0.0)

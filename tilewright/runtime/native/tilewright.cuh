@@ -314,6 +314,17 @@ template <> TW_METHOD float maximum<float>(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
+#define TW_NARROW(type, name, text) \
+  template <> TW_METHOD type name<type>(type a, type b) { \
+    type result; \
+    asm(text " %0, %1, %2;" : "=h"(result.bits) : "h"(a.bits), "h"(b.bits)); \
+    return result; \
+  }
+TW_NARROW(half, minimum, "min.NaN.f16")
+TW_NARROW(half, maximum, "max.NaN.f16")
+TW_NARROW(bfloat16, minimum, "min.NaN.bf16")
+TW_NARROW(bfloat16, maximum, "max.NaN.bf16")
+#undef TW_NARROW
 #endif
 
 // Division by zero gives 0, the lowest number by -1 itself.
@@ -384,7 +395,15 @@ TW_FN float erf(float a) {
 #else
 TW_FN float erf(float a) { return TW_MATH(erff)(a); }
 #endif
+#if defined(__CUDACC__)
+TW_FN float sigmoid(float a) {  // the reciprocal is one instruction, a unit in the last place off at most
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(1.0f + expf(-a)));
+  return result;
+}
+#else
 TW_FN float sigmoid(float a) { return 1.0f / (1.0f + TW_MATH(expf)(-a)); }
+#endif
 TW_FN float sin(float a) { return TW_MATH(sinf)(a); }
 TW_FN float cos(float a) { return TW_MATH(cosf)(a); }
 TW_FN float floor(float a) { return TW_MATH(floorf)(a); }
