@@ -136,7 +136,7 @@ def fitted(
     count = prod(-(-int(r.size) // (lanes if a is axis else 1)) for a, r in zip(nest.axes, box, strict=True))
     rounds = -(-count // threads)
     turns = -(-rounds // leaf.at_once)
-    return replace(leaf, lanes=lanes, at_once=-(-rounds // max(1, turns)))
+    return replace(leaf, lanes=lanes, at_once=max(1, -(-rounds // max(1, turns))))
 
 
 def _ends_with_packets(part: Range, lanes: int) -> bool:
