@@ -62,9 +62,13 @@ def test_no_hints(rows: int, target: Target) -> None:
     assert ahead(artifact) == [0] and not hints(artifact)
 
 
-def test_one_run_is_left_to_the_hardware() -> None:
-    model = model_of([("Relu", ["x"], "y", {})], {"x": (2048, 512)}, {"y": (2048, 512)}, {})
-    assert not hints(made(model, N1))
+def test_a_line_is_asked_for_once_a_step() -> None:
+    """A step reads four vectors, and four that begin four elements later: two lines."""
+    ends = {"a": np.array([0]), "b": np.array([508]), "c": np.array([4]), "d": np.array([512]), "last": np.array([1])}
+    nodes = [("Relu", ["x"], "r", {}), ("Slice", ["r", "a", "b", "last"], "p", {}),
+             ("Slice", ["r", "c", "d", "last"], "q", {}), ("Mul", ["p", "q"], "y", {})]  # fmt: skip
+    artifact = made(model_of(nodes, {"x": (2048, 512)}, {"y": (2048, 508)}, ends), N1)
+    assert ahead(artifact) == [1] and len(hints(artifact)) == 2
 
 
 def test_places_that_data_decides_are_not_guessed() -> None:
