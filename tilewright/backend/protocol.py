@@ -33,6 +33,7 @@ class Choice:
     block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
     step: int = 0  # rows of the root that a window moves on by; 0: there is no window
     resident: bool = False  # every tile has a unit to itself, for all steps of a Scan
+    unhindered: float = 0.0  # seconds if every tile fitted and intermediates moved in no time; 0: not known
 
 
 @dataclass(frozen=True)

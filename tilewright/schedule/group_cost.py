@@ -20,6 +20,9 @@ from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream, find_stream
 
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
+# Of the time with everything resident, what must be left without its intermediates' traffic for a stream to be looked
+# at: that traffic and room are all a stream saves, and carrying its states along costs something.
+_STREAM_PAYS = 0.95
 
 
 @dataclass
@@ -115,7 +118,8 @@ class GroupCost:
         if len(nests) == 1 or self.streaming == "never":
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
-        if roomy and self.streaming == "auto" and in_registers is None:
+        bound = resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
+        if (roomy or bound) and self.streaming == "auto" and in_registers is None:
             return resident
         stream = in_registers or self.stream(nests)
         if stream is None or any(

@@ -107,7 +107,7 @@ def _best_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(block[best]))  # fmt: skip
+                  int(block[best]), unhindered=times.unhindered)  # fmt: skip
 
 
 def _fastest(seconds: Numbers, *others: Numbers) -> int:
@@ -167,6 +167,7 @@ class Times:
     tiles: Numbers
     held: Numbers
     again: Size = 0.0  # rows of the root whose time windows take once more where they begin
+    unhindered: float = 0.0  # the least of all if every tile fitted, and intermediates moved in no time
 
 
 def predict(
@@ -218,15 +219,20 @@ def predict(
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
     shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
-    seconds = waves * per_tile * (grid.evened if context.cached is None else 1.0)
-    seconds = seconds + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    evened = grid.evened if context.cached is None else 1.0
+    starts = target.kernel_cost * np.where(tiles > 1, shared, alone)
     if context.cached is None and context.weights > target.tile_level.capacity // 2:
-        seconds = seconds + target.cold_start
-    seconds = seconds * crowding(nests, plans, boxes, target)
+        starts = starts + target.cold_start
+    crowded = crowding(nests, plans, boxes, target)
     # every distinct byte is moved once, from where it is, by as many units as there are tiles for
-    seconds = np.maximum(seconds, _least_seconds(nests, stored, context) * grid.lone / grid.busy)
+    moved_once = _least_seconds(nests, stored, context) * grid.lone / grid.busy
+    seconds = np.maximum((waves * per_tile * evened + starts) * crowded, moved_once)
     seconds = seconds + _fetched_by_steps(root, context, sizes)
-    return Times(np.where(fits, seconds, np.inf), tiles, held, again)
+    unhindered = 0.0
+    if len(nests) > 1 and stream is None and not overlaps:
+        free = np.maximum(compute, far) + far_exposed * np.minimum(compute, far) + starting
+        unhindered = float(np.maximum((waves * free * evened + starts) * crowded, moved_once).min())
+    return Times(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
 
 
 def weights_ahead(
