@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
@@ -40,6 +40,12 @@ class NestContext:
         """All of a model's constants that a decision may depend on: what levels hold them, or with as much to spare."""
         sizes = (n for x in self.target.levels for n in (x.capacity // 2, x.capacity, x.capacity * x.shared_by // 2))
         return tuple(self.weights <= size for size in sizes)
+
+    def with_layouts(self, layout: Callable[[Tensor], Layout]) -> NestContext:
+        """The same where tensors lie otherwise."""
+        made = replace(self, layout=layout, kinds={})
+        made.__dict__.update(weights=self.weights, weights_fit=self.weights_fit)  # constants are the same
+        return made
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""

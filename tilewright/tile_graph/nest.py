@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,9 +159,9 @@ class Nest:
     @cached_property
     def alternatives(self) -> frozenset[Tensor]:
         """Tensors of which one read or another is made, as a condition says, and never several."""
-        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")]
-        found = {n.source: len([m for m in self._loads if m.source is n.source]) for n in self._loads}
+        found = Counter(n.source for n in self._loads)
         several = [t for t, count in found.items() if count > 1]
+        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")] if several else []
         return frozenset(
             t for t in several
             if all(any(m.source is t for m in loads(n.args[1])) and any(m.source is t for m in loads(n.args[2]))
