@@ -14,6 +14,7 @@ from tilewright.ir.tensor import Layout
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Known, extent_of
+from tilewright.tile_graph.rows import Rows
 
 _MOST_BYTES = 64 << 20  # of arrays with an entry a candidate
 
@@ -25,6 +26,7 @@ class Tiles:
     sizes: dict[Hashable, Any] = field(default_factory=dict)  # of a root's tiles
     boxes: Known = field(default_factory=Known)
     seconds: dict[Hashable, Any] = field(default_factory=dict)  # of a contraction on its part of a tile
+    contractions: dict[Hashable, Rows] = field(default_factory=dict)  # the same by tile, for batches that overlap
     arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
     prefetched: dict[Hashable, Any] = field(default_factory=dict)  # of its weights that are asked for early
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
