@@ -71,6 +71,8 @@ class Nest:
         axis is cut between two formulas, every block has one of them."""
         values = positions(self.unswitched, *self.values)
         found = [n for n in walk(*values) if isinstance(n, Op) and n.op.name == "select" and _cuts(n.args[0])]
+        if not found:
+            return _counts(values)
         ends = [n for n in found if n.args[0] is found[0].args[0]]
         sides = [[replace_nodes(v, {n: n.args[side] for n in ends}) for v in values] for side in (1, 2)]
         first, second = (_counts(side) for side in sides)
