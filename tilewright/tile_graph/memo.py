@@ -30,6 +30,7 @@ class Tiles:
     arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
     prefetched: dict[Hashable, Any] = field(default_factory=dict)  # of its weights that are asked for early
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
+    read: dict[Hashable, Any] = field(default_factory=dict)  # seconds that those take
     stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
     grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom
     slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
@@ -51,6 +52,7 @@ class Memo:
 
     plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
+    tensors: dict[Hashable, int] = field(default_factory=dict)  # numbers that stand for facts of tensors in keys
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
     ahead: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # what the nests of a kernel ask for early
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
