@@ -78,7 +78,7 @@ class GroupCost:
         box: Box = tuple(Range(var(Axis(f"origin_{i}", extent_of(a.extent))), 1, extent_of(a.extent))
                          for i, a in enumerate(root.axes))  # fmt: skip
         least = int(footprint(nests, propagate(nests, box), stored, None))
-        level = self.context.target.tile_level
+        level = self.backend.farthest_hold(nests, self.context, stored)
         if least <= level.capacity // 2:  # what a kernel may take
             return f"no tile that {root.tensor.name} can be cut into leaves room at {level.name} for what it would hold"
         return f"a single element of {root.tensor.name} needs {least} bytes at {level.name}, which has {level.capacity}"

@@ -28,6 +28,7 @@ class NestContext:
     cached: Mapping[Tensor, Cached] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
     kinds: dict[Nest, Hashable] | None = None  # `kind_of` nests, once all layouts are settled
+    tiles_outer: bool = True  # whether kernels may keep intermediates in the outer cache; those of a Scan's step do not
     asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
 
     @cached_property

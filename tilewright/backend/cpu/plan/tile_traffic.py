@@ -50,6 +50,23 @@ def scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
+def outer_scratch_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, Size],
+) -> Size:  # fmt: skip
+    """Writing intermediate tiles to the outer cache, and reading them from there for every nest that does."""
+    outer = context.target.outer
+    assert outer is not None
+    seconds: Size = 0.0
+    for nest in nests:
+        if nest.tensor in stored:
+            continue
+        readers = sum(any(t in other.reads() for t in nest.stores) for other in nests)
+        size = context.memo.tiles.boxes.elements(boxes[nest]) * nest.tensor.dtype.bytes * repeats.get(nest, 1)
+        seconds = seconds + size * (readers / outer.bandwidth + 1 / outer.writing)
+    return seconds
+
+
 def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
     points = context.memo.tiles.boxes.elements(box)
