@@ -132,8 +132,9 @@ def test_equal_layers_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["neoverse_n1", pytest.param("emerald_rapids", marks=pytest.mark.slow)])
 def test_planning_grows_with_distinct_nests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first block, one between two others and a last are all that there is to plan, however many there are."""
-    few, many = (work(transformer(count), monkeypatch, machine(name)) for count in (3, 9))
+    """A first block, one between two others and a last are all that there is to plan, however many there are; the
+    weights of either model are more than a core's own caches hold, and are less than the outer cache does."""
+    few, many = (work(transformer(count), monkeypatch, machine(name)) for count in (5, 11))
     assert len(many.planned) == len(few.planned) > 0
     assert 0 < many.tiles <= few.tiles + 4
     assert 0 < many.priced <= few.priced + 16

@@ -14,7 +14,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree
 from tilewright.options import Options
-from tilewright.target import Target
+from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile
@@ -33,6 +33,8 @@ class Choice:
     block: int = 0  # elements of a streamed axis at a time; 0: everything is resident
     step: int = 0  # rows of the root that a window moves on by; 0: there is no window
     resident: bool = False  # every tile has a unit to itself, for all steps of a Scan
+    level: str = ""  # where intermediates live; empty: the tile level
+    unhindered: float = 0.0  # seconds if every tile fitted and intermediates moved in no time; 0: not known
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Backend(Protocol):
         fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
         """The best output tile, with `stream` walked in one of these blocks; None when no tile's intermediates fit."""
+
+    def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
+        """The level farthest away at which a kernel may keep what its nests pass to each other."""
 
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         """The stream of nests that pass all to each other in registers; None where there is none."""

@@ -158,7 +158,7 @@ def _kernel_facts(
         "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
         "block_threads": lanes.count if lanes is not None else 1,
         "footprint_bytes": plan.estimate.footprint,
-        "footprint_level": target.tile_level.name,
+        "footprint_level": plan.level,
         "stream": None if stream is None else
         {"tensors": [b.tensor for b in stream.axes[0].binds], "extent": stream.axes[0].extent,
          "block": stream.sizes[0][1]},

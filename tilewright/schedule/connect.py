@@ -98,7 +98,7 @@ class Connector:
         if members not in self.known:
             choice = self.costs.cost(members)
             seconds = float("inf") if choice is None else choice.seconds
-            score = seconds * (1 + self._error(members, choice)) + self._displaced(members)
+            score = seconds * (1 + self._error(members, choice)) + self._displaced(members, choice)
             self.known[members] = Group(list(members), choice, score)
         return self.known[members]
 
@@ -277,11 +277,14 @@ class Connector:
         copied = any(n.tensor in self.costs.context.staged for n in nests[:-1])
         return _LEAST_GAIN if copied and self.costs.over_weights(nests[-1:]) else 0.0
 
-    def _displaced(self, nests: Sequence[Nest]) -> float:
-        """What stored intermediates cost other kernels: they push out of the caches what those would find there."""
+    def _displaced(self, nests: Sequence[Nest], choice: Choice | None) -> float:
+        """What stored intermediates cost other kernels: they push out of the caches what those would find there. So do
+        tiles of intermediates that are kept in the outer cache, once for each unit."""
         stored = [t for t in self.costs.stored(nests) if t not in self.costs.kept]
-        moved = 2 * sum(t.most_bytes for t in stored)
         target = self.costs.context.target
+        moved = 2 * sum(t.most_bytes for t in stored)
+        if choice is not None and choice.level:
+            moved += 2 * choice.footprint * target.units
         return _DISPLACED * moved / (target.main.bandwidth * target.units)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Sequence[Group]) -> bool:

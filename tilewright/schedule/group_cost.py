@@ -16,10 +16,13 @@ from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.rolling import find_overlaps
-from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.signature import signature, signature_by
 from tilewright.tile_graph.streams import Stream, find_stream
 
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
+# Of the time with everything resident, what must be left without its intermediates' traffic for a stream to be looked
+# at: that traffic and room are all a stream saves, and carrying its states along costs something.
+_STREAM_PAYS = 0.95
 
 
 @dataclass
@@ -35,6 +38,7 @@ class GroupCost:
     repeated: bool = False  # nests of a Scan's step
     known: dict[tuple[Nest, ...], Choice | None] = field(default_factory=dict)
     streams: dict[tuple[Nest, ...], Stream | None] = field(default_factory=dict)
+    numbers: dict[Tensor, int] = field(default_factory=dict)
 
     def stored(self, nests: Sequence[Nest]) -> frozenset[Tensor]:
         """Results of a group that must reach main memory."""
@@ -74,7 +78,7 @@ class GroupCost:
         box: Box = tuple(Range(var(Axis(f"origin_{i}", extent_of(a.extent))), 1, extent_of(a.extent))
                          for i, a in enumerate(root.axes))  # fmt: skip
         least = int(footprint(nests, propagate(nests, box), stored, None))
-        level = self.context.target.tile_level
+        level = self.backend.farthest_hold(nests, self.context, stored)
         if least <= level.capacity // 2:  # what a kernel may take
             return f"no tile that {root.tensor.name} can be cut into leaves room at {level.name} for what it would hold"
         return f"a single element of {root.tensor.name} needs {least} bytes at {level.name}, which has {level.capacity}"
@@ -85,14 +89,23 @@ class GroupCost:
         context = self.context
         known: dict[Hashable, Choice | None] = context.memo.choices
         key = (
-            signature(nests, lambda t: (t in stored, t in context.constants, t in context.staged, context.layout(t),
-                                        context.stepped.get(t))),
+            signature_by(nests, lambda t: 2 * self._number(t) + (t in stored)),
             tuple([self.plans[n].unnamed for n in nests]), self.streaming, self.repeated, context.weights_fit,
         )  # fmt: skip
         if key in known:
             return known[key]
         context.memo.trim()
         found = known[key] = self._best(nests, stored)
+        return found
+
+    def _number(self, tensor: Tensor) -> int:
+        """The same for tensors of which all that planning asks is the same; whether they are stored is not among it."""
+        found = self.numbers.get(tensor)
+        if found is None:
+            context = self.context
+            facts = (tensor.shape, tensor.dtype.name, tensor in context.constants, tensor in context.staged,
+                     context.layout(tensor), context.stepped.get(tensor))  # fmt: skip
+            found = self.numbers[tensor] = context.memo.tensors.setdefault(facts, len(context.memo.tensors))
         return found
 
     def _best(self, nests: Sequence[Nest], stored: frozenset[Tensor]) -> Choice | None:
@@ -115,7 +128,8 @@ class GroupCost:
         if len(nests) == 1 or self.streaming == "never":
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
-        if roomy and self.streaming == "auto" and in_registers is None:
+        bound = resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
+        if (roomy or bound) and self.streaming == "auto" and in_registers is None:
             return resident
         stream = in_registers or self.stream(nests)
         if stream is None or any(

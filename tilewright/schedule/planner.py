@@ -73,7 +73,8 @@ def make_plan(
     units: list[_Unit] = []
     for part, fused, nests, plans in planned:
         kept = kept_in_memory(part, context)
-        costs = GroupCost(backend, context, plans, kept, readers_of(nests), streaming, part.scan is not None)
+        costs = GroupCost(backend, search_context(part, context), plans, kept, readers_of(nests), streaming,
+                          part.scan is not None)  # fmt: skip
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         refused = connector.refusals(groups) if schedule == "connected" else {}
@@ -86,6 +87,11 @@ def make_plan(
 def kept_in_memory(part: Part, context: NestContext) -> frozenset[Tensor]:
     """What no tile may hold alone: what is read elsewhere, and copies in panels, which are filled up in memory."""
     return part.kept | {t for t in context.staged if any(axis.size is not None for axis in context.layout(t).order)}
+
+
+def search_context(part: Part, context: NestContext) -> NestContext:
+    """What is known around the nests of a part while they are connected."""
+    return context if part.scan is None else replace(context, tiles_outer=False)
 
 
 def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
@@ -240,7 +246,7 @@ class _Builder:
         seconds = choice.seconds if step is None else step.seconds
         about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused))
         kernel = kernel_tile(
-            self.backend.launch, self.context.target.tile_level.name, nests, leaves,
+            self.backend.launch, choice.level or self.context.target.tile_level.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
         return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)

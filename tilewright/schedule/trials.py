@@ -13,7 +13,7 @@ from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
 from tilewright.schedule.connect import Connector, Group, readers_of
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.schedule.planner import kept_in_memory, parts_of
+from tilewright.schedule.planner import kept_in_memory, parts_of, search_context
 from tilewright.schedule.price import plan_context
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
@@ -57,8 +57,8 @@ class Trials:
             plans: dict[Nest, Leaf] = {
                 n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
             }
-            costs = GroupCost(backend, context, plans, kept_in_memory(part, context), readers_of(list(plans)),
-                              repeated=scan is not None)  # fmt: skip
+            costs = GroupCost(backend, search_context(part, context), plans, kept_in_memory(part, context),
+                              readers_of(list(plans)), repeated=scan is not None)  # fmt: skip
             connector = Connector(costs, list(plans), part.behind)
             groups = {k.name: connector.group(nests[k.name]) for k in kernels}
             self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
@@ -81,7 +81,7 @@ class Trials:
         reason = _too_little(one, apart, first.score + second.score)
         if self._scans[feeder.name] is not None:
             reason += ", each step by itself"
-        return Trial(level, one.choice.seconds, apart, reason)
+        return Trial(one.choice.level or level, one.choice.seconds, apart, reason)
 
     def parted(self, kernel: Tile, made: str) -> Trial:
         """A kernel, against two of which the first ends with what one of its leaves stores."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
@@ -28,6 +28,7 @@ class NestContext:
     cached: Mapping[Tensor, Cached] | None = None  # in the steps of a Scan: where its weights come from
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
     kinds: dict[Nest, Hashable] | None = None  # `kind_of` nests, once all layouts are settled
+    tiles_outer: bool = True  # whether kernels may keep intermediates in the outer cache; those of a Scan's step do not
     asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
 
     @cached_property
@@ -40,6 +41,12 @@ class NestContext:
         """All of a model's constants that a decision may depend on: what levels hold them, or with as much to spare."""
         sizes = (n for x in self.target.levels for n in (x.capacity // 2, x.capacity, x.capacity * x.shared_by // 2))
         return tuple(self.weights <= size for size in sizes)
+
+    def with_layouts(self, layout: Callable[[Tensor], Layout]) -> NestContext:
+        """The same where tensors lie otherwise."""
+        made = replace(self, layout=layout, kinds={})
+        made.__dict__.update(weights=self.weights, weights_fit=self.weights_fit)  # constants are the same
+        return made
 
     def packable(self, tensor: Tensor) -> bool:
         """Whether whoever reads the tensor may say how it is packed."""

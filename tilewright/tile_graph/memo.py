@@ -14,6 +14,7 @@ from tilewright.ir.tensor import Layout
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Known, extent_of
+from tilewright.tile_graph.rows import Rows
 
 _MOST_BYTES = 64 << 20  # of arrays with an entry a candidate
 
@@ -25,9 +26,11 @@ class Tiles:
     sizes: dict[Hashable, Any] = field(default_factory=dict)  # of a root's tiles
     boxes: Known = field(default_factory=Known)
     seconds: dict[Hashable, Any] = field(default_factory=dict)  # of a contraction on its part of a tile
+    contractions: dict[Hashable, Rows] = field(default_factory=dict)  # the same by tile, for batches that overlap
     arithmetic: dict[Hashable, Any] = field(default_factory=dict)  # the same of any nest, epilogue included
     prefetched: dict[Hashable, Any] = field(default_factory=dict)  # of its weights that are asked for early
     moved: dict[Hashable, Any] = field(default_factory=dict)  # bytes it reads of a tensor
+    read: dict[Hashable, Any] = field(default_factory=dict)  # seconds that those take
     stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
     grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom
     slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
@@ -49,6 +52,7 @@ class Memo:
 
     plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
+    tensors: dict[Hashable, int] = field(default_factory=dict)  # numbers that stand for facts of tensors in keys
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
     ahead: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # what the nests of a kernel ask for early
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,6 +71,8 @@ class Nest:
         axis is cut between two formulas, every block has one of them."""
         values = positions(self.unswitched, *self.values)
         found = [n for n in walk(*values) if isinstance(n, Op) and n.op.name == "select" and _cuts(n.args[0])]
+        if not found:
+            return _counts(values)
         ends = [n for n in found if n.args[0] is found[0].args[0]]
         sides = [[replace_nodes(v, {n: n.args[side] for n in ends}) for v in values] for side in (1, 2)]
         first, second = (_counts(side) for side in sides)
@@ -158,9 +161,9 @@ class Nest:
     @cached_property
     def alternatives(self) -> frozenset[Tensor]:
         """Tensors of which one read or another is made, as a condition says, and never several."""
-        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")]
-        found = {n.source: len([m for m in self._loads if m.source is n.source]) for n in self._loads}
+        found = Counter(n.source for n in self._loads)
         several = [t for t, count in found.items() if count > 1]
+        chosen = [n for n in walk(*self.elements, *self.values) if is_op(n, "select")] if several else []
         return frozenset(
             t for t in several
             if all(any(m.source is t for m in loads(n.args[1])) and any(m.source is t for m in loads(n.args[2]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,18 @@ def _range(index: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
             constant += (int(term_size) - 1) * coefficient  # an integer of NumPy's cannot be wrapped
         for part, count in end.terms.items():
             terms[part] = terms.get(part, 0) + count * coefficient
-    return simplify(Linear({t: c for t, c in terms.items() if c}, constant).expr()), size
+    return _sum(tuple([(t, c) for t, c in terms.items() if c]), constant), size
+
+
+@lru_cache(maxsize=1 << 12)
+def _sum(terms: tuple[tuple[Expr, int], ...], constant: int) -> Expr:
+    """Where a range begins; tiles of all sizes begin alike."""
+    return simplify(Linear(dict(terms), constant).expr())
+
+
+@lru_cache(maxsize=1 << 12)
+def _quotient(low: Expr, divisor: int) -> Expr:
+    return simplify(low // divisor)
 
 
 def _term_range(term: Expr, box: Mapping[Axis, Range]) -> tuple[Expr | None, Size]:
@@ -180,7 +192,7 @@ def _division_range(term: Op, box: Mapping[Axis, Range]) -> tuple[Expr | None, S
     aligned = start.constant % divisor == 0 and all(c % divisor == 0 for c in start.terms.values())
     if term.op.name == "floordiv":
         spill = 0 if aligned else divisor - 1
-        return simplify(low // divisor), (size - 1 + spill) // divisor + 1
+        return _quotient(low, divisor), (size - 1 + spill) // divisor + 1
     if aligned:
         return const(0), np.minimum(size, divisor) if isinstance(size, np.ndarray) else min(size, divisor)
     if not isinstance(size, np.ndarray) and size == 1:

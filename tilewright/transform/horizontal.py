@@ -28,6 +28,7 @@ _MOST_CONNECTED = 64  # of a neighbourhood in which ways to connect are looked f
 _MOST_TRIALS = 24  # groups that are judged; equal ones count once
 
 _WORTH = 0.98  # of the time apart, where there are as many kernels as before: less is within the prediction's error
+_NEARLY_WORTH = 0.99  # of the time apart, for other ways to merge the same computes to be tried
 
 Predict = Callable[[Program, bool], tuple[float, int]]
 """The time a Program is predicted to take, in seconds, and its kernels; whether these may be connected."""
@@ -73,7 +74,11 @@ class _Judge:
             if len(self.known) >= _MOST_TRIALS:
                 return None
             connecting = len(apart.computes) <= _MOST_CONNECTED
-            (before, kernels), *found = (self.predict(p, connecting) for p in (apart, *merged))
+            before, kernels = self.predict(apart, connecting)
+            found = [self.predict(merged[0], connecting)]
+            # where the first way gains next to nothing, others of the same members do not gain enough
+            if found[0][0] <= before * _NEARLY_WORTH or found[0][1] < kernels:
+                found += [self.predict(p, connecting) for p in merged[1:]]
             fastest = min(range(len(found)), key=lambda n: (found[n][0], peak_bytes(merged[n])))
             seconds, fewer = found[fastest]
             text = f"predicted {1e6 * seconds:.1f} us against {1e6 * before:.1f} us"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
+from tilewright.backend.cpu.plan.homes import farthest_hold
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.separate_views import separate_views
@@ -22,7 +23,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
-from tilewright.target import Target, why_not_here
+from tilewright.target import MemoryLevel, Target, why_not_here
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
@@ -53,6 +54,9 @@ class CpuBackend:
         fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
         return choose_tile(nests, leaves, context, stored, fixed, stream, blocks)
+
+    def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
+        return farthest_hold(nests, context, stored)
 
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         return None

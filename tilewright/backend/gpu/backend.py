@@ -23,7 +23,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
-from tilewright.target import Target
+from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf, Plan, Tile
@@ -60,6 +60,9 @@ class GpuBackend:
                 return kept
         found = [choose_gpu_tile(nests, leaves, context, stored, fixed, stream, b) for b in blocks or (0,)]
         return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
+
+    def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
+        return context.target.tile_level
 
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         stream = find_stream(nests) if any(x.instruction in FORMS for x in leaves) else None

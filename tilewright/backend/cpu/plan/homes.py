@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilewright.ir.tensor import Tensor
 from tilewright.target import MemoryLevel
 from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.propagate import Size
 
 
@@ -36,6 +39,16 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
     else:
         byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
     return np.minimum(moved, size) / waves * byte
+
+
+def farthest_hold(nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
+    """The level farthest away at which a kernel may keep intermediates. A part of them in the outer cache saves what
+    does not fit that cache as a whole the way to main memory and back; what does fit gains nothing."""
+    target = context.target
+    if target.outer is None or not context.tiles_outer:
+        return target.tile_level
+    far = any(t.most_bytes > target.outer_room for n in nests for t in n.stores if t not in stored)
+    return target.outer if far else target.tile_level
 
 
 def byte_seconds(tensor: Tensor, context: NestContext) -> float:

@@ -16,12 +16,8 @@ from tilewright.ir.simplify import simplify
 from tilewright.tile_graph.context import NestContext, is_contraction, kind_of, stride
 from tilewright.tile_graph.nest import Nest, block_cost, data_cost
 from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import (
-    Box,
-    Size,
-    extent_of,
-    index_size,
-)
+from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, index_size
+from tilewright.tile_graph.rows import Rows
 from tilewright.tile_graph.runs import stretch
 
 _WIDE = 8  # lanes of a vector that is put together through one port of the processor
@@ -43,10 +39,17 @@ def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Siz
     if context.cached is not None:
         return _contraction_seconds(nest, plan, box, context)
     tiles = context.memo.tiles
-    key = kind_of(nest, context), plan.unnamed, tiles.boxes.sizes[id(box)]
+    kind = kind_of(nest, context), plan.unnamed
+    key = kind, tiles.boxes.sizes[id(box)]
     found = tiles.seconds.get(key)
     if found is None:
-        found = tiles.seconds[key] = _contraction_seconds(nest, plan, box, context)
+
+        def work(sizes: list[Size]) -> Size:
+            parts = zip(box, sizes, strict=True)
+            return _contraction_seconds(nest, plan, tuple([Range(p.low, n, p.extent) for p, n in parts]), context)
+
+        rows = tiles.contractions.setdefault(kind, Rows())
+        found = tiles.seconds[key] = rows.of([p.size for p in box], [p.extent for p in box], work)
     return found
 
 

@@ -6,8 +6,6 @@ First reads from main memory are not the same for all: passes and the order of t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilewright.backend.cpu.plan.panels import constant_layouts
 from tilewright.backend.cpu.plan.tile import choose_tile
 from tilewright.backend.cpu.plan.vectorise import candidate_plans, plan_nest
@@ -38,6 +36,6 @@ def select_plan(nest: Nest, context: NestContext) -> Leaf:
 def _seconds(nest: Nest, plan: Leaf, context: NestContext) -> float:
     read = constant_layouts(nest, plan, context)  # as the plan will read them
     packed = {t: context.memo.layout(layout) for t, layout in read.items()}
-    lying = replace(context, layout=lambda t: packed.get(t) or context.layout(t), kinds={})
+    lying = context.with_layouts(lambda t: packed.get(t) or context.layout(t))
     choice = choose_tile([nest], [plan], lying, frozenset(nest.stores))
     return float("inf") if choice is None else choice.seconds

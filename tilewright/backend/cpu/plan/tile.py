@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.plan.ahead import asked_ahead, is_walked_map, panel_read, prefetched_seconds, rows_ahead
-from tilewright.backend.cpu.plan.homes import byte_seconds, lone_unit_share
+from tilewright.backend.cpu.plan.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
     chains_of,
@@ -25,7 +25,12 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
-from tilewright.backend.cpu.plan.tile_traffic import Numbers, scratch_seconds, traffic_seconds
+from tilewright.backend.cpu.plan.tile_traffic import (
+    Numbers,
+    outer_scratch_seconds,
+    scratch_seconds,
+    traffic_seconds,
+)
 from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
@@ -107,7 +112,13 @@ def _best_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(block[best]))  # fmt: skip
+                  int(block[best]), level=_level(times.held[best], context), unhindered=times.unhindered)  # fmt: skip
+
+
+def _level(held: int, context: NestContext) -> str:
+    """Where so many bytes of intermediates live, where that is not the tile level."""
+    outer = context.target.outer
+    return outer.name if outer is not None and held > context.target.tile_level.capacity // 2 else ""
 
 
 def _fastest(seconds: Numbers, *others: Numbers) -> int:
@@ -156,7 +167,7 @@ def choose_window(
     cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
     tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
-                  step=int(steps[best]))  # fmt: skip
+                  step=int(steps[best]), level=_level(times.held[best], context))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,7 @@ class Times:
     tiles: Numbers
     held: Numbers
     again: Size = 0.0  # rows of the root whose time windows take once more where they begin
+    unhindered: float = 0.0  # the least of all if every tile fitted, and intermediates moved in no time
 
 
 def predict(
@@ -196,7 +208,8 @@ def predict(
     grid = _grid(root, plans[-1], box, context)
     tiles, waves = grid.tiles, grid.waves
     held = np.broadcast_to(footprint(nests, seen, stored, stream, steps=bool(overlaps), known=known), tiles.shape)
-    fits = (held <= target.tile_level.capacity // 2) & whole_blocks(nests, boxes)
+    farthest = farthest_hold(nests, context, stored)
+    fits = (held <= farthest.capacity // 2) & whole_blocks(nests, boxes)
     if not fits.any():
         return Times(np.full(tiles.shape, np.inf), tiles, held)
     turns = known.size(-(-stream.extent // block)) if stream else 1
@@ -206,7 +219,12 @@ def predict(
     far = far * grid.lone
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
-    near = near + scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
+    scratch = scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
+    if farthest is not target.tile_level:
+        beyond = held > target.tile_level.capacity // 2
+        far = far + np.where(beyond, outer_scratch_seconds(nests, boxes, context, stored, repeats), 0.0) * grid.lone
+        scratch = np.where(beyond, 0.0, scratch)
+    near = near + scratch
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
@@ -218,15 +236,20 @@ def predict(
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
     shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
-    seconds = waves * per_tile * (grid.evened if context.cached is None else 1.0)
-    seconds = seconds + target.kernel_cost * np.where(tiles > 1, shared, alone)
+    evened = grid.evened if context.cached is None else 1.0
+    starts = target.kernel_cost * np.where(tiles > 1, shared, alone)
     if context.cached is None and context.weights > target.tile_level.capacity // 2:
-        seconds = seconds + target.cold_start
-    seconds = seconds * crowding(nests, plans, boxes, target)
+        starts = starts + target.cold_start
+    crowded = crowding(nests, plans, boxes, target)
     # every distinct byte is moved once, from where it is, by as many units as there are tiles for
-    seconds = np.maximum(seconds, _least_seconds(nests, stored, context) * grid.lone / grid.busy)
+    moved_once = _least_seconds(nests, stored, context) * grid.lone / grid.busy
+    seconds = np.maximum((waves * per_tile * evened + starts) * crowded, moved_once)
     seconds = seconds + _fetched_by_steps(root, context, sizes)
-    return Times(np.where(fits, seconds, np.inf), tiles, held, again)
+    unhindered = 0.0
+    if len(nests) > 1 and stream is None and not overlaps:
+        free = np.maximum(compute, far) + far_exposed * np.minimum(compute, far) + starting
+        unhindered = float(np.maximum((waves * free * evened + starts) * crowded, moved_once).min())
+    return Times(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
 
 
 def weights_ahead(

@@ -50,6 +50,23 @@ def scratch_seconds(
                     read / level.bandwidth + written / level.writing)  # fmt: skip
 
 
+def outer_scratch_seconds(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    repeats: Mapping[Nest, Size],
+) -> Size:  # fmt: skip
+    """Writing intermediate tiles to the outer cache, and reading them from there for every nest that does."""
+    outer = context.target.outer
+    assert outer is not None
+    seconds: Size = 0.0
+    for nest in nests:
+        if nest.tensor in stored:
+            continue
+        readers = sum(any(t in other.reads() for t in nest.stores) for other in nests)
+        size = context.memo.tiles.boxes.elements(boxes[nest]) * nest.tensor.dtype.bytes * repeats.get(nest, 1)
+        seconds = seconds + size * (readers / outer.bandwidth + 1 / outer.writing)
+    return seconds
+
+
 def _moved(nest: Nest, own: Box, tensor: Tensor, box: Box, context: NestContext) -> Size:
     """Bytes that a nest on its part of a tile reads of a tensor, in whole transactions."""
     points = context.memo.tiles.boxes.elements(box)
@@ -74,6 +91,29 @@ def _stored(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]
     return found
 
 
+def _read_seconds(
+    tensor: Tensor, moved: Size, waves: Numbers, context: NestContext, is_known: bool
+) -> tuple[Size, Size | None]:  # fmt: skip
+    """What so many bytes of a tensor that a tile reads take from beyond the tile level, and from there. Both are kept
+    where the bytes are numbers that are `known`, and stay what they are."""
+    known = context.memo.tiles.read
+    key = id(moved), id(waves), tensor.most_bytes, tensor in context.constants, context.weights_fit
+    found: tuple[Size, Size | None] | None = known.get(key) if is_known else None
+    if found is not None:
+        return found
+    by_unit = moved * waves
+    kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
+    beyond = moved / home(tensor, context).bandwidth
+    if kept is False:
+        found = beyond, None
+    else:
+        first = first_seconds(tensor, by_unit, waves, context)
+        found = chosen(kept, first, beyond), chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
+    if is_known:
+        known[key] = found
+    return found
+
+
 def traffic_seconds(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
     repeats: Mapping[Nest, Size], waves: Numbers,
@@ -85,6 +125,7 @@ def traffic_seconds(
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
     tiles = context.memo.tiles
+    combined: set[Tensor] = set()  # of which no nest alone says how much is read
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
         if is_contraction(nest):
@@ -96,12 +137,17 @@ def traffic_seconds(
             moved = tiles.moved.get(key)
             if moved is None:
                 moved = tiles.moved[key] = _moved(nest, boxes[nest], tensor, box, context)
-            moved = moved * repeats[nest] if nest in repeats else moved
+            if nest in repeats:
+                moved = moved * repeats[nest]
+                combined.add(tensor)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 size = tiles.boxes.elements(box) * tensor.dtype.bytes
                 fits = size <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
-            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+            if tensor in seen:
+                combined.add(tensor)
+                moved = np.maximum(seen[tensor], moved)
+            seen[tensor] = moved
         for tensor in nest.stores:
             if tensor in stored:
                 written[tensor], lost = _stored(tensor, boxes[nest], context)
@@ -113,15 +159,10 @@ def traffic_seconds(
             if tensor not in counted:
                 near = near + moved * cached.level / context.target.tile_level.bandwidth
             continue
-        by_unit = moved * waves
-        kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
-        if kept is False:
-            far = far + moved / home(tensor, context).bandwidth
-            continue
-        first = first_seconds(tensor, by_unit, waves, context)
-        far = far + chosen(kept, first, moved / home(tensor, context).bandwidth)
-        if tensor not in counted or tensor in inside:
-            near = near + chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
+        far_part, near_part = _read_seconds(tensor, moved, waves, context, tensor not in combined)
+        far = far + far_part
+        if near_part is not None and tensor not in counted:
+            near = near + near_part
     for tensor, moved in written.items():
         kept = stays(tensor, moved * waves, context)
         near = near + chosen(kept, moved / context.target.tile_level.writing, 0.0)
