@@ -124,7 +124,10 @@ class Run:
 
 
 def run_of(name: str, kernel: Kernel) -> Run:
-    artifact = compiled(name)
+    return run_of_artifact(compiled(name), kernel)
+
+
+def run_of_artifact(artifact: Artifact, kernel: Kernel) -> Run:
     assert artifact.program is not None and artifact.loops is not None
     inputs = random_inputs(artifact)
     means = evaluate(artifact.program, inputs)

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
-from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Scope, Stmt
+from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 from tilewright.ir.simplify import simplify
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
 Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
 Use = Callable[[int], Sequence[Stmt]]  # of the registers of a number
+Multiply = Callable[[Expr], Sequence[Stmt]]  # of the part in a place of the ring
 
 
 def sync() -> Barrier:
@@ -90,6 +92,51 @@ def pipelined(
     for number in range(turns * stages, parts):
         body.extend(one(const(number), number % stages))
     return [*body, *end]
+
+
+def in_groups(
+    name: str, parts: int, stages: int, copies: Copies, multiply: Multiply, sums: tuple[Operand, int], reused: bool
+) -> list[Stmt]:
+    """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
+    into the place of the part before the last, which all threads have seen the end of."""
+    ahead = stages - 2
+    if ahead < 1:
+        raise InternalError(f"{stages} stages are too few: two parts are multiplied while others are copied")
+    (total, count) = sums
+    body: list[Stmt] = []
+
+    def finished(pending: int) -> Instruction:
+        return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
+
+    for number in range(ahead):
+        groups = copies(const(number), const(number)) if number < parts else ()
+        body.extend((*(s for group in groups for s in group), commit()))
+    body.append(finished(0))
+
+    def one(part: Expr, place: int) -> list[Stmt]:
+        later = simplify(part + ahead)
+        groups = copies(later, const((place + ahead) % stages)) if ahead < parts else ()
+        return [
+            wait(ahead - 1),
+            Instruction("async_fence", ()),
+            sync(),
+            Instruction("wgmma_fence", ()),
+            *multiply(const(place)),
+            Instruction("wgmma_commit", (total,)),
+            *_where(lt(later, parts), [s for group in groups for s in group]),
+            commit(),
+            finished(1),
+        ]
+
+    turns = parts // stages if parts >= 2 * stages else 0
+    if turns:
+        axis = Axis(name, turns)
+        turn = [s for place in range(stages) for s in one(simplify(var(axis) * stages + place), place)]
+        body.append(For(axis, ForKind.SERIAL, tuple(turn)))
+    for number in range(turns * stages, parts):
+        body.extend(one(const(number), number % stages))
+    body.append(finished(0))
+    return [*body, *([sync()] if reused else [])]
 
 
 def _where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:
