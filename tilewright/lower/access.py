@@ -18,11 +18,13 @@ class Place:
     layout: Layout
     lows: tuple[Expr, ...] = ()
     prefix: tuple[Expr, ...] = ()
+    dropped: int = 0  # last dimensions of one element, which the buffer does not have
 
     def indices(self, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if self.lows:
             logical = tuple(i - low for i, low in zip(logical, self.lows, strict=True))
-        return (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))
+        found = (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))
+        return found[: len(found) - self.dropped]
 
 
 @dataclass
@@ -51,5 +53,10 @@ class Access:
         return tuple(Store(p.buffer, tuple(as_expr(i) for i in p.indices(logical)), value) for p in self.write[tensor])
 
 
-def global_place(tensor: Tensor, layout: Layout, name: str) -> Place:
-    return Place(Buffer(name, layout.storage_shape(tensor.shape), tensor.dtype, Memory.GLOBAL), layout)
+def global_place(tensor: Tensor, layout: Layout, name: str, squeezed: bool = False) -> Place:
+    """`squeezed`: neighbours in memory are neighbours of the buffer's last dimension, whatever of one element follows."""
+    shape = layout.storage_shape(tensor.shape)
+    dropped = 0
+    while squeezed and len(shape) > 1 and shape[-1] == 1:
+        shape, dropped = shape[:-1], dropped + 1
+    return Place(Buffer(name, shape, tensor.dtype, Memory.GLOBAL), layout, dropped=dropped)

@@ -44,6 +44,7 @@ class GpuKernel(KernelLowering):
     """Tiles handed out to blocks; the threads of a block take up every leaf together."""
 
     memory = Memory.SHARED
+    squeezed = True  # packets are neighbours of the last dimension
 
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")

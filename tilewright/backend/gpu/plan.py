@@ -252,7 +252,9 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
+            finished.append(
+                replace(leaf, step=made.step, lanes=made.stored, split=made.groups, instruction=made.instruction)
+            )
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
