@@ -21,6 +21,7 @@ from tilewright.options import Options  # noqa: E402
 from tilewright.runtime.nvrtc import compile_to_cubin  # noqa: E402
 from tilewright.target import machine  # noqa: E402
 
+
 @pytest.mark.parametrize(("model", "name"), [(m, n) for m in zoo.MODELS for n in ("a100", "h200")])
 def test_nvrtc_compiles_the_zoo(model: str, name: str, tmp_path: Path) -> None:
     module, inputs = zoo.build(model, "full")

@@ -131,7 +131,9 @@ def _wgmma_meaning(form: MatrixForm, context: InstructionContext) -> None:
     between = along // (8 * ROW_BYTES)  # lines from 64 elements of a line to the next
     a = _read_group(context, 1, bool(a_turned), 64, between)
     b = _read_group(context, 2, bool(b_turned), columns, between)
-    product = np.matmul(a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32))  # (groups, others, 64, columns)
+    product = np.matmul(
+        a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32)
+    )  # (groups, others, 64, columns)
     rows, places = form.c.places()
     for j in range(columns // form.c.columns):
         for e in range(form.c.elements):
@@ -195,9 +197,8 @@ def _nothing(context: InstructionContext) -> None:
 
 
 def _wgmma(form: MatrixForm) -> Intrinsic:
-    """c of four warps, which have 16 of its 64 rows each, += a b, both in shared memory. Scalars: columns, whether the
-    lines of a and of b run along their own axes instead of the sum, and bytes from 64 columns of such lines to the next.
-    """
+    """c of four warps, which have 16 of its 64 rows each, += a b, both in shared memory. Scalars: columns, whether
+    lines of a and of b run along their own axes instead of the sum, bytes from 64 columns of such lines to the next."""
     operands = (_SUMS, OperandRule(_SHARED), OperandRule(_SHARED))
     text = f"tw::{form.name}<{{scalar0}}, {{scalar1}}, {{scalar2}}, {{scalar3}}>({{place0}}, {{place1}}, {{place2}});"
     return Intrinsic(form.name, "warpgroup", operands, 4, {"cuda": text}, partial(_wgmma_meaning, form))
@@ -216,8 +217,9 @@ ROWS: tuple[Intrinsic, ...] = (
     Intrinsic("wgmma_fence", "warpgroup", (), 0, {"cuda": "tw::wgmma_fence();"}, _nothing),
     Intrinsic("wgmma_commit", "warpgroup", (_SUMS,), 0, {"cuda": "tw::wgmma_commit({place0});"}, _nothing),
     # how many groups may be under way still, and how many sums a lane has
-    Intrinsic("wgmma_wait", "warpgroup", (_SUMS,), 2, {"cuda": "tw::wgmma_wait<{scalar0}, {scalar1}>({place0});"},
-              _nothing),
+    Intrinsic(
+        "wgmma_wait", "warpgroup", (_SUMS,), 2, {"cuda": "tw::wgmma_wait<{scalar0}, {scalar1}>({place0});"}, _nothing
+    ),
     _ldmatrix("ldmatrix8", 8, False),
     _ldmatrix("ldmatrix8_trans", 8, True),
     _ldmatrix("ldmatrix4", 4, False),

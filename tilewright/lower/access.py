@@ -54,7 +54,7 @@ class Access:
 
 
 def global_place(tensor: Tensor, layout: Layout, name: str, squeezed: bool = False) -> Place:
-    """`squeezed`: neighbours in memory are neighbours of the buffer's last dimension, whatever of one element follows."""
+    """`squeezed`: neighbours in memory are neighbours of the last dimension, whatever dimensions of one element follow."""
     shape = layout.storage_shape(tensor.shape)
     dropped = 0
     while squeezed and len(shape) > 1 and shape[-1] == 1:

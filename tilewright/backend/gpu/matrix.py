@@ -426,9 +426,7 @@ class MatrixContract:
             body = self._by_element(b, var(j), ring, slot, self.form.b, origin, depth, is_rows=False)
         return unrolled([j], body)
 
-    def _ldmatrix(
-        self, to: Buffer, number: Expr, ring: Ring, slot: Expr, line: Expr, packet: Expr
-    ) -> tuple[Stmt, ...]:
+    def _ldmatrix(self, to: Buffer, number: Expr, ring: Ring, slot: Expr, line: Expr, packet: Expr) -> tuple[Stmt, ...]:
         name = f"ldmatrix{ring.packet}{'' if ring.along_sum else '_trans'}"
         source = ring.place(slot, simplify(line), simplify(packet), const(0))
         return (Instruction(name, (Operand(to, (number, const(0))), Operand(ring.buffer, source))),)

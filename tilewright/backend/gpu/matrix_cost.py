@@ -137,7 +137,7 @@ def instructions(target: Target, instruction: str) -> tuple[str, ...]:
 
 def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
     """Every way with its seconds, the best first."""
-    found = []
+    found: list[tuple[Fragments, float]] = []
     for name in instructions(target, instruction):
         ways = _ways(target, name, product, 0, 0)
         if ways is not None:
@@ -216,7 +216,7 @@ class _Tried:
         """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
         copied ahead, instructions on fragments in a step and registers."""
         self.read_rows, self.read_columns = self.across, self.down
-        self.least, self.behind, self.long_turn = _SYNC, 1, _LONG_TURN
+        self.least, self.behind, self.long_turn = _SYNC, 1, float(_LONG_TURN)
         self.registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
 
     def made(self, number: int) -> Fragments:
@@ -259,7 +259,9 @@ class _Tried:
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
-        wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, _MOST_STAGES + later)
+        wished = (
+            np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, _MOST_STAGES + later)
+        )
         wanted = np.minimum(np.minimum(wished, _MOST_STAGES + later), self.parts + self.behind)
         stages = np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
