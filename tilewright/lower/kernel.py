@@ -51,7 +51,6 @@ class KernelLowering:
     """A kernel's Tile as loops: who runs which part, where every tensor is, and what each leaf does there."""
 
     memory = Memory.SCRATCH  # of what a kernel holds
-    squeezed = False  # whether last dimensions of one element are left out of its parameters
 
     def __init__(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
@@ -341,8 +340,12 @@ class KernelLowering:
         return Access({t: moved(p) for t, p in self.access.read.items()},
                       {t: [moved(p) for p in places] for t, places in self.access.write.items()})  # fmt: skip
 
+    def placed(self, tensor: Tensor, name: str) -> Place:
+        """A parameter as it lies in memory."""
+        return global_place(tensor, self.layout(tensor), name)
+
     def _parameter(self, tensor: Tensor) -> Place:
-        place = global_place(tensor, self.layout(tensor), f"p{len(self.params)}", self.squeezed)
+        place = self.placed(tensor, f"p{len(self.params)}")
         self.params.append(place.buffer)
         self.arguments.append(tensor.name)
         return place
