@@ -186,7 +186,8 @@ def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], thr
     cut = next((i for i, n in enumerate(sizes) if n > 1), 0)
     inner = prod(extents[cut + 1 :])
     scaled = {name: step * inner for name, step in steps.items()}
-    if sizes[cut + 1 :] != extents[cut + 1 :] or not _begins_at_multiples(box[cut], leaf.lanes, scaled):
+    begins = sizes[cut] >= extents[cut] or _begins_at_multiples(box[cut], leaf.lanes, scaled)
+    if sizes[cut + 1 :] != extents[cut + 1 :] or not begins:
         return replace(leaf, lanes=1, flat=False, at_once=1)
     rounds = -(-prod(sizes) // (leaf.lanes * threads))
     turns = -(-rounds // leaf.at_once)
