@@ -48,7 +48,8 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
     """Neighbours of a reduction that a thread takes at a time, where all threads have something to do."""
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
     certain = certain_loads(*nest.elements)
-    lanes = min(_MOST_SUMMED, ROW_BYTES // max([n.dtype.bytes for n in certain], default=1))
+    widths = [n.dtype.bytes for n in certain if axis in axes_of(*n.indices)]
+    lanes = min(_MOST_SUMMED, ROW_BYTES // max(widths, default=1))
     while lanes > 1:
         fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
         if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
@@ -61,7 +62,7 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     points = prod(extent_of(a.extent) for a in nest.axes)
     stores = _stores(nest)
     certain = set(certain_loads(*nest.values))
-    widths = [n.dtype.bytes for n in (*stores, *certain)]
+    widths = [n.dtype.bytes for n in (*stores, *certain) if axis in axes_of(*n.indices)]
     # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
     lanes = ROW_BYTES // max(widths)
     while lanes > 1:

@@ -455,12 +455,14 @@ TW_FN float erf(float a) {
 TW_FN float erf(float a) { return TW_MATH(erff)(a); }
 #endif
 #if defined(__CUDACC__)
-TW_FN float sigmoid(float a) {  // the reciprocal is one instruction, a unit in the last place off at most
+TW_FN float reciprocal(float a) {  // one instruction, a unit in the last place off at most
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(1.0f + expf(-a)));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(a));
   return result;
 }
+TW_FN float sigmoid(float a) { return reciprocal(1.0f + expf(-a)); }
 #else
+TW_FN float reciprocal(float a) { return 1.0f / a; }
 TW_FN float sigmoid(float a) { return 1.0f / (1.0f + TW_MATH(expf)(-a)); }
 #endif
 TW_FN float sin(float a) { return TW_MATH(sinf)(a); }
