@@ -8,6 +8,7 @@ from math import prod
 
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
 from tilewright.ir.expr import is_op, loads, walk
+from tilewright.ir.products import factors
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
@@ -18,6 +19,7 @@ _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
+_CHEAP_ON_GPU = 32  # the same on a GPU, of what is read from memory: arithmetic is idle there, and room is not
 _CHEAP_COMPOSED = 8  # the same with all that is composed into the map: chains repeat what every link before repeats
 _ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
 _SEVERAL_SOURCES = 1.5  # reads of an element up to which its reader may choose where it comes from
@@ -51,6 +53,7 @@ def fuse_registers(
                 absorbed.update(m.output for m in chain)
     sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
     costs: dict[Tensor, int] = {}  # and its instructions
+    products = _behind_products(computes)
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
@@ -66,16 +69,27 @@ def fuse_registers(
         if costs[compute.output] * target.calls_together > target.longest_loop:
             continue
         readers = users.get(compute.output, [])
-        if len(readers) > 1 and behind and costs[compute.output] > _CHEAP_COMPOSED:
+        quick = target.warp > 1 and compute.output not in products
+        if len(readers) > 1 and behind and costs[compute.output] > (_CHEAP_ON_GPU if quick else _CHEAP_COMPOSED):
             continue
         if _pads_bytes(compute, readers, staged):
             continue
-        if _composes(compute, readers, compute.output in choosing):
+        if _composes(compute, readers, compute.output in choosing, _CHEAP_ON_GPU if quick else _CHEAP):
             result.inlined[compute.output] = compute
     for compute in [c for c in result.inlined.values() if not is_view(c) or _sources(c) > 1]:
         for late in _repeated_behind(compute, users, result.inlined):
             result.inlined.pop(late, None)
     return result
+
+
+def _behind_products(computes: Sequence[Compute]) -> set[Tensor]:
+    """What is computed from sums of products: it lies where it was summed up, and is kept there as cheaply."""
+    found: set[Tensor] = set()
+    for compute in computes:
+        many = isinstance(compute, Reduce) and len(factors(compute.elements[0], compute.axes, compute.reduce_axes)) > 1
+        if many or not isinstance(compute, Map | Reduce) or any(t in found for t in reads(compute)):
+            found.update(compute.outputs)
+    return found
 
 
 def _accumulators(target: Target) -> int:
@@ -180,7 +194,7 @@ def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Comput
     )
 
 
-def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
+def _composes(compute: Map, readers: Sequence[Compute], choosing: bool, cheap: int) -> bool:
     """Whether every reader may compute the map's elements itself."""
     if not readers:
         return False
@@ -190,7 +204,7 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
     size = sum(1 for _ in walk(compute.value))
     if size > _LARGEST_VALUE:
         return False
-    if cost > _CHEAP and len(readers) > 1:
+    if cost > cheap and len(readers) > 1:
         return False
     return all(_reader_accepts(compute, r, cost) for r in readers)
 

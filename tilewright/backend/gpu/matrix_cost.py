@@ -283,8 +283,9 @@ class _Tried:
         # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
         own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), self.least)
         ahead = np.maximum(1, self.stages - self.behind)
-        waiting = reach / ahead + each / (32 * self.warps)
-        walked = np.where(self.parts > ahead, np.maximum(own, waiting), own)
+        computed = each / (32 * self.warps)
+        own = np.maximum(own, computed)
+        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + computed), own)
         walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
