@@ -87,10 +87,10 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "inner axes turned": (turned((4, 32, 24), [0, 2, 1]), 8),
     "several widths": (mixed((24, 96)), 4),
     "padded": (padded((40, 64)), 8),
-    "softmax": (softmax((24, 64)), 4),  # what is held is of four bytes
+    "softmax": (softmax((24, 64)), 8),
     "softmax of odd rows": (softmax((24, 63)), 1),
     "softmax in float32": (softmax((24, 64), FLOAT), 4),
-    "softmax of long rows": (softmax((3, 2048)), 4),  # several warps a row
+    "softmax of long rows": (softmax((3, 2048)), 8),  # several warps a row
     "softmax of long rows in float32": (softmax((3, 4096), FLOAT), 4),
     "largest of long rows": (largest((3, 4096)), 8),
 }

@@ -161,7 +161,7 @@ def _narrowed(
         inside = {n.source for n in loads(last.value)}.intersection((start, *(m.output for m in chain)))
         if inside != {before} or before.dtype.bytes >= last.output.dtype.bytes:
             break
-        if not _composes(last, users.get(last.output, []), False):
+        if not _composes(last, users.get(last.output, []), False, _CHEAP):
             break
         chain = chain[:-1]
     return chain
