@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
-from tilewright.ir.expr import is_op, loads, walk
-from tilewright.ir.products import factors
+from tilewright.ir.expr import axes_of, is_op, loads, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
@@ -53,7 +52,7 @@ def fuse_registers(
                 absorbed.update(m.output for m in chain)
     sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
     costs: dict[Tensor, int] = {}  # and its instructions
-    products = _behind_products(computes)
+    summed = _behind_sums(computes)
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
@@ -69,7 +68,7 @@ def fuse_registers(
         if costs[compute.output] * target.calls_together > target.longest_loop:
             continue
         readers = users.get(compute.output, [])
-        quick = target.warp > 1 and compute.output not in products
+        quick = target.warp > 1 and _reads_memory(compute, summed)
         if len(readers) > 1 and behind and costs[compute.output] > (_CHEAP_ON_GPU if quick else _CHEAP_COMPOSED):
             continue
         if _pads_bytes(compute, readers, staged):
@@ -82,14 +81,19 @@ def fuse_registers(
     return result
 
 
-def _behind_products(computes: Sequence[Compute]) -> set[Tensor]:
-    """What is computed from sums of products: it lies where it was summed up, and is kept there as cheaply."""
+def _behind_sums(computes: Sequence[Compute]) -> set[Tensor]:
+    """What is computed from sums, however far before: it lies where they are, and is kept there as cheaply."""
     found: set[Tensor] = set()
     for compute in computes:
-        many = isinstance(compute, Reduce) and len(factors(compute.elements[0], compute.axes, compute.reduce_axes)) > 1
-        if many or not isinstance(compute, Map | Reduce) or any(t in found for t in reads(compute)):
+        if not isinstance(compute, Map) or any(t in found for t in reads(compute)):
             found.update(compute.outputs)
     return found
+
+
+def _reads_memory(compute: Map, summed: set[Tensor]) -> bool:
+    """Whether what a map has of its own size comes from memory: the sums of a row that it reads too are few."""
+    axes = {a for a in compute.axes if extent_of(a.extent) > 1}
+    return not any(n.source in summed for n in loads(compute.value) if axes.issubset(axes_of(*n.indices)))
 
 
 def _accumulators(target: Target) -> int:

@@ -56,7 +56,7 @@ _STORED = 5  # issue slots of an element of the result, one thread
 _TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
 _REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
-_SYNC_IN_GROUPS = 200  # cycles of a part at the least, where two parts are under way
+_SYNC_IN_GROUPS = 277  # cycles of a part at the least, where two parts are under way
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,10 @@ class _Tried:
         # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
         own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), self.least)
         ahead = np.maximum(1, self.stages - self.behind)
-        computed = each / (32 * self.warps)
-        own = np.maximum(own, computed)
-        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + computed), own)
+        # one element after the other: no part of the sum is so short that this could be hidden behind others
+        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
+        own = np.maximum(own, single)
+        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (32 * self.warps)), own)
         walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)

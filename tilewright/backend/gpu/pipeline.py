@@ -20,7 +20,7 @@ from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
 from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 from tilewright.ir.simplify import simplify
 
-_MOST_COMPUTED = 64  # statements that compute what is copied, in a turn around the ring that is written out
+_MOST_COMPUTED = 256  # statements that compute what is copied, in a turn around the ring that is written out
 _MOST_COPIED = 96  # copies of a sum that is shorter than two turns, and is written out as a whole
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring

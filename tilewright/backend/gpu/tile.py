@@ -17,7 +17,6 @@ from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
-from tilewright.ir.dtypes import float32
 from tilewright.ir.expr import Axis, Expr, is_op, loads, var, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
@@ -54,7 +53,6 @@ _WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 _SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
-_EXACT_POWER = 6  # operations around one, where it is exact to the last bits of 24
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
 
@@ -277,11 +275,9 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
 
 
 def _operations(target: Target, *values: Expr) -> float:
-    """Operations on data, exp by the units that compute powers of two: of numbers of 16 bits it is one of these."""
-    special = target.fma_rate / target.clock / _SPECIAL
-    powers = [n for n in walk(*values) if is_op(n, "exp") and n.dtype is float32]
-    own = sum(special + (_EXACT_POWER if any(x.dtype.bits > 16 for x in loads(n)) else 0) for n in powers)
-    return data_cost(*values) - op_cost("exp") * len(powers) + own
+    """Operations on data; exp of numbers of 16 bits is one of the units that compute powers of two."""
+    quick = [n for n in walk(*values) if is_op(n, "exp") and all(x.dtype.bits <= 16 for x in loads(n))]
+    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / _SPECIAL - op_cost("exp"))
 
 
 def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
