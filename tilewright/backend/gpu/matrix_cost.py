@@ -216,7 +216,7 @@ class _Tried:
         """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
         copied ahead, instructions on fragments in a step and registers."""
         self.read_rows, self.read_columns = self.across, self.down
-        self.least, self.behind, self.long_turn = _SYNC, 1, float(_LONG_TURN)
+        self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
         self.registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
 
     def made(self, number: int) -> Fragments:
@@ -259,10 +259,8 @@ class _Tried:
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
-        wished = (
-            np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, _MOST_STAGES + later)
-        )
-        wanted = np.minimum(np.minimum(wished, _MOST_STAGES + later), self.parts + self.behind)
+        wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, self.most)
+        wanted = np.minimum(np.minimum(wished, self.most), self.parts + self.behind)
         stages = np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
         ring = np.maximum(stages * each, sums)
@@ -312,7 +310,7 @@ class _TriedInGroups(_Tried):
 
     def _set_out(self) -> None:
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
-        self.least, self.behind, self.long_turn = _SYNC_IN_GROUPS, 2, np.inf
+        self.least, self.behind, self.most, self.long_turn = _SYNC_IN_GROUPS, 2, _MOST_STAGES + 2, np.inf
         self.registers = np.minimum(REGISTERS, self.width // 2 + _REGISTERS_IN_GROUPS)
 
 

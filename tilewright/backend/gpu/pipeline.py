@@ -148,21 +148,20 @@ def in_groups(
     def finished(pending: int) -> Instruction:
         return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
 
-    body = [*begun.body, finished(0)]
+    # the fence waits as well, so that it comes before the wait for what is multiplied
+    arrived = [wait(ahead - 1), Instruction("async_fence", ())]
+    body = [*begun.body, finished(0), *arrived, sync()]
 
     def one(part: Expr) -> list[Stmt]:
         later = simplify(part + ahead)
         groups = copies(later, simplify(later % stages)) if ahead < parts else ()
         return [
-            wait(ahead - 1),
-            Instruction("async_fence", ()),
-            sync(),
             Instruction("wgmma_fence", ()),
             *multiply(simplify(part % stages)),
             Instruction("wgmma_commit", (total,)),
             *_where(lt(later, parts), [s for group in groups for s in group]),
             commit(),
-            finished(1),
+            *_where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
         ]
 
     body.extend(_walked(name, parts, stages, one, begun))
