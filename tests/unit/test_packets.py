@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,16 +79,19 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "line with a remainder": (chain((2053,)), 8),
     "rows of a multiple of four": (chain((40, 36)), 4),
     "rows of an odd length": (chain((30, 33)), 1),
+    "odd rows that lie alike": (chain((64, 33), HALF, (64, 33)), 8),
+    "odd rows with a remainder": (chain((31, 35), HALF, (31, 35)), 8),
+    "odd rows in float32": (chain((3, 10, 33), FLOAT, (3, 10, 33)), 4),
     "a factor a row": (chain((32, 64), HALF, (32, 1)), 8),
     "a factor for all": (chain((32, 64), HALF, (1,)), 8),
     "outer axes turned": (turned((6, 8, 64), [1, 0, 2]), 8),
     "inner axes turned": (turned((4, 32, 24), [0, 2, 1]), 8),
     "several widths": (mixed((24, 96)), 4),
     "padded": (padded((40, 64)), 8),
-    "softmax": (softmax((24, 64)), 4),  # what is held is of four bytes
+    "softmax": (softmax((24, 64)), 8),
     "softmax of odd rows": (softmax((24, 63)), 1),
     "softmax in float32": (softmax((24, 64), FLOAT), 4),
-    "softmax of long rows": (softmax((3, 2048)), 4),  # several warps a row
+    "softmax of long rows": (softmax((3, 2048)), 8),  # several warps a row
     "softmax of long rows in float32": (softmax((3, 4096), FLOAT), 4),
     "largest of long rows": (largest((3, 4096)), 8),
 }
@@ -104,6 +108,16 @@ def test_packets_mean_what_the_program_means(name: str, kernel_cache: Path) -> N
     for found in (on_loops(artifact, inputs)["y"], on_emulator(artifact, inputs)["y"]):
         scale = 2e-3 if np.asarray(expected).dtype == np.float16 else 2e-5
         np.testing.assert_allclose(found, expected, rtol=scale, atol=scale)
+
+
+def test_packets_run_on_over_the_ends_of_rows(kernel_cache: Path) -> None:
+    """All is one line where everything lies the same way: whole packets alone, and no element twice."""
+    artifact = small_device(kernel_cache, chain((64, 33), HALF, (64, 33)))
+    assert artifact.plan is not None and "vector o1 x 8 flat" in artifact.plan.text()
+    (text,) = artifact.sources.values()
+    assert "Global<tw::half, 2112>" in text and "% 33" not in text and "copy<8>" in text
+    other = small_device(kernel_cache, chain((64, 33), HALF, (33,)))
+    assert other.plan is not None and "flat" not in other.plan.text()
 
 
 def test_whole_packets_are_one_instruction(kernel_cache: Path) -> None:
@@ -146,7 +160,7 @@ def test_a_reduction_has_no_packets_at_once(kernel_cache: Path) -> None:
     made = small_device(kernel_cache, softmax((24, 64)), stop_after="plan")
     assert made.plan is not None and made.program is not None
     plan = map_leaves(made.plan, lambda leaf: replace(leaf, at_once=2))
-    with pytest.raises(InternalError, match="2 vectors at once"):
+    with pytest.raises(InternalError, match="2 at once"):
         check_plan(plan, made.program)
 
 
@@ -160,3 +174,33 @@ def test_packets_are_predicted_to_be_faster() -> None:
         assert [k.leaves[0].lanes for k in (even.kernels[0], odd.kernels[0])] == [lanes, 1]
         assert odd.kernels[0].leaves[0].at_once == 8
         assert even.kernels[0].estimate.seconds < odd.kernels[0].estimate.seconds
+
+
+def test_exp_is_computed_again_where_rows_come_from_memory() -> None:
+    """Holding it would take shared memory and its bandwidth; behind a product it stays where the product lies."""
+    from tests.gpu_stages import attention
+
+    def composed(model: ModelProto, name: str) -> list[str]:
+        plan = build(load(model), machine(name), Options(target=name, stop_after="plan")).plan
+        assert plan is not None
+        return [
+            leaf.tensor for kernel in plan.kernels for leaf in kernel.leaves if any("exp" in c for c in leaf.composed)
+        ]
+
+    rows = softmax((4096, 1024))
+    assert composed(rows, "h200") == ["y_sum", "y"]
+    assert composed(rows, "neoverse_n1") == composed(attention(384, 64, 12), "h200") == []
+
+
+def test_weights_of_a_pointwise_convolution_are_moved_in_packets() -> None:
+    """Neighbours in memory are neighbours, though dimensions of one element follow them."""
+    from tests.gpu_stages import convolution
+
+    model = convolution((1, 64, 28, 28), 128, 1)
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.elem_type = HALF
+    sources = build(load(model), machine("h200"), Options(target="h200", stop_after="source")).sources
+    (text,) = (t for t in sources.values() if "mma_float16" in t)
+    (name,) = re.findall(r"Global<const tw::half, 128, 64> (\w+)\(", text)
+    copies = [line for line in text.splitlines() if f"{name}.at(" in line or f"{name}.apart(" in line]
+    assert copies and all("copy_async<8>" in line for line in copies) and f"{name}(" not in text.split(");", 4)[-1]

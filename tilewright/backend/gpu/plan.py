@@ -12,12 +12,12 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
+from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, is_rolled, product_of, with_warps
 from tilewright.backend.gpu.nest import WARP
-from tilewright.backend.gpu.packet_plan import fitted, with_packets
+from tilewright.backend.gpu.packet_plan import busy_threads, fitted, with_packets
 from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.products import Factor, factors
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.nest import Nest
@@ -26,10 +26,11 @@ from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propaga
 from tilewright.tile_graph.streams import Stream
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
-_WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink to make more of them
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
-_STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
+_STAGED_BYTES = 48 << 10  # shared memory for the operands of the steps that are under way
 _MOST_STEP = 32
+_RINGS = ((3, 16), (2, 8))  # steps that are under way, and elements of each at least
+_LEAST_COPY = 4  # bytes of an asynchronous copy
 _LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
@@ -57,11 +58,11 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
         walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
         return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
                     vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
-    register = _register_tile(nest, context.target.units)
+    register = _register_tile(nest, busy_threads(context.target))
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
     if _staged(nest):
-        split = _contraction_split(nest, register, context.target.units)
+        split = _contraction_split(nest, register, busy_threads(context.target))
         along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
@@ -77,13 +78,13 @@ def _staged(nest: Nest) -> bool:
     return reused(nest, {a: extent_of(a.extent) for a in nest.axes})
 
 
-def _register_tile(nest: Nest, units: int) -> dict[Axis, int]:
+def _register_tile(nest: Nest, busy: int) -> dict[Axis, int]:
     """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
     if not _staged(nest):
         return {}
     parts = [f for f in nest_factors(nest) if loads(f.value)]
     points = prod(extent_of(a.extent) for a in nest.axes)
-    room = points * _most_shares(nest) // (units * _WISHED_THREADS)
+    room = points * _most_shares(nest) // busy  # with fewer threads there are smaller tiles
     chosen: dict[Axis, int] = {}
     for part in parts[:2]:
         own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
@@ -111,10 +112,10 @@ def _most_shares(nest: Nest) -> int:
     return shares
 
 
-def _contraction_split(nest: Nest, register: Mapping[Axis, int], units: int) -> int:
+def _contraction_split(nest: Nest, register: Mapping[Axis, int], busy: int) -> int:
     places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
     split = 1
-    while split < _most_shares(nest) and places * split < units * _WISHED_THREADS:
+    while split < _most_shares(nest) and places * split < busy:
         split *= 2
     return split
 
@@ -252,7 +253,10 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
+            length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
+            rolled = is_rolled(nest, leaf, nests, made, length, context)
+            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
+                                    instruction=made.instruction, rolled=rolled))  # fmt: skip
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
@@ -285,16 +289,16 @@ def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
     fitted = fit_register(plan, nest, sizes)
     plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
-    step = 0
     if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
-        step = _step(plan, nest, box, reduce_box)
-    if not step:
-        plan = replace(plan, register=())
-    return replace(plan, step=step)
+        step, stages = _step(plan, nest, box, reduce_box)
+        if step:
+            return replace(plan, step=step, at_once=stages)
+    return replace(plan, step=0, register=())
 
 
-def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> int:
-    """Elements of the reduction that are staged at a time; 0 when not even a few fit."""
+def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int]:
+    """Elements of the reduction that are staged at a time, 0 when not even a few fit; and stages of them, where both
+    operands can be copied while others are used."""
     register = dict(plan.register)
     names = nest.axis_names()
     places = positions(plan, nest, box)
@@ -303,8 +307,13 @@ def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) ->
         if factor.reductions:
             row += prod(places[a] * register.get(names[a], 1) for a in factor.outputs) * factor.value.dtype.bytes
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
-    most = min(_MOST_STEP, length, _STAGED_BYTES // max(row, 1))
+    room = _STAGED_BYTES // max(row, 1)
+    staged = [f.value for f in nest_factors(nest) if f.reductions]
+    copied = all(isinstance(v, Load) and v.dtype.bytes >= _LEAST_COPY for v in staged)
+    stages = next((n for n, least in _RINGS if copied and room // n >= least and length > n * least), 1)
+    most = min(_MOST_STEP, length, room // stages)
     if most < min(4, length):
-        return 0
+        return 0, 1
     whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
-    return whole[0] if whole else most
+    step = whole[0] if whole else most
+    return step, min(stages, -(-length // step))

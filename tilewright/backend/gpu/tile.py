@@ -12,17 +12,17 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
-from tilewright.backend.gpu.packet_plan import accesses, fit_lanes
+from tilewright.backend.gpu.packet_plan import accesses, fit_lanes, flat_sizes
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
-from tilewright.ir.expr import Axis, var
+from tilewright.ir.expr import Axis, Expr, is_op, loads, var, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.moving import accessed, compulsory, footprint, looked_up, transactions
-from tilewright.tile_graph.nest import Nest, data_cost
+from tilewright.tile_graph.nest import Nest, data_cost, op_cost
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
     Box,
@@ -43,7 +43,6 @@ _SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the
 _GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
 _FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
 _BARRIER = 40  # cycles, of a block
-_BUSY_THREADS = 128  # a warp for each of the four schedulers
 _RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
@@ -52,6 +51,7 @@ _BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than
 _WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
+_SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
 
@@ -120,7 +120,7 @@ def choose_gpu_tile(
     outer = target.outer or target.main
     lost = np.where(between <= outer.capacity // 2, 0, again) * tiles
     # a few warps cannot keep the multiprocessor busy
-    issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
+    issue = issue * np.maximum(1.0, target.schedulers * target.warp / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / near
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
@@ -187,6 +187,8 @@ def _repeated(
 def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
     register = dict(plan.register)
     names = root.axis_names()
+    if plan.flat and not fixed:
+        return list(product(*flat_sizes(plan, root)))
     choices: list[list[int]] = []
     for axis in root.axes:
         extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
@@ -247,10 +249,11 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
+    values, elements = (_operations(target, *x) for x in (nest.values, nest.elements))
     if nest.monoid is None:
-        slots = lanes * nest.value_cost + _LOAD_SLOTS * accesses(nest, plan, lanes)
-        return slots, far / 4 + lanes * nest.value_cost  # rounds do not wait for each other
-    epilogue = outputs * (nest.value_cost + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
+        slots = lanes * values + _LOAD_SLOTS * accesses(nest, plan, lanes)
+        return slots, far / 4 + lanes * values  # rounds do not wait for each other
+    epilogue = outputs * (values + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -259,15 +262,21 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
             for axis in factor.outputs:
                 part = part * register.get(axis, 1)
             fragments = fragments + part
-        slots = outputs + _LOAD_SLOTS * fragments + nest.element_cost
+        slots = outputs + _LOAD_SLOTS * fragments + elements
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
-    slots = outputs * (fetching + plan.lanes * (nest.element_cost + data_cost(*nest.monoid.combine)))
+    slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
     steps = steps / plan.lanes
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _operations(target: Target, *values: Expr) -> float:
+    """Operations on data; exp of numbers of 16 bits is one of the units that compute powers of two."""
+    quick = [n for n in walk(*values) if is_op(n, "exp") and all(x.dtype.bits <= 16 for x in loads(n))]
+    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / _SPECIAL - op_cost("exp"))
 
 
 def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
