@@ -31,7 +31,7 @@ from tilewright.runtime.device_arrays import (
     checked,
     stream_handle,
 )
-from tilewright.runtime.gpu_model import GpuModelImage, check_arrays, spread_out
+from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
@@ -226,11 +226,25 @@ class CudaModel:
                 pointers = (*read, *written)
                 if pointers != lane.graph.pointers:
                     check_disjoint(read, inputs, written, outputs)
-                lane.graph.launch(used, pointers)
+                    self._launch_aligned(lane, used, pointers, len(inputs))
+                else:
+                    lane.graph.launch(used, pointers)
                 if theirs is None:
                     check(driver.cuStreamSynchronize(used))
         finally:
             driver.cuCtxPopCurrent()
+
+    def _launch_aligned(self, lane: _Lane, stream: int, pointers: Pointers, inputs: int) -> None:
+        """Arrays that begin inside a packet, as parts of others may, pass through memory of ours: a packet read from
+        them would be a fault of the device."""
+        sizes = (*self._image.input_bytes, *self._image.output_bytes)
+        apart = [place for place, pointer in enumerate(pointers) if pointer % ALIGNMENT and sizes[place]]
+        own = tuple(lane.port(place) if place in apart else pointer for place, pointer in enumerate(pointers))
+        for place in (p for p in apart if p < inputs):
+            check(self._driver.cuMemcpyDtoDAsync(own[place], pointers[place], sizes[place], stream))
+        lane.graph.launch(stream, own)
+        for place in (p for p in apart if p >= inputs):
+            check(self._driver.cuMemcpyDtoDAsync(pointers[place], own[place], sizes[place], stream))
 
     def _pointers(
         self, lane: _Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,
