@@ -15,7 +15,6 @@ from tilewright.runtime.cuda import CudaModel
 from tilewright.runtime.cuda_graph import LaunchGraph
 from tilewright.runtime.gpu_model import GpuCall, GpuKernel, GpuModelImage
 
-
 RECORDS = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_KERNEL_NODE_PARAMS",
            "CUgraphEdgeData")  # fmt: skip
 
