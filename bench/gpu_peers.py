@@ -1,96 +1,203 @@
-"""A model of the zoo under torch.compile on this machine's GPU, in a process of its own, for bench/gpu.py.
+"""Models of the zoo in other runtimes on this machine's GPU, each model and runtime in a process of its own.
 
-`python bench/gpu_peers.py MODEL [SIZE [PRECISION]]` prints `ready`, waits for a line, and prints one of JSON:
-microseconds of device time of a call, and the relative error against float32. Calls are captured into a CUDA graph as
-those of the other runtimes are.
+`python bench/gpu_peers.py RUNTIME MODEL SIZE PRECISION FILE` prints `ready` when it is compiled, waits for a line, and
+prints one of JSON: microseconds of device time of a call. RUNTIME is `eager` (PyTorch inside a CUDA graph), `compile`
+(torch.compile inside one) or `xla` (the exported FILE node by node in JAX, calls in flight: XLA's executables cannot be
+captured). While one is timed all others are stopped; those that are not ready in time are ended, and the others count.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-LONGEST = 150  # seconds until a peer is ready, its compilation included
+RUNTIMES = ("eager", "compile", "xla")
+LONGEST = 60  # seconds for a peer's own timing
+_FILE_SECONDS = 120  # until the exported model is there
+_IN_FLIGHT, _ROUNDS = 20, 7
 
 
 class Peer:
-    """A model under torch.compile in a process of its own: it compiles at once, and is timed when it is asked to."""
+    """A model in another runtime: it compiles at once, politely, and is timed when it is asked to."""
 
-    def __init__(self, name: str, size: str, precision: str) -> None:
-        self.name = name
-        command = [sys.executable, __file__, name, size, precision]
-        # all peers compile at a time
-        threads = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    def __init__(self, runtime: str, name: str, size: str, precision: str, path: Path) -> None:
+        self.runtime, self.name = runtime, name
+        command = [sys.executable, __file__, runtime, name, size, precision, str(path)]
+        about = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                 "OMP_NUM_THREADS": "2"}  # fmt: skip
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=threads
-        )
-        self._started = time.monotonic()
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                                         text=True, env=about, start_new_session=True)  # fmt: skip
+        self.started = time.monotonic()
+        self.ready_after = 0.0  # seconds; 0: not ready
+        self.has_ended = False
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def wait(self) -> None:
-        """Until it is compiled, or has failed."""
-        left = threading.Timer(max(1.0, self._started + LONGEST - time.monotonic()), self._process.kill)
-        left.start()
+    def _listen(self) -> None:
         assert self._process.stdout is not None
-        self._ready = self._process.stdout.readline().strip() == "ready"
-        left.cancel()
+        line = self._process.stdout.readline().strip()
+        if line == "ready":
+            self.ready_after = time.monotonic() - self.started
+        else:
+            self.has_ended = True
 
-    def timed(self) -> tuple[float, float]:
-        """Microseconds and error; not a number where it does not run."""
-        found = self._process.communicate("\n" if self._ready else "", timeout=LONGEST)[0]
+    def signal(self, number: int) -> None:
+        """To the process and all it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def timed(self) -> float:
+        """Microseconds; not a number where it does not run."""
+        try:
+            found = self._process.communicate("\n", timeout=LONGEST)[0]
+        except subprocess.TimeoutExpired:
+            self.end()
+            found = ""
         last = (found.splitlines() or [""])[-1]
         if not last.startswith("{"):
-            self._errors.seek(0)
-            print(f"torch.compile: {self.name}: {(self._errors.read().splitlines() or ['took too long'])[-1]}")
-            return float("nan"), float("nan")
-        row = json.loads(last)
-        return row["microseconds"], row["error"]
+            print(f"{self.runtime}: {self.name}: {self.why('took too long to be timed')}", flush=True)
+            return float("nan")
+        return float(json.loads(last)["microseconds"])
+
+    def why(self, otherwise: str) -> str:
+        self._errors.seek(0)
+        return (self._errors.read().splitlines() or [otherwise])[-1][:300]
+
+    def end(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        self._process.wait()
 
 
-def microseconds(names: Sequence[str], size: str, precision: str) -> dict[str, float]:
-    """Of every model under torch.compile: all compile together, and are timed one after the other."""
-    peers = [Peer(name, size, precision) for name in names]
-    for peer in peers:
-        peer.wait()
-    found = {}
-    for peer in peers:
-        found[peer.name] = peer.timed()[0]
-        print(f"{peer.name}: torch.compile {found[peer.name]:.1f} us", flush=True)
-    return found
+class Peers:
+    """All peers of some models, compiling beside whatever else is done."""
+
+    def __init__(self, names: Sequence[str], size: str, precision: str, folder: Path, runtimes: Sequence[str]) -> None:
+        there = [r for r in runtimes if r != "xla" or importlib.util.find_spec("jax") is not None]
+        # what compiles longest first
+        order = sorted(there, key=lambda r: ("compile", "xla", "eager").index(r))
+        self.waiting = [Peer(r, n, size, precision, folder / f"{n}.onnx") for r in order for n in names]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nobody else at work on the device."""
+        for peer in self.waiting:
+            peer.signal(signal.SIGSTOP)
+        time.sleep(0.05)  # what they launched is over
+        try:
+            yield
+        finally:
+            for peer in self.waiting:
+                peer.signal(signal.SIGCONT)
+
+    def microseconds(self, seconds: float) -> dict[tuple[str, str], float]:
+        """By runtime and model, of those that are ready within so many seconds of their start."""
+        found: dict[tuple[str, str], float] = {}
+        while self.waiting:
+            for peer in [p for p in self.waiting if p.has_ended]:
+                print(f"{peer.runtime}: {peer.name}: {peer.why('ended without a word')}", flush=True)
+                self._leave(peer)
+            ready = next((p for p in self.waiting if p.ready_after), None)
+            if ready is not None:
+                self.waiting.remove(ready)
+                with self.quiet():
+                    taken = found[ready.runtime, ready.name] = ready.timed()
+                print(f"{ready.name}: {ready.runtime} {taken:.1f} us, ready in {ready.ready_after:.0f} s", flush=True)
+            elif self.waiting and time.monotonic() > self.waiting[0].started + seconds:
+                for peer in list(self.waiting):
+                    print(f"{peer.runtime}: {peer.name}: not compiled within {seconds:.0f} s", flush=True)
+                    self._leave(peer)
+            else:
+                time.sleep(0.2)
+        return found
+
+    def _leave(self, peer: Peer) -> None:
+        self.waiting.remove(peer)
+        peer.end()
 
 
-def main(name: str, size: str = "full", precision: str = "float16") -> None:
+def main(runtime: str, name: str, size: str, precision: str, path: str) -> None:
+    os.nice(19)
+    call = xla_call(name, size, precision, path) if runtime == "xla" else torch_call(runtime, name, size, precision)
+    taken = call()
+    print(json.dumps({"microseconds": taken}))
+
+
+def announced() -> None:
+    """Compiled: from here on it is timed, alone."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def torch_call(runtime: str, name: str, size: str, precision: str):  # type: ignore[no-untyped-def]
     import torch
 
-    from bench import zoo
-    from bench.device import relative_error
-    from bench.gpu import built, device_microseconds, warm_up
+    from bench.gpu import device_microseconds, warm_up
+    from bench.gpu_models import built, torch_kind
 
+    kind = torch_kind(precision)
     module, inputs = built(name, size)
-    reference = list(zoo.reference(module, inputs).values())
-    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-    compiled = torch.compile(module.to("cuda").to(kind))
+    module = module.to("cuda").to(kind)
     given = [torch.from_numpy(a).cuda() for a in inputs.values()]
     given = [a.to(kind) if a.is_floating_point() else a for a in given]
-    with torch.no_grad():
-        for _ in range(3):
-            found = compiled(*given)
-        outputs = [found] if isinstance(found, torch.Tensor) else list(found)
-        error = max(relative_error(f.float().cpu().numpy(), r) for f, r in zip(outputs, reference, strict=False))
-        print("ready", flush=True)
-        sys.stdin.readline()
-        warm_up()
-        taken = device_microseconds(lambda _: compiled(*given), 10)
-    print(json.dumps({"microseconds": taken, "error": error}))
+    run = torch.compile(module) if runtime == "compile" else module
+
+    def timed() -> float:
+        with torch.no_grad():
+            for _ in range(3):
+                run(*given)
+            torch.cuda.synchronize()
+            announced()
+            warm_up()
+            return device_microseconds(lambda _: run(*given), 10)
+
+    return timed
+
+
+def xla_call(name: str, size: str, precision: str, path: str):  # type: ignore[no-untyped-def]
+    import jax
+
+    from bench.gpu_models import built
+    from tilewright.report.xla import jax_function
+
+    inputs = built(name, size)[1]
+    begin = time.monotonic()
+    while not Path(path).exists():
+        if time.monotonic() > begin + _FILE_SECONDS:
+            raise TimeoutError(f"no {path}")
+        time.sleep(0.5)
+    run, weights, names = jax_function(path, precision)
+    weights = jax.device_put(weights)
+    given = jax.device_put({n: inputs[n] for n in names})
+
+    def timed() -> float:
+        compiled = jax.jit(run).lower(weights, given).compile()
+        jax.block_until_ready(compiled(weights, given))
+        announced()
+        taken = []
+        begin = time.perf_counter()
+        while len(taken) < _ROUNDS or time.perf_counter() - begin < 1.0:  # the clock rises under load
+            start = time.perf_counter()
+            for _ in range(_IN_FLIGHT):
+                last = compiled(weights, given)
+            jax.block_until_ready(last)
+            taken.append((time.perf_counter() - start) / _IN_FLIGHT * 1e6)
+        return median(taken[-_ROUNDS:])
+
+    return timed
 
 
 if __name__ == "__main__":
