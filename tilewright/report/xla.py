@@ -165,7 +165,8 @@ def _lstm(x: Values, about: Attributes) -> Any:
     given, weights, again = x[0], x[1][0], x[2][0]
     size = again.shape[-1]
     bias = (x[3][0, : 4 * size] + x[3][0, 4 * size :]) if len(x) > 3 and x[3] is not None else 0
-    begin = tuple(v[0] if v is not None else jnp.zeros((given.shape[1], size), given.dtype) for v in x[5:7])
+    states = [x[i] if len(x) > i else None for i in (5, 6)]
+    begin = tuple(v[0] if v is not None else jnp.zeros((given.shape[1], size), given.dtype) for v in states)
     fed = given @ weights.T + bias
 
     def step(state: Any, one: Any) -> Any:
