@@ -224,13 +224,13 @@ def relative(found: Any, wanted: Any) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-def warm_up() -> None:
+def warm_up(seconds: float = 1.0) -> None:
     """The clock rises under load."""
     import torch
 
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     begin = time.perf_counter()
-    while time.perf_counter() - begin < 1.0:
+    while time.perf_counter() - begin < seconds:
         x @ x
         torch.cuda.synchronize()
 

@@ -28,6 +28,7 @@ RUNTIMES = ("eager", "compile", "xla")
 LONGEST = 60  # seconds for a peer's own timing
 _FILE_SECONDS = 120  # until the exported model is there
 _IN_FLIGHT, _ROUNDS = 20, 7
+_WARM_SECONDS = 0.5
 
 
 class Peer:
@@ -44,15 +45,20 @@ class Peer:
         self.started = time.monotonic()
         self.ready_after = 0.0  # seconds; 0: not ready
         self.has_ended = False
+        self._answer: dict[str, float] = {}
+        self._answered = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if line == "ready":
-            self.ready_after = time.monotonic() - self.started
-        else:
-            self.has_ended = True
+        for line in self._process.stdout:
+            if line.strip() == "ready":
+                self.ready_after = time.monotonic() - self.started
+            elif line.startswith("{"):
+                self._answer = json.loads(line)
+                break
+        self.has_ended = True
+        self._answered.set()
 
     def signal(self, number: int) -> None:
         """To the process and all it started."""
@@ -61,16 +67,15 @@ class Peer:
 
     def timed(self) -> float:
         """Microseconds; not a number where it does not run."""
-        try:
-            found = self._process.communicate("\n", timeout=LONGEST)[0]
-        except subprocess.TimeoutExpired:
-            self.end()
-            found = ""
-        last = (found.splitlines() or [""])[-1]
-        if not last.startswith("{"):
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        self._answered.wait(LONGEST)
+        self.end()
+        if not self._answer:
             print(f"{self.runtime}: {self.name}: {self.why('took too long to be timed')}", flush=True)
-            return float("nan")
-        return float(json.loads(last)["microseconds"])
+        return self._answer.get("microseconds", float("nan"))
 
     def why(self, otherwise: str) -> str:
         self._errors.seek(0)
@@ -107,7 +112,7 @@ class Peers:
         """By runtime and model, of those that are ready within so many seconds of their start."""
         found: dict[tuple[str, str], float] = {}
         while self.waiting:
-            for peer in [p for p in self.waiting if p.has_ended]:
+            for peer in [p for p in self.waiting if p.has_ended and not p.ready_after]:
                 print(f"{peer.runtime}: {peer.name}: {peer.why('ended without a word')}", flush=True)
                 self._leave(peer)
             ready = next((p for p in self.waiting if p.ready_after), None)
@@ -133,7 +138,7 @@ def main(runtime: str, name: str, size: str, precision: str, path: str) -> None:
     os.nice(19)
     call = xla_call(name, size, precision, path) if runtime == "xla" else torch_call(runtime, name, size, precision)
     taken = call()
-    print(json.dumps({"microseconds": taken}))
+    print(json.dumps({"microseconds": taken}), flush=True)
 
 
 def announced() -> None:
@@ -161,7 +166,7 @@ def torch_call(runtime: str, name: str, size: str, precision: str):  # type: ign
                 run(*given)
             torch.cuda.synchronize()
             announced()
-            warm_up()
+            warm_up(_WARM_SECONDS)
             return device_microseconds(lambda _: run(*given), 10)
 
     return timed
@@ -189,7 +194,7 @@ def xla_call(name: str, size: str, precision: str, path: str):  # type: ignore[n
         announced()
         taken = []
         begin = time.perf_counter()
-        while len(taken) < _ROUNDS or time.perf_counter() - begin < 1.0:  # the clock rises under load
+        while len(taken) < _ROUNDS or time.perf_counter() - begin < _WARM_SECONDS:  # the clock rises under load
             start = time.perf_counter()
             for _ in range(_IN_FLIGHT):
                 last = compiled(weights, given)
