@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -65,12 +64,14 @@ def run_models(
         folder = Path(place)
         with ProcessPoolExecutor(min(_EXPORTING, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
             exported = {name: pool.submit(export, name, size, folder / f"{name}.onnx") for name in names}
-            beside = gpu_peers.Peers(names, size, precision, folder, peers)
-            quiet = beside.quiet if peers else nullcontext
-            rows = [model_row(name, exported[name], size, precision, timed, quiet, profile) for name in names]
-        times = beside.microseconds(seconds)
+            beside = gpu_peers.Peers(names, size, precision, folder, peers, seconds)
+            rows = []
+            for name in names:
+                rows.append(model_row(name, exported[name], size, precision, timed, beside.quiet, profile))
+                beside.collect()
+        beside.finish()
     if peers:
-        rows = [with_peers(row, times) for row in rows]
+        rows = [with_peers(row, beside.found) for row in rows]
     show(rows)
     return rows
 
@@ -101,6 +102,7 @@ def export(name: str, size: str, path: Path) -> Path:
     module, inputs = built(name, size)
     part = path.with_suffix(".part")
     zoo.export_module(module, inputs, part)
+    np.savez(path.with_suffix(".npz"), **inputs)  # type: ignore[arg-type]
     part.rename(path)
     return path
 

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 RUNTIMES = ("eager", "compile", "xla")
@@ -29,6 +31,7 @@ LONGEST = 60  # seconds for a peer's own timing
 _FILE_SECONDS = 120  # until the exported model is there
 _IN_FLIGHT, _ROUNDS = 20, 7
 _WARM_SECONDS = 0.5
+_AT_ONCE = 16  # peers alive: each has PyTorch or JAX and a context of the device in memory
 
 
 class Peer:
@@ -88,55 +91,67 @@ class Peer:
 
 
 class Peers:
-    """All peers of some models, compiling beside whatever else is done."""
+    """All peers of some models, some of them at a time, compiling beside whatever else is done."""
 
-    def __init__(self, names: Sequence[str], size: str, precision: str, folder: Path, runtimes: Sequence[str]) -> None:
+    def __init__(
+        self, names: Sequence[str], size: str, precision: str, folder: Path, runtimes: Sequence[str], seconds: float
+    ) -> None:
         there = [r for r in runtimes if r != "xla" or importlib.util.find_spec("jax") is not None]
-        # what compiles longest first
-        order = sorted(there, key=lambda r: ("compile", "xla", "eager").index(r))
-        self.waiting = [Peer(r, n, size, precision, folder / f"{n}.onnx") for r in order for n in names]
+        order = sorted(there, key=("compile", "xla", "eager").index)  # what compiles longest first
+        self._queue = [(r, n, size, precision, folder / f"{n}.onnx") for r in order for n in names]
+        self._until = time.monotonic() + seconds
+        self.alive: list[Peer] = []
+        self.found: dict[tuple[str, str], float] = {}  # microseconds by runtime and model
+        self._start()
+
+    def _start(self) -> None:
+        while self._queue and len(self.alive) < _AT_ONCE:
+            self.alive.append(Peer(*self._queue.pop(0)))
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Nobody else at work on the device."""
-        for peer in self.waiting:
+        for peer in self.alive:
             peer.signal(signal.SIGSTOP)
         time.sleep(0.05)  # what they launched is over
         try:
             yield
         finally:
-            for peer in self.waiting:
+            for peer in self.alive:
                 peer.signal(signal.SIGCONT)
 
-    def microseconds(self, seconds: float) -> dict[tuple[str, str], float]:
-        """By runtime and model, of those that are ready within so many seconds of their start."""
-        found: dict[tuple[str, str], float] = {}
-        while self.waiting:
-            for peer in [p for p in self.waiting if p.has_ended and not p.ready_after]:
-                print(f"{peer.runtime}: {peer.name}: {peer.why('ended without a word')}", flush=True)
-                self._leave(peer)
-            ready = next((p for p in self.waiting if p.ready_after), None)
-            if ready is not None:
-                self.waiting.remove(ready)
+    def collect(self) -> None:
+        """Times those that are ready, each alone, and starts others in their place."""
+        for peer in list(self.alive):
+            if peer.ready_after:
+                self.alive.remove(peer)
                 with self.quiet():
-                    taken = found[ready.runtime, ready.name] = ready.timed()
-                print(f"{ready.name}: {ready.runtime} {taken:.1f} us, ready in {ready.ready_after:.0f} s", flush=True)
-            elif self.waiting and time.monotonic() > self.waiting[0].started + seconds:
-                for peer in list(self.waiting):
-                    print(f"{peer.runtime}: {peer.name}: not compiled within {seconds:.0f} s", flush=True)
-                    self._leave(peer)
-            else:
-                time.sleep(0.2)
-        return found
+                    taken = self.found[peer.runtime, peer.name] = peer.timed()
+                print(f"{peer.name}: {peer.runtime} {taken:.1f} us, ready in {peer.ready_after:.0f} s", flush=True)
+            elif peer.has_ended:
+                self._leave(peer, peer.why("ended without a word"))
+        self._start()
 
-    def _leave(self, peer: Peer) -> None:
-        self.waiting.remove(peer)
+    def finish(self) -> None:
+        """Until all have answered or their time is over."""
+        while self.alive and time.monotonic() < self._until:
+            self.collect()
+            time.sleep(0.1)
+        for peer in list(self.alive):
+            self._leave(peer, "not compiled in time")
+        for runtime, name, *_ in self._queue:
+            print(f"{runtime}: {name}: no time was left for it", flush=True)
+        self._queue.clear()
+
+    def _leave(self, peer: Peer, why: str) -> None:
+        print(f"{peer.runtime}: {peer.name}: {why}", flush=True)
+        self.alive.remove(peer)
         peer.end()
 
 
 def main(runtime: str, name: str, size: str, precision: str, path: str) -> None:
     os.nice(19)
-    call = xla_call(name, size, precision, path) if runtime == "xla" else torch_call(runtime, name, size, precision)
+    call = xla_call(precision, path) if runtime == "xla" else torch_call(runtime, name, size, precision)
     taken = call()
     print(json.dumps({"microseconds": taken}), flush=True)
 
@@ -172,19 +187,18 @@ def torch_call(runtime: str, name: str, size: str, precision: str):  # type: ign
     return timed
 
 
-def xla_call(name: str, size: str, precision: str, path: str):  # type: ignore[no-untyped-def]
+def xla_call(precision: str, path: str):  # type: ignore[no-untyped-def]
     import jax
 
-    from bench.gpu_models import built
     from tilewright.report.xla import jax_function
 
-    inputs = built(name, size)[1]
     begin = time.monotonic()
     while not Path(path).exists():
         if time.monotonic() > begin + _FILE_SECONDS:
             raise TimeoutError(f"no {path}")
         time.sleep(0.5)
     run, weights, names = jax_function(path, precision)
+    inputs = np.load(Path(path).with_suffix(".npz"))
     weights = jax.device_put(weights)
     given = jax.device_put({n: inputs[n] for n in names})
 

@@ -33,21 +33,26 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_ready_counts(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    peers = gpu_peers.Peers(["slow", "good", "broken", "fine"], "full", "float16", script, ["compile"])
-    processes = [peer._process for peer in peers.waiting]
-    found = peers.microseconds(2.0)
-    assert found == {("compile", "good"): 12.5, ("compile", "fine"): 12.5}
+def test_what_is_ready_counts(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three at a time: the last is started when another has gone."""
+    monkeypatch.setattr(gpu_peers, "_AT_ONCE", 3)
+    peers = gpu_peers.Peers(["slow", "good", "broken", "fine"], "full", "float16", script, ["compile"], 2.0)
+    processes = [peer._process for peer in peers.alive]
+    assert len(processes) == 3
+    peers.finish()
+    assert peers.found == {("compile", "good"): 12.5, ("compile", "fine"): 12.5}
     said = capsys.readouterr().out
     assert "compile: broken: it has no such operator" in said
-    assert "compile: slow: not compiled within 2 s" in said
+    assert "compile: slow: not compiled in time" in said
     assert all(process.poll() is not None for process in processes), "nothing is left running"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_the_others_stand_still(script: Path) -> None:
-    peers = gpu_peers.Peers(["slow"], "full", "float16", script, ["compile"])
-    (peer,) = peers.waiting
+    peers = gpu_peers.Peers(["slow"], "full", "float16", script, ["compile"], 0.0)
+    (peer,) = peers.alive
 
     def state() -> str:
         return Path(f"/proc/{peer._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -58,7 +63,8 @@ def test_the_others_stand_still(script: Path) -> None:
     while state() == "T" and time.monotonic() < until:
         time.sleep(0.01)
     assert state() != "T"
-    assert peers.microseconds(0.0) == {}
+    peers.finish()
+    assert peers.found == {}
 
 
 def test_errors_are_taken_over_inputs_of_the_same_kind() -> None:
