@@ -10,6 +10,7 @@ from itertools import product
 from tilewright.backend.gpu.matrix_cost import Fragments, Product, layout_for, ranked
 from tilewright.backend.gpu.matrix_plan import (
     comes_from_far,
+    fitting_fragments,
     matrix_sizes,
     product_of,
     runs_of,
@@ -98,6 +99,10 @@ class GpuVariants:
         for tried in choices:
             if tried.seconds > _WORTH_A_LOOK * choices[0].seconds:
                 return
+            part = block_of(self.nests, dict(tried.tile), stream, tried.block)
+            if fitting_fragments(self.nests, leaves, part.boxes, part.limits, part.blocks, tried.footprint,
+                                 self.context) is None:  # fmt: skip
+                continue
             made = self._made(leaves, tried, stream)
             yield made
             yield from self._other_ways(made, leaves, tried)
