@@ -24,6 +24,7 @@ import numpy as np
 import tilewright
 from bench import gpu_peers
 from tilewright.errors import TilewrightError
+from tilewright.options import Options
 from tilewright.target import machine
 
 REPLAYS = 1000
@@ -61,7 +62,7 @@ def run_models(
     profile: int = 0,
 ) -> list[Row]:  # fmt: skip
     """Every model, then its peers, which have had so many seconds to compile since the start."""
-    machine("cuda")  # its rates are measured and kept while nobody else is at work
+    machine("cuda", cache_dir=Options().cache_dir)  # its rates are measured and kept while nobody else is at work
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with ProcessPoolExecutor(min(_EXPORTING, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
