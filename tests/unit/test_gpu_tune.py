@@ -15,7 +15,7 @@ from tests.cpu_stages import model_of
 from tests.gpu_stages import MEANINGS, attention, graph
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.backend import GpuBackend
-from tilewright.compiler import Artifact, build
+from tilewright.compiler import Artifact, build, machine_code
 from tilewright.errors import OptionError
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret_loops import run_loops
@@ -192,3 +192,26 @@ def test_without_a_device_tuning_says_so(target: str, reason: str) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(OptionError, match=f"target '{target}' cannot: .*({reason}).*leave out tune"):
         tilewright.compile(chain(), target=target, tune=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_variants_break_no_rule_of_the_machine(name: str, tmp_path: Path) -> None:
+    """Under the emulator, which reports races, packets that are not aligned, and what nobody wrote."""
+    made = planned(name, EMULATED)
+    assert made.program is not None and made.plan is not None
+    groups = find_groups(made.program, made.plan, EMULATED)
+    others = [group.alternatives(4) for group in groups]
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal([int(e) for e in t.shape]).astype(t.dtype.numpy) for t in made.program.inputs]
+    found = []
+    for turn in range(4):
+        choices = [(g, best[min(turn, len(best) - 1)]) for g, best in zip(groups, others, strict=True)]
+        plan = with_choices(made.program, made.plan, choices) if turn else made.plan
+        _, runner = machine_code(made.program, plan, EMULATED, Options(target="cuda-emulated", cache_dir=tmp_path))
+        outputs = [np.empty([int(e) for e in t.shape], t.dtype.numpy) for t in made.program.outputs]
+        runner.run(inputs, outputs)
+        found.append(outputs)
+    for outputs in found[1:]:
+        for output, wanted in zip(outputs, found[0], strict=True):
+            np.testing.assert_allclose(output.astype(np.float64), wanted.astype(np.float64), rtol=2e-3, atol=2e-3)
