@@ -78,6 +78,9 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "line with a remainder": (chain((2053,)), 8),
     "rows of a multiple of four": (chain((40, 36)), 4),
     "rows of an odd length": (chain((30, 33)), 1),
+    "odd rows that lie alike": (chain((64, 33), HALF, (64, 33)), 8),
+    "odd rows with a remainder": (chain((31, 35), HALF, (31, 35)), 8),
+    "odd rows in float32": (chain((3, 10, 33), FLOAT, (3, 10, 33)), 4),
     "a factor a row": (chain((32, 64), HALF, (32, 1)), 8),
     "a factor for all": (chain((32, 64), HALF, (1,)), 8),
     "outer axes turned": (turned((6, 8, 64), [1, 0, 2]), 8),
@@ -104,6 +107,16 @@ def test_packets_mean_what_the_program_means(name: str, kernel_cache: Path) -> N
     for found in (on_loops(artifact, inputs)["y"], on_emulator(artifact, inputs)["y"]):
         scale = 2e-3 if np.asarray(expected).dtype == np.float16 else 2e-5
         np.testing.assert_allclose(found, expected, rtol=scale, atol=scale)
+
+
+def test_packets_run_on_over_the_ends_of_rows(kernel_cache: Path) -> None:
+    """All is one line where everything lies the same way: whole packets alone, and no element twice."""
+    artifact = small_device(kernel_cache, chain((64, 33), HALF, (64, 33)))
+    assert artifact.plan is not None and "vector o1 x 8 flat" in artifact.plan.text()
+    (text,) = artifact.sources.values()
+    assert "Global<tw::half, 2112>" in text and "% 33" not in text and "copy<8>" in text
+    other = small_device(kernel_cache, chain((64, 33), HALF, (33,)))
+    assert other.plan is not None and "flat" not in other.plan.text()
 
 
 def test_whole_packets_are_one_instruction(kernel_cache: Path) -> None:
@@ -146,7 +159,7 @@ def test_a_reduction_has_no_packets_at_once(kernel_cache: Path) -> None:
     made = small_device(kernel_cache, softmax((24, 64)), stop_after="plan")
     assert made.plan is not None and made.program is not None
     plan = map_leaves(made.plan, lambda leaf: replace(leaf, at_once=2))
-    with pytest.raises(InternalError, match="2 vectors at once"):
+    with pytest.raises(InternalError, match="2 at once"):
         check_plan(plan, made.program)
 
 

@@ -60,6 +60,10 @@ def _wait_meaning(context: InstructionContext) -> None:
     context.wait(int(context.scalars[0]))
 
 
+def _nothing(context: InstructionContext) -> None:
+    """Matters to what the hardware does at the same time alone."""
+
+
 def _shuffle(name: str, meaning: Meaning) -> Intrinsic:
     return Intrinsic(
         name=name,
@@ -124,6 +128,7 @@ _ROWS = (
     *(_copy_async_or_zero(span) for span in (4, 8)),
     _order("commit", 0, "tw::commit();", _commit_meaning),
     _order("wait", 1, "tw::wait<{scalar0}>();", _wait_meaning),
+    _order("async_fence", 0, "tw::async_fence();", _nothing),
     *MATRIX_ROWS,
 )
 

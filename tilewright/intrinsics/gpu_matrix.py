@@ -69,6 +69,7 @@ class MatrixForm:
     a: LaneMap
     b: LaneMap
     c: LaneMap
+    warps: int = 1  # that run it as one, on operands in shared memory where it is more than one
 
     @property
     def depth(self) -> int:
@@ -93,6 +94,8 @@ FORMS: Mapping[str, MatrixForm] = {
         MatrixForm("mma_float16", dtypes.float16, _A16, _B16, _C),
         MatrixForm("mma_bfloat16", dtypes.bfloat16, _A16, _B16, _C),
         MatrixForm("mma_tf32", dtypes.float32, _A32, _B32, _C),
+        MatrixForm("wgmma_float16", dtypes.float16, _A16, _B16, _C, warps=4),
+        MatrixForm("wgmma_bfloat16", dtypes.bfloat16, _A16, _B16, _C, warps=4),
     )
 }
 
@@ -123,6 +126,47 @@ def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
         context.write(0, context.from_warps(np.moveaxis(own, 2, 1)), (element,))
 
 
+def _wgmma_meaning(form: MatrixForm, context: InstructionContext) -> None:
+    columns, a_turned, b_turned, along = (int(s) for s in context.scalars)
+    between = along // (8 * ROW_BYTES)  # lines from 64 elements of a line to the next
+    a = _read_group(context, 1, bool(a_turned), 64, between)
+    b = _read_group(context, 2, bool(b_turned), columns, between)
+    product = np.matmul(
+        a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32)
+    )  # (groups, others, 64, columns)
+    rows, places = form.c.places()
+    for j in range(columns // form.c.columns):
+        for e in range(form.c.elements):
+            at = (j, e)
+            own = [product[:, :, w * form.c.rows + rows[:, e], j * form.c.columns + places[:, e]]
+                   for w in range(form.warps)]  # fmt: skip
+            added = np.stack(own, 1).reshape(-1, product.shape[1], WARP)  # (warps, others, lanes)
+            before = context.by_warp(context.read(0, at))
+            context.write(0, context.from_warps(before + np.moveaxis(added, 2, 1)), at)
+
+
+def _read_group(context: InstructionContext, number: int, turned: bool, count: int, between: int) -> np.ndarray:
+    """A matrix of every four warps, (groups, others, count, 16): each thread reads its share."""
+    thread = context.thread_number()
+    line, packet = context.origin(number)[-3:-1]
+    group = 4 * WARP
+    each = count * 16 // group
+    parts = []
+    for e in range(each):
+        n = thread % group * each + e
+        own, summed = n // 16, n % 16
+        if turned:
+            far, near, within = own // 64 * between + summed, own % 64 // 8, own % 8
+        else:
+            far, near, within = own, summed // 8, summed % 8
+        place = (packet + near) ^ ((line + far) % 8)
+        parts.append(context.by_warp(context.read(number, (far, place - packet, within))))
+    whole = np.stack(parts, -1)  # (warps, lanes, others, each)
+    groups, others = whole.shape[0] // 4, whole.shape[2]
+    whole = whole.reshape(groups, group, others, each)
+    return np.moveaxis(whole, 2, 1).reshape(groups, others, count, 16)
+
+
 def _ldmatrix_meaning(span: int, transposed: bool, context: InstructionContext) -> None:
     """Lane l hands over the address of row l % 8 of matrix l // 8; it gets neighbours of row l // 4 of every matrix, or
     of the matrix turned over."""
@@ -145,6 +189,21 @@ def _mma(form: MatrixForm) -> Intrinsic:
                      partial(_mma_meaning, form))  # fmt: skip
 
 
+_SUMS = OperandRule(_REGISTER, _C.elements, written=True)
+
+
+def _nothing(context: InstructionContext) -> None:
+    """Orders what the hardware does at the same time; the interpreter does one thing after the other."""
+
+
+def _wgmma(form: MatrixForm) -> Intrinsic:
+    """c of four warps, which have 16 of its 64 rows each, += a b, both in shared memory. Scalars: columns, whether
+    lines of a and of b run along their own axes instead of the sum, bytes from 64 columns of such lines to the next."""
+    operands = (_SUMS, OperandRule(_SHARED), OperandRule(_SHARED))
+    text = f"tw::{form.name}<{{scalar0}}, {{scalar1}}, {{scalar2}}, {{scalar3}}>({{place0}}, {{place1}}, {{place2}});"
+    return Intrinsic(form.name, "warpgroup", operands, 4, {"cuda": text}, partial(_wgmma_meaning, form))
+
+
 def _ldmatrix(name: str, span: int, transposed: bool) -> Intrinsic:
     text = f"tw::ldmatrix<{span}, {'true' if transposed else 'false'}>({{place0}}, {{place1}});"
     return Intrinsic(name, "warp", (OperandRule(_REGISTER, span, written=True), OperandRule(_SHARED, span)), 0,
@@ -153,7 +212,14 @@ def _ldmatrix(name: str, span: int, transposed: bool) -> Intrinsic:
 
 
 ROWS: tuple[Intrinsic, ...] = (
-    *(_mma(form) for form in FORMS.values()),
+    *(_mma(form) for form in FORMS.values() if form.warps == 1),
+    *(_wgmma(form) for form in FORMS.values() if form.warps > 1),
+    Intrinsic("wgmma_fence", "warpgroup", (), 0, {"cuda": "tw::wgmma_fence();"}, _nothing),
+    Intrinsic("wgmma_commit", "warpgroup", (_SUMS,), 0, {"cuda": "tw::wgmma_commit({place0});"}, _nothing),
+    # how many groups may be under way still, and how many sums a lane has
+    Intrinsic(
+        "wgmma_wait", "warpgroup", (_SUMS,), 2, {"cuda": "tw::wgmma_wait<{scalar0}, {scalar1}>({place0});"}, _nothing
+    ),
     _ldmatrix("ldmatrix8", 8, False),
     _ldmatrix("ldmatrix8_trans", 8, True),
     _ldmatrix("ldmatrix4", 4, False),

@@ -92,6 +92,16 @@ class InstructionContext:
     def threads(self) -> int:
         return prod(lane.count for lane in self._machine.lanes if lane.kind is ForKind.THREAD)
 
+    def thread_number(self) -> np.ndarray:
+        """Of every thread of a block, as values are; the innermost loop counts fastest."""
+        number: Value = 0
+        for lane in (lane for lane in self._machine.lanes if lane.kind is ForKind.THREAD):
+            number = number * lane.count + lane.index
+        return np.asarray(number)
+
+    def origin(self, number: int) -> list[Value]:
+        return self._origins[number]
+
     def read_where(self, number: int, offsets: Sequence[Value], condition: Value) -> np.ndarray:
         """What lies there where the condition holds, zero elsewhere."""
         holds = np.asarray(condition, np.bool_)

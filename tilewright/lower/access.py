@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
-from tilewright.ir.expr import Expr, Load, as_expr, load, rewrite
+from tilewright.ir.expr import Expr, Load, as_expr, const, load, rewrite
 from tilewright.ir.loops import Buffer, Memory, Store
-from tilewright.ir.simplify import simplify
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.tile_graph.propagate import extent_of
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,19 @@ class Place:
     layout: Layout
     lows: tuple[Expr, ...] = ()
     prefix: tuple[Expr, ...] = ()
+    dropped: int = 0  # last dimensions of one element, which the buffer does not have
+    flat: tuple[int, ...] = ()  # the extents that the buffer has as one
 
     def indices(self, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
         if self.lows:
             logical = tuple(i - low for i, low in zip(logical, self.lows, strict=True))
-        return (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))
+        found = (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))
+        if self.flat:
+            offset: Expr = const(0)
+            for index, size in zip(found, self.flat, strict=True):
+                offset = offset * size + index
+            return (simplify(join_divisions(linear(simplify(offset))).expr()),)
+        return found[: len(found) - self.dropped]
 
 
 @dataclass
@@ -51,5 +61,16 @@ class Access:
         return tuple(Store(p.buffer, tuple(as_expr(i) for i in p.indices(logical)), value) for p in self.write[tensor])
 
 
-def global_place(tensor: Tensor, layout: Layout, name: str) -> Place:
-    return Place(Buffer(name, layout.storage_shape(tensor.shape), tensor.dtype, Memory.GLOBAL), layout)
+def global_place(tensor: Tensor, layout: Layout, name: str, squeezed: bool = False) -> Place:
+    """`squeezed`: neighbours in memory are neighbours of the last dimension, whatever of one element follows."""
+    shape = layout.storage_shape(tensor.shape)
+    dropped = 0
+    while squeezed and len(shape) > 1 and shape[-1] == 1:
+        shape, dropped = shape[:-1], dropped + 1
+    return Place(Buffer(name, shape, tensor.dtype, Memory.GLOBAL), layout, dropped=dropped)
+
+
+def flat_place(tensor: Tensor, layout: Layout, name: str) -> Place:
+    """All dimensions as one: neighbours in memory are neighbours, at the end of a row too."""
+    shape = tuple(extent_of(e) for e in layout.storage_shape(tensor.shape))
+    return Place(Buffer(name, (prod(shape),), tensor.dtype, Memory.GLOBAL), layout, flat=shape)

@@ -340,8 +340,12 @@ class KernelLowering:
         return Access({t: moved(p) for t, p in self.access.read.items()},
                       {t: [moved(p) for p in places] for t, places in self.access.write.items()})  # fmt: skip
 
+    def placed(self, tensor: Tensor, name: str) -> Place:
+        """A parameter as it lies in memory."""
+        return global_place(tensor, self.layout(tensor), name)
+
     def _parameter(self, tensor: Tensor) -> Place:
-        place = global_place(tensor, self.layout(tensor), f"p{len(self.params)}")
+        place = self.placed(tensor, f"p{len(self.params)}")
         self.params.append(place.buffer)
         self.arguments.append(tensor.name)
         return place
@@ -360,7 +364,7 @@ class KernelLowering:
                 place = self.access.read[source]
                 lows = tuple(simplify(low + window.advance) if d == window.dim else low
                              for d, low in enumerate(place.lows))  # fmt: skip
-                self.access.put(tensor, Place(place.buffer, place.layout, lows))
+                self.access.put(tensor, Place(place.buffer, place.layout, lows, dropped=place.dropped))
                 continue
             if work.owner is not None or tensor in self.held:
                 box = self.held.get(tensor, work.box)
@@ -380,19 +384,20 @@ class KernelLowering:
                 continue
             if tensor in self.begins:
                 turn = self.access.read[self.begins[tensor]]
-                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), (const(1),)))
+                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), (const(1),), turn.dropped))
                 continue
             state = self.scan.states.get(tensor) if self.scan else None
             if state is not None and self.scan is not None:
                 turn = self.access.read[state] if state in self.access.read else self._parameter(state)
-                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), (var(self.scan.step) % 2,)))
+                turned = (var(self.scan.step) % 2,)
+                self.access.put(tensor, Place(turn.buffer, Layout.natural(tensor.rank), (), turned, turn.dropped))
             else:
                 self.access.put(tensor, self._parameter(tensor))
             stacked = self.scan.stacked.get(tensor) if self.scan else None
             if stacked is not None and self.scan is not None:
                 out = self._parameter(stacked)
                 index = var(self.scan.step) if self.scan.index is None else self.scan.index
-                place = Place(out.buffer, Layout.natural(tensor.rank), (), (index,))
+                place = Place(out.buffer, Layout.natural(tensor.rank), (), (index,), out.dropped)
                 self.access.write[tensor].append(place)
 
 

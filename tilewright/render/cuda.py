@@ -42,6 +42,7 @@ from tilewright.render.clike import (
     Division,
     ExprPrinter,
     Function,
+    Infix,
     Names,
     Reinterpretation,
     axis_is_narrow,
@@ -182,6 +183,12 @@ class CudaPrinter(ExprPrinter):
         # the larger of two numbers is one of them: nothing is rounded, and nothing need be converted
         kind = self.c_type(node.dtype)
         return f"{name.replace('{t}', kind)}({', '.join(f'{kind}({text})' for text, _ in args)})", PRIMARY
+
+    def _infix(self, node: Op, spelling: Infix, args: list[tuple[str, int]]) -> tuple[str, int]:
+        above = node.args[0]
+        if node.op.name == "div" and node.dtype is dtypes.float32 and isinstance(above, Const) and above.value == 1:
+            return f"tw::reciprocal({args[1][0]})", PRIMARY
+        return super()._infix(node, spelling, args)
 
     def value_type(self, node: Expr) -> str:
         if isinstance(node, Load) and node.dtype.name in CUDA.computes_as:

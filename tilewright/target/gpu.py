@@ -14,7 +14,7 @@ from tilewright.target.machine import MemoryLevel, Target
 from tilewright.target.probe import ProbeError, rounded
 
 _BARRIERS = {"grid": "grid_barrier", "cluster": "cluster_barrier", "dependent_launch": "dependent_launch"}
-_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32")
+_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "wgmma_float16", "wgmma_bfloat16")
 
 
 def gpu(name: str, usual: Target, cache_dir: Path | None, *, tell: Callable[[str], None] | None = None) -> Target:

@@ -406,8 +406,13 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
     _check_loops(leaf, len(core.axes), reductions)
     if leaf.instruction is not None:
         _check_instruction(leaf, core)
-    if leaf.at_once < 1 or (leaf.at_once > 1 and (not isinstance(core, Map) or leaf.vector is None)):
-        raise ValueError(f"leaf '{leaf.tensor}': {leaf.at_once} vectors at once; a map along a vector has several")
+    several = leaf.vector is not None if isinstance(core, Map) else leaf.step > 0 and leaf.instruction is None
+    if leaf.at_once < 1 or (leaf.at_once > 1 and not several):
+        raise ValueError(
+            f"leaf '{leaf.tensor}': {leaf.at_once} at once; a map along a vector has several, and a sum in steps"
+        )
+    if leaf.flat and (not isinstance(core, Map) or leaf.vector is None or leaf.order[-1:] != (leaf.vector,)):
+        raise ValueError(f"leaf '{leaf.tensor}': only vectors of a map, along its last axis, run on over ends of rows")
     for axis, size in leaf.cut:
         _check_axis(axis, "r", reductions, "cut")
         _check_size(axis, size)

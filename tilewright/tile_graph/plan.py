@@ -66,7 +66,8 @@ class Leaf:
     ahead: int = 0  # elements of the next panel of weights prefetched in every step of the sum
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     split: int = 1  # threads that share one reduction
-    at_once: int = 1  # vectors of a map that a GPU's thread has under way together
+    flat: bool = False  # vectors of a map run on over the ends of rows: all its axes are one
+    at_once: int = 1  # vectors of a map, or steps of a sum, that a GPU has under way together
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core

@@ -84,7 +84,7 @@ def _leaf(leaf: Leaf) -> str:
     return (f"{'leaf' if leaf.part == 'whole' else leaf.part} {leaf.tensor}: core {leaf.core}"
             f"{''.join(f' + {name}' for name in leaf.epilogue)}"
             f"{''.join(f' with {name}' for name in leaf.composed)}; vector {leaf.vector} x {leaf.lanes}"
-            f"{f' by {leaf.at_once}' if leaf.at_once > 1 else ''};"
+            f"{' flat' if leaf.flat else ''}{f' by {leaf.at_once}' if leaf.at_once > 1 else ''};"
             f" register [{register}]; order {' '.join(leaf.order)}{' to and fro' if leaf.alternate else ''}"
             f"{f' but at step {leaf.idle}' if leaf.idle is not None else ''}"
             f"{' by ' + leaf.instruction if leaf.instruction else ''}"

@@ -1,4 +1,8 @@
-"""Lowers a contraction whose operands pass through shared memory: all threads load a step, then all use it."""
+"""Lowers a contraction whose operands pass through shared memory: all threads load a step, then all use it.
+
+Where the plan has several steps at once, they lie in a ring: while one is used the copies of those behind it are under
+way, and one barrier a step is enough (pipeline.py).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.pipeline import commit, wait
 from tilewright.ir.expr import Axis, Expr, Load, all_of, axes_of, const, load, loads, lt, mul, select, substitute, var
-from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt, Store
+from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Instruction, Memory, Scope, Stmt, Store
+from tilewright.ir.loops import Operand as Moved
 from tilewright.ir.products import Factor, factors
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc
@@ -15,6 +21,7 @@ from tilewright.tile_graph.propagate import extent_of
 
 SYNC = Barrier(Scope.BLOCK)
 PACKET_BYTES = 16  # the most one thread loads at once
+_LEAST_COPY = 4  # bytes of an asynchronous copy
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class GpuContract:
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
         self.steps = -(-self.length // self.step)
         self.factors = factors(nest.nest.elements[0], nest.nest.axes, nest.nest.reduce_axes)
+        self.stages = min(nest.plan.at_once, self.steps)
         self.buffers = {f: self._stage(f) for f in self.factors if self._wants_stage(f)}
 
     def statements(self) -> tuple[Stmt, ...]:
@@ -54,7 +62,8 @@ class GpuContract:
             sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
         elif sizes and base.plan.split > 1:
             sizes[-1] += self._spread(sizes)
-        buffer = Buffer(base.names.fresh("stage"), (self.step, *sizes), factor.value.dtype, Memory.SHARED)
+        ring = (self.stages,) if self.stages > 1 else ()
+        buffer = Buffer(base.names.fresh("stage"), (*ring, self.step, *sizes), factor.value.dtype, Memory.SHARED)
         base.shared.append(buffer)
         return buffer
 
@@ -99,16 +108,37 @@ class GpuContract:
         body: list[Stmt] = list(
             spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True)))
         )
-        loop = Axis("step", self.steps)
-        start = simplify(var(loop) * self.step) if self.steps > 1 else const(0)
-        inner = [*self._load_step(start), SYNC, *self._use_step(start, spot, operands, states)]
-        if self.steps > 1 or base.rounds > 1:
-            inner.append(SYNC)
-        body.extend((For(loop, ForKind.SERIAL, tuple(inner)),) if self.steps > 1 else inner)
+        if self.stages > 1:
+            body.extend(self._pipelined(spot, operands, states))
+        else:
+            body.extend(self._one_by_one(spot, operands, states))
         if base.plan.split > 1:
             body.extend(base.combine_shares(monoid, states, spot))
         body.extend(base.finish(monoid, states, spot))
         return alloc(states, body)
+
+    def _one_by_one(self, spot: Spot, operands: list[Operand], states: list[Buffer]) -> list[Stmt]:
+        loop = Axis("step", self.steps)
+        start = simplify(var(loop) * self.step) if self.steps > 1 else const(0)
+        inner = [*self._load_step(start), SYNC, *self._use_step(start, spot, operands, states)]
+        if self.steps > 1 or self.base.rounds > 1:
+            inner.append(SYNC)
+        return [For(loop, ForKind.SERIAL, tuple(inner))] if self.steps > 1 else inner
+
+    def _pipelined(self, spot: Spot, operands: list[Operand], states: list[Buffer]) -> list[Stmt]:
+        """A step's place in the ring is free when all have used it: at the barrier of the next, whose copies of the
+        last stage fill it."""
+        ahead = self.stages - 1
+        first = Axis("first", ahead)
+        start = simplify(var(first) * self.step)
+        body: list[Stmt] = [For(first, ForKind.SERIAL, (*self._load_step(start, var(first)), commit()))]
+        loop = Axis("step", self.steps)
+        later, slot = simplify(var(loop) + ahead), simplify(var(loop) % self.stages)
+        copies = self._load_step(simplify(later * self.step), simplify(later % self.stages))
+        inner = [wait(ahead - 1), SYNC, *guarded([lt(later, self.steps)], tuple(copies)), commit(),
+                 *self._use_step(simplify(var(loop) * self.step), spot, operands, states, slot)]  # fmt: skip
+        body.append(For(loop, ForKind.SERIAL, tuple(inner)))
+        return [*body, SYNC] if self.base.rounds > 1 else body
 
     def _operand(self, factor: Factor, spot: Spot) -> Operand:
         steps = tuple(s for a, s in self._steps(spot).items() if a in factor.outputs)
@@ -120,11 +150,11 @@ class GpuContract:
         tiled = [a for a in self.base.order if a in self.base.register]
         return dict(zip(tiled, spot.unrolled, strict=True))
 
-    def _load_step(self, start: Expr) -> list[Stmt]:
-        """All threads fill the operands' buffers; what lies outside the box becomes zero."""
-        return [s for factor, buffer in self.buffers.items() for s in self._fill(factor, buffer, start)]
+    def _load_step(self, start: Expr, slot: Expr | None = None) -> list[Stmt]:
+        """All threads fill the operands' buffers, or a place of their rings; what lies outside the box becomes zero."""
+        return [s for factor, buffer in self.buffers.items() for s in self._fill(factor, buffer, start, slot)]
 
-    def _fill(self, factor: Factor, buffer: Buffer, start: Expr) -> tuple[Stmt, ...]:
+    def _fill(self, factor: Factor, buffer: Buffer, start: Expr, slot: Expr | None) -> tuple[Stmt, ...]:
         base = self.base
         axes = self._ordered(factor)
         sizes = {a: base.places[a] * base.register.get(a, 1) for a in axes}
@@ -151,23 +181,34 @@ class GpuContract:
         env = {**{a: simplify(base.ranges[a].low + own[a]) for a in axes}, **point}
         edges = known_true_left_out([lt(own[a], base.ranges[a].count) for a in axes if base.may_leave(a)])
         value = simplify(base.access.lower(substitute(factor.value, env)))
-        place = (own[None], *(own[a] for a in axes))
+        place = (*(() if slot is None else (slot,)), own[None], *(own[a] for a in axes))
         zero = const(0, value.dtype)
         filled: tuple[Stmt, ...]
         if wide > 1:
             # a packet lies wholly inside or wholly outside the box
             first = [simplify(substitute(e, {lane: const(0)})) for e in edges]
-            copy = For(lane, ForKind.VECTOR, (Store(buffer, place, value),))
+            copy: Stmt = For(lane, ForKind.VECTOR, (Store(buffer, place, value),))
+            if slot is not None:
+                copy = self._under_way(buffer, place, value, lane)
             filled = (
                 (If(all_of(first), (copy,), (For(lane, ForKind.VECTOR, (Store(buffer, place, zero),)),)),)
                 if edges
                 else (copy,)
             )
+        elif slot is not None and _is_copied(value):
+            copy = self._under_way(buffer, place, value, lane)
+            filled = (If(all_of(edges), (copy,), (Store(buffer, place, zero),)),) if edges else (copy,)
         else:
             filled = (Store(buffer, place, select(all_of(edges), value, zero) if edges else value),)
         within = [lt(flat, total), *self._within(start, own[None]), *cut]
         body = guarded(within, filled)
         return (For(loop, ForKind.SERIAL, body),) if trips > 1 else body
+
+    def _under_way(self, buffer: Buffer, place: tuple[Expr, ...], value: Expr, lane: Axis) -> Instruction:
+        """An asynchronous copy of all lanes."""
+        assert isinstance(value, Load)
+        to, origin = (tuple(simplify(substitute(i, {lane: const(0)})) for i in x) for x in (place, value.indices))
+        return Instruction(f"copy_async{lane.extent}", (Moved(buffer, to), Moved(value.source, origin)))
 
     def _packet(self, factor: Factor, axes: list[Axis], sizes: dict[Axis, int]) -> int:
         """Neighbouring elements that one load brings: where a row is contiguous and every piece of it aligned."""
@@ -199,7 +240,9 @@ class GpuContract:
     def _within(self, start: Expr, offset: Expr) -> list[Expr]:
         return [lt(start + offset, self.length)] if self.length % self.step else []
 
-    def _use_step(self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer]) -> tuple[Stmt, ...]:
+    def _use_step(
+        self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer], slot: Expr | None = None
+    ) -> tuple[Stmt, ...]:
         base = self.base
         split = base.plan.split
         loop = Axis("k", -(-self.step // split))
@@ -208,7 +251,7 @@ class GpuContract:
         body: list[Stmt] = []
         product: Expr | None = None
         for operand in operands:
-            body.extend(self._fetch(operand, k, {**spot.env, **point}, spot))
+            body.extend(self._fetch(operand, k, {**spot.env, **point}, spot, slot))
             part = load(operand.fragment, tuple(var(s) for s in operand.steps))
             product = part if product is None else mul(product, part)
         assert product is not None and base.nest.monoid is not None
@@ -217,10 +260,13 @@ class GpuContract:
         inner = guarded([lt(k, self.step), *self._within(start, k), *cut], inner)
         return guarded(spot.active, (For(loop, ForKind.SERIAL, inner),))
 
-    def _fetch(self, operand: Operand, k: Expr, env: dict[Axis, Expr], spot: Spot) -> tuple[Stmt, ...]:
+    def _fetch(
+        self, operand: Operand, k: Expr, env: dict[Axis, Expr], spot: Spot, slot: Expr | None
+    ) -> tuple[Stmt, ...]:
         axes = self._ordered(operand.factor)
         if operand.staged is not None:
-            value: Expr = load(operand.staged, (k, *(spot.coordinates[a] for a in axes)))
+            place = (*(() if slot is None else (slot,)), k, *(spot.coordinates[a] for a in axes))
+            value: Expr = load(operand.staged, place)
         else:
             value = simplify(self.base.access.lower(substitute(operand.factor.value, env)))
             steps = self._steps(spot)
@@ -233,6 +279,11 @@ class GpuContract:
             if edges and loads(value):
                 value = select(all_of(edges), value, const(0, value.dtype))
         return spot.around((Store(operand.fragment, tuple(var(s) for s in operand.steps), value),), operand.steps)
+
+
+def _is_copied(value: Expr) -> bool:
+    """Whether an element comes as it lies in memory, and asynchronous copies are that narrow."""
+    return isinstance(value, Load) and value.source.memory is Memory.GLOBAL and value.dtype.bytes == _LEAST_COPY
 
 
 def flat_offset(node: Load) -> Expr:

@@ -14,7 +14,7 @@ from tilewright.backend.gpu.packets import certain_loads, in_line, packet_width
 from tilewright.ir.bounds import static
 from tilewright.ir.expr import Axis, Expr, all_of, axes_of, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
-from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.simplify import join_divisions, linear, simplify
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.propagate import extent_of
 
@@ -32,6 +32,8 @@ class PackedMap:
         self.turn = Axis("turn", plan.at_once)
         self.places = {a: -(-int(r.size) // (plan.lanes if a is self.axis else 1)) for a, r in base.ranges.items()}
         self.count = prod(self.places.values())
+        if plan.flat:  # all axes as one
+            self.count = -(-prod(int(r.size) for r in base.ranges.values()) // plan.lanes)
         self.registers: list[Buffer] = []
 
     def statements(self) -> tuple[Stmt, ...]:
@@ -70,7 +72,7 @@ class PackedMap:
         if whole is None:
             return alloc(self.registers, (*self._turns(active, fetched), *self._turns(active, packed)))
         # whole packets, and the elements that are left of one
-        edge = lt(self._coordinate(env), self.base.ranges[self.axis].count)
+        edge = self._inside(env)
         rest = (For(self.lane, ForKind.SERIAL, guarded((edge,), tuple(stores))),)
         both = (If(whole, packed, rest),)
         return alloc(self.registers, (*self._turns((*active, whole), fetched), *self._turns(active, both)))
@@ -89,6 +91,8 @@ class PackedMap:
     def _spot(self, flat: Expr) -> tuple[dict[Axis, Expr], tuple[Expr, ...], Expr | None]:
         """The value of every axis; when a packet lies inside the box; when all of its elements do, if not always."""
         base = self.base
+        if base.plan.flat:
+            return self._flat_spot(flat)
         active = [lt(flat, self.count)]
         rest = flat
         env: dict[Axis, Expr] = {}
@@ -108,8 +112,43 @@ class PackedMap:
         left = known_true_left_out([whole]) if whole is not None else ()
         return env, known_true_left_out(active), all_of(left) if left else None
 
-    def _coordinate(self, env: dict[Axis, Expr]) -> Expr:
-        return simplify(env[self.axis] - self.base.ranges[self.axis].low)
+    def _flat_spot(self, packet: Expr) -> tuple[dict[Axis, Expr], tuple[Expr, ...], Expr | None]:
+        """The same where rows lie one behind the other, all of a box together."""
+        first = simplify(packet * self.lanes)
+        rest = simplify(self._flat_begin() + first + var(self.lane))
+        env: dict[Axis, Expr] = {}
+        for number, axis in reversed(list(enumerate(self.base.order))):
+            extent = extent_of(axis.extent)
+            env[axis] = rest if number == 0 else simplify(rest % extent)
+            rest = simplify(rest // extent)
+        count = self._flat_count()
+        known = static(count)
+        active = [lt(packet, self.count), *([] if known is not None else [lt(first, count)])]
+        left = [] if known is not None and known % self.lanes == 0 else [simplify(lt(first + (self.lanes - 1), count))]
+        left = list(known_true_left_out(left))
+        return env, known_true_left_out(active), all_of(left) if left else None
+
+    def _flat_begin(self) -> Expr:
+        begin: Expr = const(0)
+        for axis in self.base.order:
+            begin = begin * extent_of(axis.extent) + self.base.ranges[axis].low
+        return simplify(begin)
+
+    def _flat_count(self) -> Expr:
+        count: Expr = const(1)
+        for part in self.base.ranges.values():
+            count = count * part.count
+        return simplify(count)
+
+    def _inside(self, env: dict[Axis, Expr]) -> Expr:
+        """Whether a lane's element lies inside the box."""
+        if self.base.plan.flat:
+            here: Expr = const(0)
+            for axis in self.base.order:
+                here = here * extent_of(axis.extent) + env[axis]
+            own = join_divisions(linear(simplify(here - self._flat_begin()))).expr()
+            return simplify(lt(own, self._flat_count()))
+        return lt(simplify(env[self.axis] - self.base.ranges[self.axis].low), self.base.ranges[self.axis].count)
 
     def _in_whole_packets(self) -> bool:
         """Whether the box ends with a packet, wherever it begins."""

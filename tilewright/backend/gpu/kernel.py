@@ -12,6 +12,7 @@ from tilewright.ir.expr import Axis, lt, var
 from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.lower.access import Place, flat_place, global_place
 from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
 from tilewright.lower.kernel import Binding, KernelLowering, ScanView
 from tilewright.lower.nesting import alloc
@@ -44,6 +45,13 @@ class GpuKernel(KernelLowering):
     """Tiles handed out to blocks; the threads of a block take up every leaf together."""
 
     memory = Memory.SHARED
+
+    def placed(self, tensor: Tensor, name: str) -> Place:
+        """Packets are neighbours of the last dimension: of the whole, where they run on over the ends of rows."""
+        (first, *others), nest = self.plan.leaves, self.nests[0]
+        if first.flat and not others and tensor.shape == tuple(a.extent for a in nest.axes):
+            return flat_place(tensor, self.layout(tensor), name)
+        return global_place(tensor, self.layout(tensor), name, squeezed=True)
 
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")

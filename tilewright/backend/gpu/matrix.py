@@ -17,7 +17,7 @@ from tilewright.backend.gpu.matrix_epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix_sides import Side, Sides, sides_of
 from tilewright.backend.gpu.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
-from tilewright.backend.gpu.pipeline import pipelined, sync
+from tilewright.backend.gpu.pipeline import Copies, pipelined, sync
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir import dtypes
@@ -47,7 +47,7 @@ _BANKS = 8  # packets of 16 bytes that lie in banks of their own
 
 
 @dataclass(frozen=True)
-class _Ring:
+class Ring:
     """An operand in shared memory: stages of `outer` lines of packets, along the sum or along its own axes."""
 
     side: Side
@@ -98,6 +98,10 @@ class MatrixContract:
         if sides is None or set(sides.rows.axes) != set(row_axes):
             raise InternalError(f"'{nest.nest.tensor.name}' is no product that {nest.plan.instruction} runs")
         block = (warps.axes[0].extent, warps.axes[1].extent)
+        if FORMS[nest.plan.instruction or ""].warps > 1:
+            from tilewright.backend.gpu.matrix_group import GroupContract
+
+            return GroupContract(nest, sides, block, (rows, columns), holds)
         return MatrixContract(nest, sides, block, (rows, columns), holds)
 
     def of_part(self, nest: GpuNest) -> MatrixContract:
@@ -106,7 +110,7 @@ class MatrixContract:
         made.base = nest
         return made
 
-    def ring(self, number: int) -> _Ring:
+    def ring(self, number: int) -> Ring:
         """Of the rows' operand, or the columns'."""
         found = self.rings[number]
         assert found is not None
@@ -114,7 +118,7 @@ class MatrixContract:
 
     # --- shared memory
 
-    def _ring(self, side: Side, size: int, hold: Hold) -> _Ring:
+    def _ring(self, side: Side, size: int, hold: Hold) -> Ring:
         packet = self.form.packet
         along_sum = self._runs_along_sum(side)
         outer, line = (size, self.step) if along_sum else (self.step, size)
@@ -125,7 +129,7 @@ class MatrixContract:
         shape = (hold.stages, outer, packets + pad, packet)
         buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)
         self.base.shared.append(buffer)
-        return _Ring(side, buffer, along_sum, outer, packets, packet, hold)
+        return Ring(side, buffer, along_sum, outer, packets, packet, hold)
 
     def _runs_along_sum(self, side: Side) -> bool:
         return runs_along_sum(side, self.base)
@@ -166,21 +170,35 @@ class MatrixContract:
         begins = [*spot.inside, *([eq(self.group, 0)] if self.groups > 1 else [])]
         if base.nest.initial and begins:
             first = select(all_of(begins), first, monoid.identity[0])
-        form = self.form
-        sets = range(2)
-        a = [
-            Buffer(base.names.fresh("a"), (self.fragments[0], form.a.elements), form.operand, Memory.REGISTER)
-            for _ in sets
-        ]
-        b = [
-            Buffer(base.names.fresh("b"), (self.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
-            for _ in sets
-        ]
 
         def copies(part: Expr, slot: Expr) -> list[tuple[Stmt, ...]]:
             at = simplify(part * self.step)
             return [g for number, start in enumerate(starts) for g in self.fill(number, at, slot, start, fixed, valid)]
 
+        parts = -(-self.length // self.step)
+        body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
+        body.extend(self.walk(total, parts, copies, reused))
+        epilogue = MatrixEpilogue(self)
+        if base.plan.lanes > 1:
+            body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
+        else:
+            body.extend(epilogue.on_fragments(total, spot))
+        return alloc([total], body)
+
+    def walk(self, total: Buffer, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+        """The sum, part by part: copied into the rings, fetched into fragments, multiplied."""
+        form = self.form
+        sets = range(2)
+        a = [
+            Buffer(self.base.names.fresh("a"), (self.fragments[0], form.a.elements), form.operand, Memory.REGISTER)
+            for _ in sets
+        ]
+        b = [
+            Buffer(
+                self.base.names.fresh("b"), (self.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER
+            )
+            for _ in sets
+        ]
         depth = self.step // form.depth // self.groups
 
         def fetch(slot: Expr, step: int, number: int) -> list[Stmt]:
@@ -190,16 +208,8 @@ class MatrixContract:
         def use(number: int) -> tuple[Stmt, ...]:
             return self._multiply(total, a[number], b[number])
 
-        parts = -(-self.length // self.step)
-        body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
         steps = pipelined("part", parts, self.ring(0).hold.stages, depth, copies, fetch, use, reused)
-        body.extend(alloc([*a, *b], steps))
-        epilogue = MatrixEpilogue(self)
-        if base.plan.lanes > 1:
-            body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
-        else:
-            body.extend(epilogue.on_fragments(total, spot))
-        return alloc([total], body)
+        return alloc([*a, *b], steps)
 
     # --- positions
 
@@ -294,7 +304,7 @@ class MatrixContract:
         return made
 
     def _at(
-        self, ring: _Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr
+        self, ring: Ring, line: Expr, packet: Expr, lane: Expr | None, at: Expr, start: Expr
     ) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Axes of the nest at an element of a part, or at the packets that `lane` counts in, and when it is inside."""
         size = 1 if lane is None else ring.packet
@@ -310,7 +320,7 @@ class MatrixContract:
         env = {**point, **{a: simplify(self.base.ranges[a].low + x) for a, x in own.items()}}
         return env, [*conditions, *limits]
 
-    def _packets(self, ring: _Ring, at: Expr, start: Expr, fixed: dict[Axis, Expr], lane: Axis) -> bool:
+    def _packets(self, ring: Ring, at: Expr, start: Expr, fixed: dict[Axis, Expr], lane: Axis) -> bool:
         """Whether packets are contiguous, aligned, and wholly inside or wholly outside."""
         if not self._whole_lines(ring):
             return False
@@ -327,7 +337,7 @@ class MatrixContract:
         return not any(c % size or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
 
     def _copy(
-        self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+        self, ring: Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> tuple[Stmt, ...]:
         line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)
         env, conditions = self._at(ring, line, packet, const(0), at, start)
@@ -340,7 +350,7 @@ class MatrixContract:
             return (Instruction(f"copy_async_or_zero{ring.packet}", operands, (all_of(inside),)),)
         return (Instruction(f"copy_async{ring.packet}", operands),)
 
-    def _whole_lines(self, ring: _Ring) -> bool:
+    def _whole_lines(self, ring: Ring) -> bool:
         """Whether the packets of a line are wholly inside or wholly outside."""
         base = self.base
         last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
@@ -351,7 +361,7 @@ class MatrixContract:
         return all(n % ring.packet == 0 for n in even)
 
     def _compute(
-        self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+        self, ring: Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> tuple[Stmt, ...]:
         """A packet of values that are computed, or do not lie beside each other."""
         lane = Axis("lane", ring.packet)
@@ -371,7 +381,7 @@ class MatrixContract:
         return alloc([out], (*body, *moved))
 
     def _store(
-        self, ring: _Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
+        self, ring: Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> tuple[Stmt, ...]:
         """One element; neighbouring threads take neighbours of a line."""
         length = ring.packets * ring.packet
@@ -416,9 +426,7 @@ class MatrixContract:
             body = self._by_element(b, var(j), ring, slot, self.form.b, origin, depth, is_rows=False)
         return unrolled([j], body)
 
-    def _ldmatrix(
-        self, to: Buffer, number: Expr, ring: _Ring, slot: Expr, line: Expr, packet: Expr
-    ) -> tuple[Stmt, ...]:
+    def _ldmatrix(self, to: Buffer, number: Expr, ring: Ring, slot: Expr, line: Expr, packet: Expr) -> tuple[Stmt, ...]:
         name = f"ldmatrix{ring.packet}{'' if ring.along_sum else '_trans'}"
         source = ring.place(slot, simplify(line), simplify(packet), const(0))
         return (Instruction(name, (Operand(to, (number, const(0))), Operand(ring.buffer, source))),)
@@ -427,7 +435,7 @@ class MatrixContract:
         self,
         to: Buffer,
         number: Expr,
-        ring: _Ring,
+        ring: Ring,
         slot: Expr,
         lanes: LaneMap,
         origin: Expr,

@@ -55,6 +55,8 @@ _WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
 _STORED = 5  # issue slots of an element of the result, one thread
 _TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
+_REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
+_SYNC_IN_GROUPS = 200  # cycles of a part at the least, where two parts are under way
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Fragments:
     stages: int
     stored: int = 1  # columns of a result that are stored at a time, by way of shared memory
     groups: int = 1  # of warps, that each take some of the steps of every part of the sum
+    instruction: str = ""
 
     @property
     def warps(self) -> int:
@@ -109,22 +112,38 @@ def fragments_for(
     target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0
 ) -> tuple[Fragments, MatrixCost] | None:
     """The best way, with so many warps where that is given, in so much shared memory."""
-    ways = _ways(target, instruction, product, warps, room)
-    if ways is None:
-        return None
-    tried, taken, (busy, alone, ring, resident) = ways
-    # of equals warps that are wider than tall: results lie along their lines
-    best = int(np.argmin(taken * np.where(tried.height > tried.width, _TALL, 1.0)))
-    return tried.made(best), MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+    chosen: tuple[Fragments, MatrixCost] | None = None
+    least = np.inf
+    for name in instructions(target, instruction):
+        ways = _ways(target, name, product, warps, room)
+        if ways is None:
+            continue
+        tried, taken, (busy, alone, ring, resident) = ways
+        # of equals warps that are wider than tall: results lie along their lines
+        rated = taken * np.where(tried.height > tried.width, _TALL, 1.0)
+        best = int(np.argmin(rated))
+        if rated[best] < least:
+            least = rated[best]
+            cost = MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+            chosen = tried.made(best), cost
+    return chosen
+
+
+def instructions(target: Target, instruction: str) -> tuple[str, ...]:
+    """Those that do the same: of a warp by itself, and of four warps as one."""
+    operand = FORMS[instruction].operand
+    return tuple(name for name, form in FORMS.items() if form.operand is operand and target.rate(name))
 
 
 def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
     """Every way with its seconds, the best first."""
-    ways = _ways(target, instruction, product, 0, 0)
-    if ways is None:
-        return []
-    tried, taken, _ = ways
-    return [(tried.made(int(i)), float(taken[i])) for i in np.argsort(taken, kind="stable") if np.isfinite(taken[i])]
+    found: list[tuple[Fragments, float]] = []
+    for name in instructions(target, instruction):
+        ways = _ways(target, name, product, 0, 0)
+        if ways is not None:
+            tried, taken, _ = ways
+            found.extend((tried.made(i), float(t)) for i, t in enumerate(taken) if np.isfinite(t))
+    return sorted(found, key=lambda item: item[1])
 
 
 def _ways(
@@ -133,7 +152,11 @@ def _ways(
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
-    tried = _Tried(target, form, product, _shapes(form, near, far, warps, product.stored > 1))
+    shapes = _group_shapes(form, near, far, warps) if form.warps > 1 else (
+        _shapes(form, near, far, warps, product.stored > 1))  # fmt: skip
+    if not len(shapes):
+        return None
+    tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
     ring, busy, alone, resident = tried.costs(room or target.tile_level.capacity)
     taken = seconds(busy, alone, resident, product.blocks, target)
     if not len(taken) or not np.isfinite(taken.min()):
@@ -160,6 +183,17 @@ def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bo
     return np.array(found, dtype=np.int64).reshape(-1, 6)
 
 
+@lru_cache(maxsize=1 << 12)
+def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int) -> Numbers:
+    """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
+    height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
+    count = height // form.c.rows
+    if (warps and count != warps) or 32 * count * (width // 2 + _REGISTERS_IN_GROUPS) > REGISTER_FILE:
+        return np.zeros((0, 6), np.int64)
+    piece = 128 // form.operand.bytes
+    return np.array([(height, width, form.c.rows, width, step, 1) for step in (2 * piece, piece)], np.int64)
+
+
 def _kept(height: Size, width: Size) -> Size:
     """Registers of a warp's sums, and of fragments of both operands, twice."""
     return height * width // 32 + (height + width) // 2
@@ -175,12 +209,20 @@ class _Tried:
         self.warps = self.down * self.across * self.groups
         self.parts = -(-product.length // self.step)
         self.padded = [~_is_swizzled(n, self.step, form.packet) for n in (self.rows, self.columns)]
+        self._set_out()
         self.tensor, self.shared, self.beyond = self._units()
+
+    def _set_out(self) -> None:
+        """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
+        copied ahead, instructions on fragments in a step and registers."""
+        self.read_rows, self.read_columns = self.across, self.down
+        self.least, self.behind, self.long_turn = _SYNC, 1, float(_LONG_TURN)
+        self.registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
 
     def made(self, number: int) -> Fragments:
         rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in self.shapes[number])
         stages, stored = int(self.stages[number]), self.product.stored
-        return Fragments(rows, columns, warp_rows, warp_columns, step, stages, stored, groups)
+        return Fragments(rows, columns, warp_rows, warp_columns, step, stages, stored, groups, self.form.name)
 
     def _units(self) -> tuple[Numbers, Numbers, Numbers]:
         """Cycles of a multiprocessor's tensor cores, shared memory and L2 cache for a part of the sum of one block."""
@@ -189,7 +231,7 @@ class _Tried:
         assert rate is not None
         tensor = self.rows * self.columns * self.step / (rate / target.clock)
         slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
-        through = self.rows * (self.across + 1) * slower[0] + self.columns * (self.down + 1) * slower[1]
+        through = self.rows * (self.read_rows + 1) * slower[0] + self.columns * (self.read_columns + 1) * slower[1]
         near = target.tile_level.bandwidth / target.clock
         # lines that a run begins or ends inside are fetched by both neighbours
         moved: Size = 0.0
@@ -214,14 +256,17 @@ class _Tried:
         padding = sum(np.where(padded, np.maximum(n, 2 * self.step), 0)
                       for n, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
         each = self.step * width * (self.rows + self.columns) + padding * 16
-        covering = 1 + np.ceil(reach / np.maximum(_SYNC, part)).astype(np.int64)
+        covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
-        wished = np.maximum(_WISHED_STAGES, covering) if crowded else np.full_like(covering, _MOST_STAGES)
-        wanted = np.minimum(np.minimum(wished, _MOST_STAGES), self.parts + 1)
+        later = self.behind - 1
+        wished = (
+            np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, _MOST_STAGES + later)
+        )
+        wanted = np.minimum(np.minimum(wished, _MOST_STAGES + later), self.parts + self.behind)
         stages = np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
         ring = np.maximum(stages * each, sums)
-        fits = (stages >= np.minimum(wanted, _LEAST_STAGES)) & (ring <= room)
+        fits = (stages >= np.minimum(wanted, _LEAST_STAGES + later)) & (ring <= room)
         return np.where(fits, np.maximum(stages, 1), 0), ring
 
     def costs(self, room: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
@@ -236,26 +281,37 @@ class _Tried:
         slots = self.step * sum(n * _WAY_SLOTS[way] for n, way in pairs)
         each = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs)
         # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
-        own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), _SYNC)
-        waiting = reach / np.maximum(1, self.stages - 1) + each / (32 * self.warps)
-        walked = np.where(self.parts > self.stages - 1, np.maximum(own, waiting), own)
-        walked = walked * np.where(self.stages < np.minimum(_WISHED_STAGES, self.parts + 1), _FEW_STAGES, 1.0)
+        own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), self.least)
+        ahead = np.maximum(1, self.stages - self.behind)
+        waiting = reach / ahead + each / (32 * self.warps)
+        walked = np.where(self.parts > ahead, np.maximum(own, waiting), own)
+        walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
-        walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / _LONG_TURN))
+        walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / self.long_turn))
         walked = _PART + walked * np.where(self.warps % 4 == 0, 1.0, _ODD_WARPS)
         out = self.rows * self.columns
         stored = out / (32 * self.warps) * (_STORED + product.work) * np.maximum(1.0, self.warps / 4)
         if product.stored > 1:
             stored = stored + _THROUGH_SHARED * out * self.groups * 4 / (target.tile_level.bandwidth / target.clock)
-        registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
         threads = 32 * self.warps
-        resident = np.minimum(target.tile_level.capacity // np.maximum(ring, 1), REGISTER_FILE // (registers * threads))
+        resident = np.minimum(
+            target.tile_level.capacity // np.maximum(ring, 1), REGISTER_FILE // (self.registers * threads)
+        )
         resident = np.maximum(1, np.minimum(resident, THREADS // threads))
         turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)
         busy = turns * (self.parts * (part + slots / lanes) + stored)
         alone = _FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored)
         return ring, busy, np.where(self.stages > 0, alone, np.inf), resident
+
+
+class _TriedInGroups(_Tried):
+    """The same where four warps multiply as one, from shared memory: each reads its rows once, and all columns."""
+
+    def _set_out(self) -> None:
+        self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
+        self.least, self.behind, self.long_turn = _SYNC_IN_GROUPS, 2, np.inf
+        self.registers = np.minimum(REGISTERS, self.width // 2 + _REGISTERS_IN_GROUPS)
 
 
 def layout_for(size: int, step: int, packet: int) -> str:

@@ -357,7 +357,10 @@ def quick_powers(value: Expr) -> Expr:
     def rule(node: Expr) -> Expr | None:
         if not is_op(node, "exp") or node.dtype is not float32 or any(n.dtype.bits > 16 for n in loads(node)):
             return None
-        return op("exp2", op("mul", node.args[0], const(_LOG2_E, float32)))
+        scale, inner = const(_LOG2_E, float32), node.args[0]
+        if is_op(inner, "sub"):  # what is the same for a whole row is scaled once: an element takes one multiply-add
+            return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
+        return op("exp2", op("mul", inner, scale))
 
     return rewrite(value, rule)
 

@@ -12,7 +12,7 @@ from tilewright.backend.gpu.packets import certain_loads, packet_width
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.bounds import static
 from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, load, substitute, var
-from tilewright.ir.simplify import linear, simplify
+from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.tile_graph.context import NestContext, offset_of
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
@@ -34,6 +34,9 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
         shared = leaf.split > 1 and leaf.vector[0] == "r"
         return replace(leaf, lanes=_lanes_of_reduction(nest, axis, leaf.split, context)) if shared else leaf
     lanes = _lanes(nest, axis, context)
+    flat = _flat_lanes(leaf, nest, context)
+    if flat > lanes:
+        leaf, lanes = replace(leaf, flat=True), flat
     # what is read again and again along an axis comes from a cache
     wide = {a for a in nest.axes if extent_of(a.extent) > 1}
     fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
@@ -45,7 +48,8 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
     """Neighbours of a reduction that a thread takes at a time, where all threads have something to do."""
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
     certain = certain_loads(*nest.elements)
-    lanes = min(_MOST_SUMMED, ROW_BYTES // max([n.dtype.bytes for n in certain], default=1))
+    widths = [n.dtype.bytes for n in certain if axis in axes_of(*n.indices)]
+    lanes = min(_MOST_SUMMED, ROW_BYTES // max(widths, default=1))
     while lanes > 1:
         fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
         if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
@@ -58,7 +62,7 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     points = prod(extent_of(a.extent) for a in nest.axes)
     stores = _stores(nest)
     certain = set(certain_loads(*nest.values))
-    widths = [n.dtype.bytes for n in (*stores, *certain)]
+    widths = [n.dtype.bytes for n in (*stores, *certain) if axis in axes_of(*n.indices)]
     # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
     lanes = ROW_BYTES // max(widths)
     while lanes > 1:
@@ -74,6 +78,40 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
                 return lanes
         lanes //= 2
     return 1
+
+
+def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
+    """Lanes of packets that run on over the ends of rows: where all that is read and stored lies the same way, row
+    behind row, and is as wide."""
+    nodes = (*_stores(nest), *nest.value_loads)
+    order = tuple(nest.axis_names()[a] for a in nest.axes)
+    offset = Linear({}, 0)
+    for axis in nest.axes:
+        offset = offset.scaled(extent_of(axis.extent)).plus(linear(var(axis)))
+    if (
+        leaf.order != order
+        or len({n.dtype.bytes for n in nodes}) != 1
+        or set(nest.value_loads) != set(certain_loads(*nest.values))
+    ):
+        return 1
+    if any(offset_of(n.source, context.layout(n.source), n.indices) != offset for n in nodes):
+        return 1
+    lanes = ROW_BYTES // nodes[0].dtype.bytes
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    return lanes if points >= lanes * context.target.units * _THREADS else 1
+
+
+def flat_sizes(leaf: Leaf, nest: Nest) -> list[list[int]]:
+    """Sizes of boxes along every axis of a flat map: whole rows, so many that a box begins with a packet."""
+    extents = [extent_of(a.extent) for a in nest.axes]
+    first = next(i for i, n in enumerate(extents) if n > 1)
+    sizes = {extents[first]}
+    size = 1
+    while size < extents[first]:
+        if size * prod(extents[first + 1 :]) % leaf.lanes == 0:
+            sizes.add(size)
+        size *= 2
+    return [sorted(sizes) if i == first else [n] for i, n in enumerate(extents)]
 
 
 def _stores(nest: Nest) -> list[Load]:
@@ -110,6 +148,8 @@ def fit_lanes(leaf: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> Size:
     """The lanes on boxes of these sizes (numbers or arrays), which begin at multiples of their size."""
     if leaf.lanes == 1 or leaf.vector is None or leaf.instruction is not None or leaf.vector[0] == "r":
         return leaf.lanes if leaf.instruction is None else 1
+    if leaf.flat:
+        return leaf.lanes
     axis = nest.named(leaf.vector)
     size = sizes[axis]
     return np.where(size >= extent_of(axis.extent), leaf.lanes, np.gcd(size, leaf.lanes))
@@ -130,6 +170,8 @@ def fitted(
         while lanes > 1 and not (_ends_with_packets(parts[axis], lanes) and length >= lanes * leaf.split):
             lanes //= 2
         return replace(leaf, lanes=lanes)
+    if leaf.flat:
+        return _fitted_flat(leaf, nest, box, steps, threads)
     part = dict(zip(nest.axes, box, strict=True))[axis]
     while lanes > 1 and not _begins_at_multiples(part, lanes, steps):
         lanes //= 2
@@ -137,6 +179,20 @@ def fitted(
     rounds = -(-count // threads)
     turns = -(-rounds // leaf.at_once)
     return replace(leaf, lanes=lanes, at_once=max(1, -(-rounds // max(1, turns))))
+
+
+def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], threads: int) -> Leaf:
+    sizes = [int(r.size) for r in box]
+    extents = [extent_of(a.extent) for a in nest.axes]
+    cut = next((i for i, n in enumerate(sizes) if n > 1), 0)
+    inner = prod(extents[cut + 1 :])
+    scaled = {name: step * inner for name, step in steps.items()}
+    begins = sizes[cut] >= extents[cut] or _begins_at_multiples(box[cut], leaf.lanes, scaled)
+    if sizes[cut + 1 :] != extents[cut + 1 :] or not begins:
+        return replace(leaf, lanes=1, flat=False, at_once=1)
+    rounds = -(-prod(sizes) // (leaf.lanes * threads))
+    turns = -(-rounds // leaf.at_once)
+    return replace(leaf, at_once=max(1, -(-rounds // max(1, turns))))
 
 
 def _ends_with_packets(part: Range, lanes: int) -> bool:

@@ -13,14 +13,20 @@ queue to memory, and the warps would stand still until it drains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
-from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Scope, Stmt
+from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 from tilewright.ir.simplify import simplify
+
+_MOST_COMPUTED = 64  # statements that compute what is copied, in a turn around the ring that is written out
+_MOST_COPIED = 96  # copies of a sum that is shorter than two turns, and is written out as a whole
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
 Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
 Use = Callable[[int], Sequence[Stmt]]  # of the registers of a number
+Multiply = Callable[[Expr], Sequence[Stmt]]  # of the part in a place of the ring
 
 
 def sync() -> Barrier:
@@ -58,38 +64,110 @@ def pipelined(
         inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), sync()]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
     ahead = stages - 1
-    body: list[Stmt] = []
-    for number in range(ahead):
-        # a group that is empty keeps the count of those that may be in the air
-        body.extend(at_once(const(number), const(number)) if number < parts else (commit(),))
+    begun = _first_copies(name, copies, ahead, parts)
+    body = [*begun.body]
     body.extend((wait(ahead - 1), sync(), *fetch(first, 0, 0)))
 
-    def one(part: Expr, place: int) -> list[Stmt]:
-        later = simplify(part + ahead)
-        groups = [list(group) for group in copies(later, const((place + ahead) % stages))] if ahead < parts else []
+    def one(part: Expr) -> list[Stmt]:
+        later, following_part = simplify(part + ahead), simplify(part + 1)
+        place, following_place = simplify(part % stages), simplify(following_part % stages)
+        groups = [list(group) for group in copies(later, simplify(later % stages))] if ahead < parts else []
         share = -(-len(groups) // (depth - 1))
         inside: list[Stmt] = []
         for step in range(depth):
             if step < depth - 1:
-                inside.extend(fetch(const(place), step + 1, (step + 1) % 2))
+                inside.extend(fetch(place, step + 1, (step + 1) % 2))
                 now = [s for group in groups[step * share : (step + 1) * share] for s in group]
                 inside.extend(_where(lt(later, parts), now))
                 inside.extend((commit(),) if step == depth - 2 else ())
             else:
-                following = _where(lt(part + 1, parts), fetch(const((place + 1) % stages), 0, 0))
+                following = _where(lt(following_part, parts), fetch(following_place, 0, 0))
                 inside.extend((wait(ahead - 1), sync(), *following) if following else ())
             inside.extend(use(step % 2))
         return inside
 
-    # a turn around the ring is written out: places in it are then numbers, and addresses differ by them alone
+    return [*body, *_walked(name, parts, stages, one, begun), *end]
+
+
+def _walked(name: str, parts: int, stages: int, one: Callable[[Expr], list[Stmt]], first: _First) -> list[Stmt]:
+    """All parts in order. A turn around the ring is written out: places in it are then numbers, and addresses differ by
+    them alone. But the more is written out, the more addresses the assembler keeps at a time: part after part then."""
+    short = parts < 2 * stages
+    if first.computed * min(stages, parts) > _MOST_COMPUTED or (short and first.copied * parts > _MOST_COPIED):
+        axis = Axis(name, parts)
+        return [For(axis, ForKind.SERIAL, tuple(one(var(axis))))]
+    body: list[Stmt] = []
     turns = parts // stages if parts >= 2 * stages else 0
     if turns:
         axis = Axis(name, turns)
-        turn = [s for place in range(stages) for s in one(simplify(var(axis) * stages + place), place)]
+        turn = [s for place in range(stages) for s in one(simplify(var(axis) * stages + place))]
         body.append(For(axis, ForKind.SERIAL, tuple(turn)))
     for number in range(turns * stages, parts):
-        body.extend(one(const(number), number % stages))
-    return [*body, *end]
+        body.extend(one(const(number)))
+    return body
+
+
+@dataclass(frozen=True)
+class _First:
+    """Copies of the parts that are under way before the first is used; how many copies a part has, and how many
+    statements that compute what is stored."""
+
+    body: tuple[Stmt, ...]
+    copied: int
+    computed: int
+
+
+def _first_copies(name: str, copies: Copies, ahead: int, parts: int) -> _First:
+    first = [s for group in copies(const(0), const(0)) for s in group]
+    copied = sum(isinstance(s, Instruction) for s in first)
+    computed = len(first) - copied
+    own = min(ahead, parts)
+    body: list[Stmt] = [*first, commit()]
+    if computed * own > _MOST_COMPUTED:
+        axis = Axis(name, own)
+        each = [s for group in copies(var(axis), var(axis)) for s in group]
+        body = [For(axis, ForKind.SERIAL, (*each, commit()))]
+    else:
+        for number in range(1, own):
+            body.extend((*(s for group in copies(const(number), const(number)) for s in group), commit()))
+    # groups that are empty keep the count of those that may be in the air
+    return _First((*body, *(commit() for _ in range(ahead - own))), copied, computed)
+
+
+def in_groups(
+    name: str, parts: int, stages: int, copies: Copies, multiply: Multiply, sums: tuple[Operand, int], reused: bool
+) -> list[Stmt]:
+    """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
+    into the place of the part before the last, which all threads have seen the end of."""
+    ahead = stages - 2
+    if ahead < 1:
+        raise InternalError(f"{stages} stages are too few: two parts are multiplied while others are copied")
+    (total, count) = sums
+    begun = _first_copies(name, copies, ahead, parts)
+
+    def finished(pending: int) -> Instruction:
+        return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
+
+    body = [*begun.body, finished(0)]
+
+    def one(part: Expr) -> list[Stmt]:
+        later = simplify(part + ahead)
+        groups = copies(later, simplify(later % stages)) if ahead < parts else ()
+        return [
+            wait(ahead - 1),
+            Instruction("async_fence", ()),
+            sync(),
+            Instruction("wgmma_fence", ()),
+            *multiply(simplify(part % stages)),
+            Instruction("wgmma_commit", (total,)),
+            *_where(lt(later, parts), [s for group in groups for s in group]),
+            commit(),
+            finished(1),
+        ]
+
+    body.extend(_walked(name, parts, stages, one, begun))
+    body.append(finished(0))
+    return [*body, *([sync()] if reused else [])]
 
 
 def _where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:

@@ -17,7 +17,7 @@ from tilewright.backend.gpu.nest import WARP
 from tilewright.backend.gpu.packet_plan import fitted, with_packets
 from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import Axis, loads, var
+from tilewright.ir.expr import Axis, Load, loads, var
 from tilewright.ir.products import Factor, factors
 from tilewright.tile_graph.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.nest import Nest
@@ -30,6 +30,8 @@ _WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink 
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
 _MOST_STEP = 32
+_LEAST_STEP = 8  # of a step, where several are under way
+_LEAST_COPY = 4  # bytes of an asynchronous copy
 _LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
@@ -252,7 +254,9 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups))
+            finished.append(
+                replace(leaf, step=made.step, lanes=made.stored, split=made.groups, instruction=made.instruction)
+            )
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
@@ -285,16 +289,16 @@ def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
     fitted = fit_register(plan, nest, sizes)
     plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
-    step = 0
     if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
-        step = _step(plan, nest, box, reduce_box)
-    if not step:
-        plan = replace(plan, register=())
-    return replace(plan, step=step)
+        step, stages = _step(plan, nest, box, reduce_box)
+        if step:
+            return replace(plan, step=step, at_once=stages)
+    return replace(plan, step=0, register=())
 
 
-def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> int:
-    """Elements of the reduction that are staged at a time; 0 when not even a few fit."""
+def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int]:
+    """Elements of the reduction that are staged at a time, 0 when not even a few fit; and stages of them, where both
+    operands can be copied while others are used."""
     register = dict(plan.register)
     names = nest.axis_names()
     places = positions(plan, nest, box)
@@ -303,8 +307,13 @@ def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) ->
         if factor.reductions:
             row += prod(places[a] * register.get(names[a], 1) for a in factor.outputs) * factor.value.dtype.bytes
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
-    most = min(_MOST_STEP, length, _STAGED_BYTES // max(row, 1))
+    room = _STAGED_BYTES // max(row, 1)
+    staged = [f.value for f in nest_factors(nest) if f.reductions]
+    copied = all(isinstance(v, Load) and v.dtype.bytes >= _LEAST_COPY for v in staged)
+    stages = next((n for n in (3, 2) if copied and room // n >= _LEAST_STEP and length > n * _LEAST_STEP), 1)
+    most = min(_MOST_STEP, length, room // stages)
     if most < min(4, length):
-        return 0
+        return 0, 1
     whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
-    return whole[0] if whole else most
+    step = whole[0] if whole else most
+    return step, min(stages, -(-length // step))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.bounds import lower, static
 from tilewright.ir.expr import loads
 from tilewright.ir.loops import (
@@ -30,6 +31,7 @@ from tilewright.ir.loops import (
 )
 
 ALIGNMENT = 128  # bytes: a bank row, and enough for every vector copy
+_MATRIX_ALIGNMENT = 1024  # of what tensor cores read by themselves: eight lines whose packets change places
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ def place_shared(kernel: Kernel) -> SharedArena:
     if not buffers:
         return SharedArena({}, 0)
     live = _live_phases(kernel)
+    matrices = {o.buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS
+                for o in s.operands}  # fmt: skip
     sizes = {b: _size(kernel, b) for b in buffers}
     placed: list[Buffer] = []
     offsets: dict[Buffer, int] = {}
     for buffer in sorted(buffers, key=lambda b: (-sizes[b], buffers.index(b))):
         rivals = sorted((offsets[p], offsets[p] + sizes[p]) for p in placed if _meet(live.get(p), live.get(buffer)))
-        offsets[buffer] = _first_gap(rivals, sizes[buffer])
+        offsets[buffer] = _first_gap(rivals, sizes[buffer], _MATRIX_ALIGNMENT if buffer in matrices else ALIGNMENT)
         placed.append(buffer)
     total = max(offsets[b] + sizes[b] for b in buffers)
     return SharedArena({b.name: offsets[b] for b in buffers}, total)
@@ -69,12 +73,12 @@ def _meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
     return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
-def _first_gap(taken: list[tuple[int, int]], size: int) -> int:
+def _first_gap(taken: list[tuple[int, int]], size: int, alignment: int) -> int:
     start = 0
     for first, end in taken:
         if start + size <= first:
             return start
-        start = max(start, end)
+        start = max(start, -(-end // alignment) * alignment)
     return start
 
 

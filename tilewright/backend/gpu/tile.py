@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
-from tilewright.backend.gpu.packet_plan import accesses, fit_lanes
+from tilewright.backend.gpu.packet_plan import accesses, fit_lanes, flat_sizes
 from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
@@ -187,6 +187,8 @@ def _repeated(
 def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
     register = dict(plan.register)
     names = root.axis_names()
+    if plan.flat and not fixed:
+        return list(product(*flat_sizes(plan, root)))
     choices: list[list[int]] = []
     for axis in root.axes:
         extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing

@@ -86,6 +86,7 @@ struct Thread {
   unsigned long long value, received;
   Row<Copy> copies;  // issued and not landed, oldest first
   int group;         // the one that a commit closes
+  unsigned fenced;   // how many writes there had been at its last fence
 };
 
 struct Registers {
@@ -106,6 +107,7 @@ struct Launch {
   unsigned first_epoch;         // when the running block began
   unsigned grid_epoch;          // at the last grid barrier: what was done before is ordered
   int block;                    // the running one's number
+  unsigned writes;              // to shared memory
   unsigned char* stacks;        // of the running block's threads
   void* scheduler;
   bool stop, at_grid;
@@ -303,6 +305,17 @@ void note_write(Buffer* buffer, long long offset) {
   cell.write_warp_epoch = warp_epoch;
   cell.write_block = block_number();
   cell.owner = buffer->id;
+  if (buffer->shared) cell.written_at = ++now->writes;
+}
+
+// Tensor cores that read by themselves see what a thread wrote only if it fenced its writes off before the barrier.
+void async_fence() { now->threads[shared_engine.thread].fenced = now->writes; }
+
+void read_unordered(Buffer* buffer, long long offset) {
+  const Cell& cell = cell_of(buffer, offset);
+  if (cell.ever_written && cell.written_at > now->threads[cell.writer].fenced)
+    report_element(ASYNC, buffer, offset, cell.writer, cell.write_block);
+  note_read(buffer, offset);
 }
 
 void fault(int kind, const char* name, int rank, const long long* index) {
@@ -491,6 +504,7 @@ void start_block() {
     Thread& thread = launch.threads[t];
     thread.state = READY;
     thread.copies.size = thread.group = 0;
+    thread.fenced = 0;
     thread.stack = fresh_stack(launch.stacks + (t + 1) * stack_bytes, fibre);
   }
 }
@@ -644,6 +658,8 @@ extern "C" TW_EXPORT Engine* tw_engine() {
   shared_engine.wait = wait;
   shared_engine.zero_async = zero_async;
   shared_engine.together = together;
+  shared_engine.async_fence = async_fence;
+  shared_engine.read_unordered = read_unordered;
   return &shared_engine;
 }
 

@@ -22,6 +22,7 @@ struct Cell {
   unsigned write_epoch, write_warp_epoch, read_epoch, read_warp_epoch, first_read_epoch;
   int writer, reader, first_reader;
   int write_block, read_block, first_read_block;
+  unsigned written_at;  // of shared memory: how many writes there had been
   short owner;  // the shared buffer that wrote it last: two may use the same bytes at different times
   bool readers_many, readers_across_warps;
   bool read_since_write, ever_read, ever_written, in_flight;
@@ -70,6 +71,8 @@ struct Engine {
   void (*wait)(int pending);
   void (*zero_async)(Buffer* to, long long to_offset, int count);
   void (*together)(Together* mine, int line);
+  void (*async_fence)();
+  void (*read_unordered)(Buffer*, long long offset);  // by a unit that sees what was written before a fence alone
   long long bank_conflicts;  // turns that reads of matrices waited for each other, beyond the first
 };
 
@@ -182,11 +185,17 @@ template <class T, long long... E> struct View {
   }
 };
 
-// A thread's register array; bit 0 of a state: written, bit 1: read.
+enum : unsigned char { IN_FLIGHT = 4 };
+struct Flight;
+
+// A thread's register array; bit 0 of a state: written, bit 1: read, bit 2: a product of it is under way.
 struct Bank : Grid {
   void* data;
   unsigned char* state;
+  Flight* flight;
 };
+
+static TW_CALL void register_in_flight(const Bank* bank) { engine->fault(ASYNC, bank->name, 0, nullptr); }
 
 template <class T> struct RegisterReference {
   Bank* bank;
@@ -195,11 +204,13 @@ template <class T> struct RegisterReference {
   TW_CALL T read() const {
     if (offset < 0) return T{};
     if (!(bank->state[offset] & 1)) unwritten_register(bank, offset);
+    if (bank->state[offset] & IN_FLIGHT) register_in_flight(bank);
     bank->state[offset] |= 2;
     return static_cast<const T*>(bank->data)[offset];
   }
   TW_CALL void write(T value) const {
     if (offset < 0) return;
+    if (bank->state[offset] & IN_FLIGHT) register_in_flight(bank);
     bank->state[offset] |= 1;
     static_cast<T*>(bank->data)[offset] = value;
   }
@@ -256,10 +267,14 @@ template <class T, long long... E> struct Regs {
   unsigned char state[count] = {};
   emulate::Bank bank;
 
-  explicit Regs(const char* name) : bank{{name, sizeof...(E), {E...}}, data, state} {
+  explicit Regs(const char* name) : bank{{name, sizeof...(E), {E...}}, data, state, nullptr} {
     __builtin_memset(data, 0xff, sizeof(data));
   }
   ~Regs() {
+    bool under_way = false;
+    for (int e = 0; bank.flight && e < count; ++e) under_way = under_way || state[e] & emulate::IN_FLIGHT;
+    if (under_way) emulate::register_in_flight(&bank);
+    __builtin_free(bank.flight);
     if (emulate::engine->uses_all) emulate::engine->close_registers(&bank, count);
   }
   template <class... I> emulate::RegisterReference<T> operator()(I... i) {
@@ -471,6 +486,8 @@ template <class C, class A> TW_FN void mma_tf32(const C& c, const A& a, const A&
 }
 
 }  // namespace tw
+
+#include "emulate_group.hpp"
 
 #define TW_ENTRY(name)                                                                                \
   extern "C" TW_EXPORT void tw_call_##name(void** arguments) { tw::emulate::call(name, arguments); }  \

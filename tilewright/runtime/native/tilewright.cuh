@@ -66,7 +66,7 @@ struct bfloat16 {
 
 #if defined(__CUDACC__)
 
-extern __shared__ __align__(128) unsigned char tw_arena[];
+extern __shared__ __align__(1024) unsigned char tw_arena[];
 
 namespace tw {
 
@@ -291,6 +291,65 @@ TW_FN void mma_tf32(float* c, const float* a, const float* b) {
         "r"(tf32_bits(b[0])), "r"(tf32_bits(b[1])));
 }
 
+// ---- tensor cores, four warps as one: operands lie in shared memory in lines of 128 bytes, eight of which are exchanged
+// packet by packet; the sums come when they are waited for
+
+TW_FN void async_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+TW_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TW_FN void wgmma_commit(const float*) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// The compiler is not to move what it does with the sums across a wait for all of them.
+template <int Pending, int Sums> TW_FN void wgmma_wait(float* c) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+#pragma unroll
+  for (int i = 0; i < (Pending ? 0 : Sums); ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// Where a matrix lies: its first byte, bytes from 64 elements of a line to the next and from eight lines to the next.
+TW_FN unsigned long long matrix_place(const void* first, int along) {
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(first));
+  return 1ull << 62 | static_cast<unsigned long long>(1024 >> 4) << 32 | static_cast<unsigned long long>(along >> 4) << 16 |
+         (shared & 0x3ffffu) >> 4;
+}
+
+#define TW_WORDS_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TW_WORDS_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TW_WORDS_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TW_WORDS_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TW_WORDS_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TW_WORDS_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TW_WORDS_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TW_WORDS_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TW_KEPT(i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7]), "+f"(c[i + 8]), "+f"(c[i + 9]), "+f"(c[i + 10]), "+f"(c[i + 11]), "+f"(c[i + 12]), \
+      "+f"(c[i + 13]), "+f"(c[i + 14]), "+f"(c[i + 15])
+#define TW_WGMMA(kind, n, words, at, ...) \
+  if constexpr (N == n) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." kind "." kind " {" words "}, " at ";" \
+                 : __VA_ARGS__ : "l"(x), "l"(y), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0) : "memory");
+#define TW_WGMMAS(name, type, kind) \
+  template <int N, bool TurnedA, bool TurnedB, int Along> TW_FN void name(float* c, const type* a, const type* b) { \
+    static_assert(N % 32 == 0 && N <= 256, "columns"); \
+    const unsigned long long x = matrix_place(a, 16), y = matrix_place(b, TurnedB ? Along : 16); \
+    TW_WGMMA(kind, 32, TW_WORDS_0, "%16, %17, 1, 1, 1, %18, %19", TW_KEPT(0)) \
+    TW_WGMMA(kind, 64, TW_WORDS_0 ", " TW_WORDS_1, "%32, %33, 1, 1, 1, %34, %35", TW_KEPT(0), TW_KEPT(16)) \
+    TW_WGMMA(kind, 96, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2, "%48, %49, 1, 1, 1, %50, %51", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32)) \
+    TW_WGMMA(kind, 128, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3, "%64, %65, 1, 1, 1, %66, %67", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48)) \
+    TW_WGMMA(kind, 160, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4, "%80, %81, 1, 1, 1, %82, %83", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64)) \
+    TW_WGMMA(kind, 192, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5, "%96, %97, 1, 1, 1, %98, %99", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80)) \
+    TW_WGMMA(kind, 224, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6, "%112, %113, 1, 1, 1, %114, %115", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96)) \
+    TW_WGMMA(kind, 256, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6 ", " TW_WORDS_7, "%128, %129, 1, 1, 1, %130, %131", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96), TW_KEPT(112)) \
+  }
+TW_WGMMAS(wgmma_float16, half, "f16")
+TW_WGMMAS(wgmma_bfloat16, bfloat16, "bf16")
+#endif
+
 }  // namespace tw
 
 #else
@@ -396,12 +455,14 @@ TW_FN float erf(float a) {
 TW_FN float erf(float a) { return TW_MATH(erff)(a); }
 #endif
 #if defined(__CUDACC__)
-TW_FN float sigmoid(float a) {  // the reciprocal is one instruction, a unit in the last place off at most
+TW_FN float reciprocal(float a) {  // one instruction, a unit in the last place off at most
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(1.0f + expf(-a)));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(a));
   return result;
 }
+TW_FN float sigmoid(float a) { return reciprocal(1.0f + expf(-a)); }
 #else
+TW_FN float reciprocal(float a) { return 1.0f / a; }
 TW_FN float sigmoid(float a) { return 1.0f / (1.0f + TW_MATH(expf)(-a)); }
 #endif
 TW_FN float sin(float a) { return TW_MATH(sinf)(a); }

@@ -1,6 +1,7 @@
 // What a GPU can do: arithmetic by instruction, bytes and latency of each memory, and what barriers cost. Every kernel
 // leaves something that depends on all its work, so that none of it can be left out. Included before this text:
 // REPEAT, the steps of a short loop.
+#include "tilewright.cuh"
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -91,6 +92,32 @@ extern "C" __global__ void clock_ticks(u64* ticks, float* out, float a) {  // cy
 MMA_KERNEL(mma_float16, MMA("m16n8k16", "f32.f16.f16.f32"))
 MMA_KERNEL(mma_bfloat16, MMA("m16n8k16", "f32.bf16.bf16.f32"))
 MMA_KERNEL(mma_tf32, MMA("m16n8k8", "f32.tf32.tf32.f32"))
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Four warps as one, 64 x 256 x 16 a step, two steps under way.
+#define GROUP_KERNEL(NAME, TYPE)                                                           \
+  extern "C" __global__ void __launch_bounds__(256, 1) NAME(float* out, u32 bits) {       \
+    __shared__ __align__(1024) u32 data[10 << 10];                                         \
+    for (int i = threadIdx.x; i < 10 << 10; i += blockDim.x) data[i] = bits;               \
+    tw::async_fence();                                                                     \
+    __syncthreads();                                                                       \
+    const TYPE *a = reinterpret_cast<const TYPE*>(data), *b = a + (4 << 10);               \
+    float c[128] = {};                                                                     \
+    tw::wgmma_wait<0, 128>(c);                                                             \
+    for (int r = 0; r < 16 * REPEAT; ++r) {                                                \
+      tw::wgmma_fence();                                                                   \
+      tw::NAME<256, false, false, 16>(c, a, b);                                            \
+      tw::wgmma_commit(c);                                                                 \
+      tw::wgmma_wait<1, 128>(c);                                                           \
+    }                                                                                      \
+    tw::wgmma_wait<0, 128>(c);                                                             \
+    float sum = 0.0f;                                                                      \
+    _Pragma("unroll") for (int i = 0; i < 128; ++i) sum += c[i];                           \
+    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;                                      \
+  }
+GROUP_KERNEL(wgmma_float16, tw::half)
+GROUP_KERNEL(wgmma_bfloat16, tw::bfloat16)
+#endif
 
 extern "C" __global__ void read_shared(float* out) {  // 16 bytes a thread, no two of a phase in one bank
   __shared__ float4 data[1024];

@@ -1,0 +1,179 @@
+// The emulator's tensor cores that four warps feed as one from shared memory: part of emulate.hpp. A product is noted
+// when it is issued, and done when it is waited for: until then its sums may not be touched, and what it reads may not
+// change. Where the operands' elements lie is computed from addresses, as by the hardware.
+#pragma once
+
+namespace tw {
+namespace emulate {
+
+constexpr int most_products = 64;  // under way at a time
+constexpr int most_columns = 256;
+
+struct Pending {
+  Buffer *a, *b;
+  unsigned long long a_start, b_start;  // bytes from the start of the arena's memory
+  bool a_turned, b_turned;
+  int columns, along, group;
+  unsigned long long seen;  // of what this lane read when it was issued
+};
+
+struct Flight {
+  Pending product[most_products];
+  long long first;  // of the sums
+  int sums, count, group;
+  void (*finish)(Bank*, int line);  // of the operands' type
+};
+
+struct Grouped : Together {
+  Pending* product;
+  float a[8], b[most_columns / 2], c[most_columns / 2];
+  int warp;
+};
+
+// Packets of 16 bytes change places by the number of their line of 128.
+inline unsigned long long exchanged(unsigned long long address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline unsigned long long matrix_address(unsigned long long start, bool turned, int along, int own, int summed) {
+  if (turned) return exchanged(start + own % 64 * 2 + own / 64 * along + summed % 8 * 128 + summed / 8 * 1024);
+  return exchanged(start + own % 8 * 128 + own / 8 * 1024 + summed * 2);
+}
+
+template <class T> TW_CALL float matrix_element(Buffer* buffer, unsigned long long address, unsigned long long* seen) {
+  const unsigned long long base = reinterpret_cast<unsigned long long>(buffer->base);
+  long long count = 1;
+  for (int d = 0; d < buffer->rank; ++d) count *= buffer->extent[d];
+  const long long offset = static_cast<long long>(address - base) / static_cast<long long>(sizeof(T));
+  if (address < base || offset >= count) {
+    const long long index[] = {offset};
+    engine->fault(OUT_OF_BOUNDS, buffer->name, 1, index);
+    return 0.0f;
+  }
+  engine->read_unordered(buffer, offset);
+  const T value = reinterpret_cast<const T*>(buffer->base)[offset];
+  *seen = *seen * 1099511628211ull + value.bits;
+  return static_cast<float>(value);
+}
+
+// What a lane fetches for its warp: eight elements of its 16 rows, and a 32nd of all columns.
+template <class T> TW_CALL unsigned long long fetch_share(const Pending& product, Grouped* mine) {
+  unsigned long long seen = 0;
+  const int lane = engine->thread % warp_size, warp = engine->thread / warp_size % 4;
+  for (int e = 0; e < 8; ++e) {
+    const int n = lane * 8 + e;
+    mine->a[e] = matrix_element<T>(product.a, matrix_address(product.a_start, product.a_turned, 0, warp * 16 + n / 16, n % 16), &seen);
+  }
+  for (int e = 0; e < product.columns / 2; ++e) {
+    const int n = lane * (product.columns / 2) + e;
+    mine->b[e] = matrix_element<T>(product.b, matrix_address(product.b_start, product.b_turned, product.along, n / 16, n % 16), &seen);
+  }
+  return seen;
+}
+
+static TW_CALL bool same_operands(Grouped** lanes) {
+  bool same = true;
+  for (int l = 1; l < warp_size; ++l)
+    same = same && lanes[l]->product->a_start == lanes[0]->product->a_start &&
+           lanes[l]->product->b_start == lanes[0]->product->b_start && lanes[l]->warp == lanes[0]->warp;
+  return same;
+}
+
+static TW_CALL void issue_group(Together** given) {
+  Grouped** lanes = reinterpret_cast<Grouped**>(given);
+  if (!same_operands(lanes)) engine->fault(SHUFFLE, lanes[0]->product->a->name, 0, nullptr);
+}
+
+static TW_CALL void multiply_group(Together** given) {
+  Grouped** lanes = reinterpret_cast<Grouped**>(given);
+  static float a[16][16], b[16][most_columns];
+  const int columns = lanes[0]->product->columns;
+  for (int l = 0; l < warp_size; ++l) {
+    for (int e = 0; e < 8; ++e) a[(l * 8 + e) / 16][(l * 8 + e) % 16] = lanes[l]->a[e];
+    for (int e = 0; e < columns / 2; ++e) {
+      const int n = l * (columns / 2) + e;
+      b[n % 16][n / 16] = lanes[l]->b[e];
+    }
+  }
+  for (int l = 0; l < warp_size; ++l)
+    for (int e = 0; e < columns / 2; ++e) {
+      const int row = l / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + l % 4 * 2 + e % 2;
+      double sum = lanes[l]->c[e];
+      for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+      lanes[l]->c[e] = static_cast<float>(sum);
+    }
+}
+
+template <class T> TW_CALL unsigned long long matrix_start(const Place<T>& place) {
+  const long long first = locate(place.buffer, place.index);
+  return reinterpret_cast<unsigned long long>(place.buffer->base) + (first < 0 ? 0 : first) * sizeof(T);
+}
+
+template <class T> TW_CALL void finish_product(Bank* bank, int line) {
+  Flight* flight = bank->flight;
+  Pending& product = flight->product[0];
+  Grouped mine;
+  mine.run = multiply_group;
+  mine.product = &product;
+  mine.warp = engine->thread / warp_size;
+  if (fetch_share<T>(product, &mine) != product.seen) engine->fault(ASYNC, product.a->name, 0, nullptr);
+  float* sums = static_cast<float*>(bank->data) + flight->first;
+  for (int e = 0; e < flight->sums; ++e) mine.c[e] = sums[e];
+  engine->together(&mine, line);
+  for (int e = 0; e < flight->sums; ++e) sums[e] = mine.c[e];
+  --flight->count;
+  for (int p = 0; p < flight->count; ++p) flight->product[p] = flight->product[p + 1];
+  if (!flight->count)
+    for (int e = 0; e < flight->sums; ++e) bank->state[flight->first + e] &= ~IN_FLIGHT;
+}
+
+template <int N, bool TurnedA, bool TurnedB, int Along, class T>
+void issue_product(const RegisterPlace<float>& c, const Place<T>& a, const Place<T>& b, int line) {
+  Bank* bank = c.bank;
+  if (!bank->flight) {
+    bank->flight = static_cast<Flight*>(__builtin_malloc(sizeof(Flight)));
+    bank->flight->count = bank->flight->group = 0;
+  }
+  Flight* flight = bank->flight;
+  flight->first = locate(bank, c.index);
+  flight->sums = N / 2;
+  flight->finish = finish_product<T>;
+  for (int e = 0; e < N / 2; ++e) {
+    if (!(bank->state[flight->first + e] & 1)) unwritten_register(bank, flight->first + e);
+    bank->state[flight->first + e] |= 2 | IN_FLIGHT;
+  }
+  if (flight->count == most_products) return engine->fault(ASYNC, bank->name, 0, nullptr);
+  Pending& product = flight->product[flight->count++];
+  product = {a.buffer, b.buffer, matrix_start(a), matrix_start(b), TurnedA, TurnedB, N, Along, flight->group, 0};
+  Grouped mine;
+  mine.run = issue_group;
+  mine.product = &product;
+  mine.warp = engine->thread / warp_size;
+  product.seen = fetch_share<T>(product, &mine);
+  engine->together(&mine, line);
+}
+
+}  // namespace emulate
+
+TW_FN void async_fence() { emulate::engine->async_fence(); }
+TW_FN void wgmma_fence() {}
+TW_FN void wgmma_commit(const emulate::RegisterPlace<float>& c) {
+  if (c.bank->flight) ++c.bank->flight->group;
+}
+// Groups end in order; `Pending` of those that are committed may be under way still.
+template <int Pending, int Sums>
+TW_FN void wgmma_wait(const emulate::RegisterPlace<float>& c, int line = __builtin_LINE()) {
+  emulate::Flight* flight = c.bank->flight;
+  while (flight && flight->count && flight->product[0].group < flight->group - Pending)
+    flight->finish(c.bank, line);
+}
+template <int N, bool TurnedA, bool TurnedB, int Along>
+TW_FN void wgmma_float16(const emulate::RegisterPlace<float>& c, const emulate::Place<half>& a,
+                         const emulate::Place<half>& b, int line = __builtin_LINE()) {
+  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
+}
+template <int N, bool TurnedA, bool TurnedB, int Along>
+TW_FN void wgmma_bfloat16(const emulate::RegisterPlace<float>& c, const emulate::Place<bfloat16>& a,
+                          const emulate::Place<bfloat16>& b, int line = __builtin_LINE()) {
+  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
+}
+
+}  // namespace tw
