@@ -170,14 +170,14 @@ class GpuVariants:
 
 def with_way(kernel: Tile, way: Fragments) -> Tile:
     """A kernel of one product with its warps sharing it in this way."""
-    leaf = kernel.leaves[-1]
-    packet = FORMS[leaf.instruction or ""].packet
+    packet = FORMS[way.instruction].packet
     sides = (way.rows, way.columns)
 
     def changed(tile: Tile) -> Tile:
         body = tuple(
             changed(n) if isinstance(n, Tile)
-            else replace(n, step=way.step, split=way.groups, lanes=way.stored) if isinstance(n, Leaf) else n
+            else replace(n, step=way.step, split=way.groups, lanes=way.stored, instruction=way.instruction)
+            if isinstance(n, Leaf) else n
             for n in tile.body
         )  # fmt: skip
         tile = replace(tile, body=body)
