@@ -44,6 +44,7 @@ class Row:
     name: str
     microseconds: float = 0.0
     rotated: float = 0.0  # where everything was read from device memory
+    # peers; 0: not timed
     eager: float = 0.0  # PyTorch's eager mode inside a CUDA graph
     compiled: float = 0.0  # by torch.compile
     xla: float = 0.0
@@ -80,7 +81,7 @@ def run_models(
 
 
 def with_peers(row: Row, times: Mapping[tuple[str, str], float]) -> Row:
-    eager, compiled, xla = (times.get((runtime, row.name), float("nan")) for runtime in gpu_peers.RUNTIMES)
+    eager, compiled, xla = (times.get((runtime, row.name), 0.0) for runtime in gpu_peers.RUNTIMES)
     return replace(row, eager=eager, compiled=compiled, xla=xla)
 
 
@@ -93,9 +94,10 @@ def show(rows: Sequence[Row]) -> None:
             continue
         best = min((t for t in (row.eager, row.compiled, row.xla) if t > 0), default=float("nan"))
         differ = "" if row.replays == REPLAYS else f"  {REPLAYS - row.replays} replays differ"
-        print(f"{row.name:16} {row.microseconds:8.1f} {row.rotated:8.1f} {row.eager:8.1f} {row.compiled:8.1f} "
-              f"{row.xla:8.1f} {best / row.microseconds:6.2f} {row.predicted:9.1f} {row.kernels:7} "
-              f"{row.compile_seconds:9.1f}  {row.error:.1e} ({row.torch_error:.1e}){differ}")  # fmt: skip
+        others = " ".join(f"{t:8.1f}" if t else f"{'-':>8}" for t in (row.eager, row.compiled, row.xla))
+        print(f"{row.name:16} {row.microseconds:8.1f} {row.rotated:8.1f} {others} {best / row.microseconds:6.2f} "
+              f"{row.predicted:9.1f} {row.kernels:7} {row.compile_seconds:9.1f}  "
+              f"{row.error:.1e} ({row.torch_error:.1e}){differ}")  # fmt: skip
 
 
 def export(name: str, size: str, path: Path) -> Path:

@@ -71,7 +71,7 @@ class Peer:
             os.killpg(self._process.pid, number)
 
     def timed(self) -> float:
-        """Microseconds; not a number where it does not run."""
+        """Microseconds; 0 where it does not run."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write("\n")
@@ -80,7 +80,7 @@ class Peer:
         self.end()
         if not self._answer:
             print(f"{self.runtime}: {self.name}: {self.why('took too long to be timed')}", flush=True)
-        return self._answer.get("microseconds", float("nan"))
+        return self._answer.get("microseconds", 0.0)
 
     def why(self, otherwise: str) -> str:
         self._errors.seek(0)
