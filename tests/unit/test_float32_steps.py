@@ -1,4 +1,4 @@
-"""Sums of products in float32 on a GPU: steps of them are copied while others are used, and mean what the Program means."""
+"""Sums of products in float32 on a GPU: some steps are copied while others are used, and mean what they should."""
 
 from __future__ import annotations
 

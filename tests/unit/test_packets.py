@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,10 +88,10 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "inner axes turned": (turned((4, 32, 24), [0, 2, 1]), 8),
     "several widths": (mixed((24, 96)), 4),
     "padded": (padded((40, 64)), 8),
-    "softmax": (softmax((24, 64)), 4),  # what is held is of four bytes
+    "softmax": (softmax((24, 64)), 8),
     "softmax of odd rows": (softmax((24, 63)), 1),
     "softmax in float32": (softmax((24, 64), FLOAT), 4),
-    "softmax of long rows": (softmax((3, 2048)), 4),  # several warps a row
+    "softmax of long rows": (softmax((3, 2048)), 8),  # several warps a row
     "softmax of long rows in float32": (softmax((3, 4096), FLOAT), 4),
     "largest of long rows": (largest((3, 4096)), 8),
 }
@@ -173,3 +174,33 @@ def test_packets_are_predicted_to_be_faster() -> None:
         assert [k.leaves[0].lanes for k in (even.kernels[0], odd.kernels[0])] == [lanes, 1]
         assert odd.kernels[0].leaves[0].at_once == 8
         assert even.kernels[0].estimate.seconds < odd.kernels[0].estimate.seconds
+
+
+def test_exp_is_computed_again_where_rows_come_from_memory() -> None:
+    """Holding it would take shared memory and its bandwidth; behind a product it stays where the product lies."""
+    from tests.gpu_stages import attention
+
+    def composed(model: ModelProto, name: str) -> list[str]:
+        plan = build(load(model), machine(name), Options(target=name, stop_after="plan")).plan
+        assert plan is not None
+        return [
+            leaf.tensor for kernel in plan.kernels for leaf in kernel.leaves if any("exp" in c for c in leaf.composed)
+        ]
+
+    rows = softmax((4096, 1024))
+    assert composed(rows, "h200") == ["y_sum", "y"]
+    assert composed(rows, "neoverse_n1") == composed(attention(384, 64, 12), "h200") == []
+
+
+def test_weights_of_a_pointwise_convolution_are_moved_in_packets() -> None:
+    """Neighbours in memory are neighbours, though dimensions of one element follow them."""
+    from tests.gpu_stages import convolution
+
+    model = convolution((1, 64, 28, 28), 128, 1)
+    for port in (*model.graph.input, *model.graph.output):
+        port.type.tensor_type.elem_type = HALF
+    sources = build(load(model), machine("h200"), Options(target="h200", stop_after="source")).sources
+    (text,) = (t for t in sources.values() if "mma_float16" in t)
+    (name,) = re.findall(r"Global<const tw::half, 128, 64> (\w+)\(", text)
+    copies = [line for line in text.splitlines() if f"{name}.at(" in line or f"{name}.apart(" in line]
+    assert copies and all("copy_async<8>" in line for line in copies) and f"{name}(" not in text.split(");", 4)[-1]

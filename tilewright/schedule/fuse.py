@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
-from tilewright.ir.expr import is_op, loads, walk
+from tilewright.ir.expr import axes_of, is_op, loads, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
@@ -18,6 +18,7 @@ _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels
 _LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
 _CHEAP = 4  # operations that may be repeated in several consumers
+_CHEAP_ON_GPU = 32  # the same on a GPU, of what is read from memory: arithmetic is idle there, and room is not
 _CHEAP_COMPOSED = 8  # the same with all that is composed into the map: chains repeat what every link before repeats
 _ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
 _SEVERAL_SOURCES = 1.5  # reads of an element up to which its reader may choose where it comes from
@@ -51,6 +52,7 @@ def fuse_registers(
                 absorbed.update(m.output for m in chain)
     sizes: dict[Tensor, int] = {}  # expression nodes of a map with those of what is composed into it
     costs: dict[Tensor, int] = {}  # and its instructions
+    summed = _behind_sums(computes)
     choosing: set[Tensor] = set()  # maps whose value, with what is composed into it, is a choice between formulas
     for compute in computes:
         if not isinstance(compute, Map) or compute.output in absorbed:
@@ -66,16 +68,32 @@ def fuse_registers(
         if costs[compute.output] * target.calls_together > target.longest_loop:
             continue
         readers = users.get(compute.output, [])
-        if len(readers) > 1 and behind and costs[compute.output] > _CHEAP_COMPOSED:
+        quick = target.warp > 1 and _reads_memory(compute, summed)
+        if len(readers) > 1 and behind and costs[compute.output] > (_CHEAP_ON_GPU if quick else _CHEAP_COMPOSED):
             continue
         if _pads_bytes(compute, readers, staged):
             continue
-        if _composes(compute, readers, compute.output in choosing):
+        if _composes(compute, readers, compute.output in choosing, _CHEAP_ON_GPU if quick else _CHEAP):
             result.inlined[compute.output] = compute
     for compute in [c for c in result.inlined.values() if not is_view(c) or _sources(c) > 1]:
         for late in _repeated_behind(compute, users, result.inlined):
             result.inlined.pop(late, None)
     return result
+
+
+def _behind_sums(computes: Sequence[Compute]) -> set[Tensor]:
+    """What is computed from sums, however far before: it lies where they are, and is kept there as cheaply."""
+    found: set[Tensor] = set()
+    for compute in computes:
+        if not isinstance(compute, Map) or any(t in found for t in reads(compute)):
+            found.update(compute.outputs)
+    return found
+
+
+def _reads_memory(compute: Map, summed: set[Tensor]) -> bool:
+    """Whether what a map has of its own size comes from memory: the sums of a row that it reads too are few."""
+    axes = {a for a in compute.axes if extent_of(a.extent) > 1}
+    return not any(n.source in summed for n in loads(compute.value) if axes.issubset(axes_of(*n.indices)))
 
 
 def _accumulators(target: Target) -> int:
@@ -147,7 +165,7 @@ def _narrowed(
         inside = {n.source for n in loads(last.value)}.intersection((start, *(m.output for m in chain)))
         if inside != {before} or before.dtype.bytes >= last.output.dtype.bytes:
             break
-        if not _composes(last, users.get(last.output, []), False):
+        if not _composes(last, users.get(last.output, []), False, _CHEAP):
             break
         chain = chain[:-1]
     return chain
@@ -180,7 +198,7 @@ def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Comput
     )
 
 
-def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
+def _composes(compute: Map, readers: Sequence[Compute], choosing: bool, cheap: int) -> bool:
     """Whether every reader may compute the map's elements itself."""
     if not readers:
         return False
@@ -190,7 +208,7 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool) -> bool:
     size = sum(1 for _ in walk(compute.value))
     if size > _LARGEST_VALUE:
         return False
-    if cost > _CHEAP and len(readers) > 1:
+    if cost > cheap and len(readers) > 1:
         return False
     return all(_reader_accepts(compute, r, cost) for r in readers)
 

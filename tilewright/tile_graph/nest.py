@@ -335,6 +335,11 @@ def _outermost(indices: Iterable[Expr]) -> list[Expr]:
     return [group[place] for group in groups.values() for place in dict.fromkeys((min(group), max(group)))]
 
 
+def op_cost(name: str) -> int:
+    """In slots of a multiply-add."""
+    return _HEAVY.get(name, 1)
+
+
 def data_cost(*roots: Expr, along: Axis | None = None) -> int:
     """Weighted count of operations on data; index arithmetic and selects between loaded values are free. With `along`,
     of those alone that differ along an axis: the others are done before its loop."""

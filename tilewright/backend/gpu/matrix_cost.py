@@ -56,7 +56,7 @@ _STORED = 5  # issue slots of an element of the result, one thread
 _TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
 _REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
-_SYNC_IN_GROUPS = 200  # cycles of a part at the least, where two parts are under way
+_SYNC_IN_GROUPS = 277  # cycles of a part at the least, where two parts are under way
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class _Tried:
         """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
         copied ahead, instructions on fragments in a step and registers."""
         self.read_rows, self.read_columns = self.across, self.down
-        self.least, self.behind, self.long_turn = _SYNC, 1, float(_LONG_TURN)
+        self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
         self.registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
 
     def made(self, number: int) -> Fragments:
@@ -259,10 +259,8 @@ class _Tried:
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
-        wished = (
-            np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, _MOST_STAGES + later)
-        )
-        wanted = np.minimum(np.minimum(wished, _MOST_STAGES + later), self.parts + self.behind)
+        wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, self.most)
+        wanted = np.minimum(np.minimum(wished, self.most), self.parts + self.behind)
         stages = np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
         ring = np.maximum(stages * each, sums)
@@ -283,8 +281,10 @@ class _Tried:
         # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
         own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), self.least)
         ahead = np.maximum(1, self.stages - self.behind)
-        waiting = reach / ahead + each / (32 * self.warps)
-        walked = np.where(self.parts > ahead, np.maximum(own, waiting), own)
+        # one element after the other: no part of the sum is so short that this could be hidden behind others
+        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
+        own = np.maximum(own, single)
+        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (32 * self.warps)), own)
         walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
@@ -310,7 +310,7 @@ class _TriedInGroups(_Tried):
 
     def _set_out(self) -> None:
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
-        self.least, self.behind, self.long_turn = _SYNC_IN_GROUPS, 2, np.inf
+        self.least, self.behind, self.most, self.long_turn = _SYNC_IN_GROUPS, 2, _MOST_STAGES + 2, np.inf
         self.registers = np.minimum(REGISTERS, self.width // 2 + _REGISTERS_IN_GROUPS)
 
 

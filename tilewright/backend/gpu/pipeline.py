@@ -20,7 +20,7 @@ from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
 from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 from tilewright.ir.simplify import simplify
 
-_MOST_COMPUTED = 64  # statements that compute what is copied, in a turn around the ring that is written out
+_MOST_COMPUTED = 256  # statements that compute what is copied, in a turn around the ring that is written out
 _MOST_COPIED = 96  # copies of a sum that is shorter than two turns, and is written out as a whole
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
@@ -148,21 +148,20 @@ def in_groups(
     def finished(pending: int) -> Instruction:
         return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
 
-    body = [*begun.body, finished(0)]
+    # the fence waits as well, so that it comes before the wait for what is multiplied
+    arrived = [wait(ahead - 1), Instruction("async_fence", ())]
+    body = [*begun.body, finished(0), *arrived, sync()]
 
     def one(part: Expr) -> list[Stmt]:
         later = simplify(part + ahead)
         groups = copies(later, simplify(later % stages)) if ahead < parts else ()
         return [
-            wait(ahead - 1),
-            Instruction("async_fence", ()),
-            sync(),
             Instruction("wgmma_fence", ()),
             *multiply(simplify(part % stages)),
             Instruction("wgmma_commit", (total,)),
             *_where(lt(later, parts), [s for group in groups for s in group]),
             commit(),
-            finished(1),
+            *_where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
         ]
 
     body.extend(_walked(name, parts, stages, one, begun))

@@ -17,12 +17,12 @@ from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
-from tilewright.ir.expr import Axis, var
+from tilewright.ir.expr import Axis, Expr, is_op, loads, var, walk
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.moving import accessed, compulsory, footprint, looked_up, transactions
-from tilewright.tile_graph.nest import Nest, data_cost
+from tilewright.tile_graph.nest import Nest, data_cost, op_cost
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import (
     Box,
@@ -52,6 +52,7 @@ _BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than
 _WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
+_SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
 
@@ -249,10 +250,11 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
+    values, elements = (_operations(target, *x) for x in (nest.values, nest.elements))
     if nest.monoid is None:
-        slots = lanes * nest.value_cost + _LOAD_SLOTS * accesses(nest, plan, lanes)
-        return slots, far / 4 + lanes * nest.value_cost  # rounds do not wait for each other
-    epilogue = outputs * (nest.value_cost + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
+        slots = lanes * values + _LOAD_SLOTS * accesses(nest, plan, lanes)
+        return slots, far / 4 + lanes * values  # rounds do not wait for each other
+    epilogue = outputs * (values + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
@@ -261,15 +263,21 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
             for axis in factor.outputs:
                 part = part * register.get(axis, 1)
             fragments = fragments + part
-        slots = outputs + _LOAD_SLOTS * fragments + nest.element_cost
+        slots = outputs + _LOAD_SLOTS * fragments + elements
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
-    slots = outputs * (fetching + plan.lanes * (nest.element_cost + data_cost(*nest.monoid.combine)))
+    slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
     steps = steps / plan.lanes
     alone = slots / 2
     return steps * slots + epilogue, steps * np.maximum(far / 2, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _operations(target: Target, *values: Expr) -> float:
+    """Operations on data; exp of numbers of 16 bits is one of the units that compute powers of two."""
+    quick = [n for n in walk(*values) if is_op(n, "exp") and all(x.dtype.bits <= 16 for x in loads(n))]
+    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / _SPECIAL - op_cost("exp"))
 
 
 def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
