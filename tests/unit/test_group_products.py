@@ -27,8 +27,10 @@ from tilewright.options import Options
 from tilewright.render.cuda import launch_shape, written_params
 from tilewright.runtime import nvrtc
 from tilewright.runtime.cache import Cache
+from tilewright.runtime.cuda_device import CudaDevice
 from tilewright.runtime.emulator import Contract, EmulatedModule
-from tilewright.target import machine
+from tilewright.target import Target, machine
+from tilewright.target.gpu import described
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.plan import Leaf, Tile
 
@@ -147,3 +149,22 @@ def test_kernels_compile_for_hopper_without_spills() -> None:
         made = nvrtc.compile_to_cubin(source_of(kernel_of(name)), "sm_90a")
         (resources,) = made.resources.values()
         assert resources.spill_bytes == resources.stack_bytes == 0
+
+
+def instruction(target: Target, size: int) -> str | None:
+    plan = build(load(product(size, size, size), {}), target, Options(target=target.name, stop_after="plan")).plan
+    assert plan is not None
+    return plan.kernels[0].leaves[0].instruction
+
+
+def test_groups_are_chosen_where_the_machine_has_them_and_they_pay() -> None:
+    hopper = machine("h200")
+    without = replace(hopper, rates=tuple(r for r in hopper.rates if not r[0].startswith("wgmma")))
+    assert instruction(hopper, 1024) == "wgmma_float16"
+    assert instruction(without, 1024) == instruction(machine("a100"), 1024) == "mma_float16"
+    assert instruction(hopper, 32) == "mma_float16"  # of 64 rows half would be empty
+
+
+def test_another_device_than_the_one_described_has_none() -> None:
+    device = CudaDevice(0, "another", "sm_100a", 148, 232448, 126 << 20, 180 << 30)
+    assert described(machine("h200"), device).rate("wgmma_float16") is None

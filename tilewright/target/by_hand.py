@@ -167,7 +167,8 @@ _LEVEL: dict[str, _Read] = {
 _TARGET: dict[str, _Read] = {
     "name": _text, "kind": _kind, "architecture": _text, "units": _count, "vector_bytes": _count,
     "vector_registers": _count, "fma_rate": _rate, "levels": _levels, "kernel_cost": _rate, "warp": _count,
-    "max_threads": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
+    "max_threads": _count, "schedulers": _count, "resident_threads": _count, "register_file": _count,
+    "under_way": _count, "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
     "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
     "near_ways": _count, "instruction_cache": _count, "stream_cost": _measured, "lane_check": _measured,
     "foreign": _part, "cold_start": _measured, "barriers": _rates, "source": _text,

@@ -14,6 +14,7 @@ from tilewright.target.machine import MemoryLevel, Target
 from tilewright.target.probe import ProbeError, rounded
 
 _BARRIERS = {"grid": "grid_barrier", "cluster": "cluster_barrier", "dependent_launch": "dependent_launch"}
+_GROUPS = "wgmma_"
 _RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "wgmma_float16", "wgmma_bfloat16")
 
 
@@ -41,7 +42,9 @@ def described(usual: Target, device: CudaDevice) -> Target:
                 shared_by=device.multiprocessors if level.shared_by > 1 else 1)
         for level in usual.levels
     )  # fmt: skip
-    return replace(usual, architecture=device.arch, units=device.multiprocessors, levels=levels)
+    # instructions of one architecture alone are none of another's
+    rates = tuple(r for r in usual.rates if not r[0].startswith(_GROUPS) or device.arch == usual.architecture)
+    return replace(usual, architecture=device.arch, units=device.multiprocessors, levels=levels, rates=rates)
 
 
 def _measure(here: Target, device: CudaDevice, cache: Cache) -> tuple[Target, str]:

@@ -58,6 +58,10 @@ class Target:
     kernel_cost: float  # seconds to start a kernel (CPU: the barrier before it)
     warp: int = 1  # threads that run in lock-step
     max_threads: int = 1  # of a block
+    schedulers: int = 1  # of a unit, each of which issues for warps of its own
+    resident_threads: int = 1  # of a unit at a time
+    register_file: int = 1  # registers of 32 bits that a unit's threads share
+    under_way: int = 16  # bytes that a thread asks for before it uses the first of them
     lane_multiply: bool = False  # a multiply-add can take one lane of a register as its scalar operand (NEON)
     features: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()  # multiply-adds a second and unit by instruction, where it has others

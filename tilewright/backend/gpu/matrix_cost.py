@@ -30,10 +30,7 @@ _GROUPS = {8: (1, 2, 4)}  # of so many warps that share the steps of a part: two
 _STEP_BYTES = (256, 128, 64)  # of a line of shared memory along the sum
 _LEAST_STEPS = 2  # of a part, of each group: the next fragments come while these are multiplied
 _LEAST_STAGES, _WISHED_STAGES, _MOST_STAGES = 3, 4, 6  # parts arrive unevenly, whatever the mean says
-REGISTERS = 255  # of a thread
 REGISTERS_BESIDE = 44  # addresses, conditions and counters
-REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
-THREADS = 2048  # of a multiprocessor
 # The rest is fitted on 1,300 plans of 15 products, measured on an H200; six of the products were left out of the fit,
 # and are predicted as well as the others: 6% off in the median.
 _FIRST = 1.25  # times the latency of memory until the first part is there
@@ -152,8 +149,8 @@ def _ways(
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
-    shapes = _group_shapes(form, near, far, warps) if form.warps > 1 else (
-        _shapes(form, near, far, warps, product.stored > 1))  # fmt: skip
+    shapes = _group_shapes(form, near, far, warps, target.register_file) if form.warps > 1 else (
+        _shapes(form, near, far, warps, product.stored > 1, target.vector_registers))  # fmt: skip
     if not len(shapes):
         return None
     tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
@@ -165,7 +162,7 @@ def _ways(
 
 
 @lru_cache(maxsize=1 << 12)
-def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool) -> Numbers:
+def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, registers: int) -> Numbers:
     """Rows and columns of a block, of a warp, the step and the groups of every way."""
     found = []
     for count in (warps,) if warps else _WARPS:
@@ -175,7 +172,7 @@ def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bo
             for down in (n for n in range(1, together + 1) if together % n == 0):
                 across = together // down
                 height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
-                if _kept(height, width) + _REGISTERS_TAKEN > REGISTERS:
+                if _kept(height, width) + _REGISTERS_TAKEN > registers:
                     continue
                 for step in (size // form.operand.bytes for size in _STEP_BYTES):
                     if step // (form.depth * groups) >= _LEAST_STEPS:
@@ -184,11 +181,11 @@ def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bo
 
 
 @lru_cache(maxsize=1 << 12)
-def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int) -> Numbers:
+def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, registers: int) -> Numbers:
     """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
-    if (warps and count != warps) or 32 * count * (width // 2 + _REGISTERS_IN_GROUPS) > REGISTER_FILE:
+    if (warps and count != warps) or 32 * count * (width // 2 + _REGISTERS_IN_GROUPS) > registers:
         return np.zeros((0, 6), np.int64)
     piece = 128 // form.operand.bytes
     return np.array([(height, width, form.c.rows, width, step, 1) for step in (2 * piece, piece)], np.int64)
@@ -217,7 +214,7 @@ class _Tried:
         copied ahead, instructions on fragments in a step and registers."""
         self.read_rows, self.read_columns = self.across, self.down
         self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
-        self.registers = np.minimum(REGISTERS, _kept(self.height, self.width) + _REGISTERS_TAKEN)
+        self.registers = np.minimum(self.target.vector_registers, _kept(self.height, self.width) + _REGISTERS_TAKEN)
 
     def made(self, number: int) -> Fragments:
         rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in self.shapes[number])
@@ -278,8 +275,9 @@ class _Tried:
         pairs = list(zip((self.rows, self.columns), product.ways, strict=True))
         slots = self.step * sum(n * _WAY_SLOTS[way] for n, way in pairs)
         each = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs)
-        # a multiprocessor's four schedulers each feed a quarter of its tensor cores, and the busiest is the last
-        own = np.maximum(self._together(-(-self.warps // 4) * 4 / self.warps), self.least)
+        # a multiprocessor's schedulers each feed their part of its tensor cores, and the busiest is the last
+        each_feeds = target.schedulers
+        own = np.maximum(self._together(-(-self.warps // each_feeds) * each_feeds / self.warps), self.least)
         ahead = np.maximum(1, self.stages - self.behind)
         # one element after the other: no part of the sum is so short that this could be hidden behind others
         single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
@@ -289,16 +287,16 @@ class _Tried:
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
         walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / self.long_turn))
-        walked = _PART + walked * np.where(self.warps % 4 == 0, 1.0, _ODD_WARPS)
+        walked = _PART + walked * np.where(self.warps % each_feeds == 0, 1.0, _ODD_WARPS)
         out = self.rows * self.columns
-        stored = out / (32 * self.warps) * (_STORED + product.work) * np.maximum(1.0, self.warps / 4)
+        stored = out / (32 * self.warps) * (_STORED + product.work) * np.maximum(1.0, self.warps / each_feeds)
         if product.stored > 1:
             stored = stored + _THROUGH_SHARED * out * self.groups * 4 / (target.tile_level.bandwidth / target.clock)
         threads = 32 * self.warps
         resident = np.minimum(
-            target.tile_level.capacity // np.maximum(ring, 1), REGISTER_FILE // (self.registers * threads)
+            target.tile_level.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
         )
-        resident = np.maximum(1, np.minimum(resident, THREADS // threads))
+        resident = np.maximum(1, np.minimum(resident, target.resident_threads // threads))
         turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)
         busy = turns * (self.parts * (part + slots / lanes) + stored)
         alone = _FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored)
@@ -311,7 +309,7 @@ class _TriedInGroups(_Tried):
     def _set_out(self) -> None:
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
         self.least, self.behind, self.most, self.long_turn = _SYNC_IN_GROUPS, 2, _MOST_STAGES + 2, np.inf
-        self.registers = np.minimum(REGISTERS, self.width // 2 + _REGISTERS_IN_GROUPS)
+        self.registers = np.minimum(self.target.vector_registers, self.width // 2 + _REGISTERS_IN_GROUPS)
 
 
 def layout_for(size: int, step: int, packet: int) -> str:

@@ -13,13 +13,12 @@ from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.bounds import static
 from tilewright.ir.expr import Axis, Expr, Load, Var, axes_of, load, substitute, var
 from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext, offset_of
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, whole
 
-_THREADS = 128  # of a multiprocessor: with fewer, packets are made smaller
-_UNDER_WAY = 64  # bytes that a thread has asked for before it uses the first of them
 _MOST_AT_ONCE = 8
 _MOST_SUMMED = 8  # neighbours that a thread adds one behind the other
 _MOST_WRITTEN_OUT = 2048  # operations of a thread's packets one behind the other in the text
@@ -40,8 +39,17 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
     # what is read again and again along an axis comes from a cache
     wide = {a for a in nest.axes if extent_of(a.extent) > 1}
     fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
-    most = min(_MOST_AT_ONCE, _UNDER_WAY // max(fetched, lanes), _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)))
+    most = min(
+        _MOST_AT_ONCE,
+        context.target.under_way // max(fetched, lanes),
+        _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)),
+    )
     return replace(leaf, lanes=lanes, at_once=max(1, most))
+
+
+def busy_threads(target: Target) -> int:
+    """Of the whole device: with fewer packets are made smaller."""
+    return target.units * target.schedulers * target.warp
 
 
 def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext) -> int:
@@ -66,7 +74,7 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
     lanes = ROW_BYTES // max(widths)
     while lanes > 1:
-        enough = points >= lanes * context.target.units * _THREADS and extent_of(axis.extent) >= lanes
+        enough = points >= lanes * busy_threads(context.target) and extent_of(axis.extent) >= lanes
         if enough and all(_in_packets(n, axis, lanes, context) for n in stores):
             beside, apart = sum(n.dtype.bytes for n in stores), 0
             for node in nest.value_loads:
@@ -98,7 +106,7 @@ def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
         return 1
     lanes = ROW_BYTES // nodes[0].dtype.bytes
     points = prod(extent_of(a.extent) for a in nest.axes)
-    return lanes if points >= lanes * context.target.units * _THREADS else 1
+    return lanes if points >= lanes * busy_threads(context.target) else 1
 
 
 def flat_sizes(leaf: Leaf, nest: Nest) -> list[list[int]]:

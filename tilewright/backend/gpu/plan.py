@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
 from tilewright.backend.gpu.nest import WARP
-from tilewright.backend.gpu.packet_plan import fitted, with_packets
+from tilewright.backend.gpu.packet_plan import busy_threads, fitted, with_packets
 from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, Load, loads, var
@@ -26,11 +26,10 @@ from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propaga
 from tilewright.tile_graph.streams import Stream
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
-_WISHED_THREADS = 128  # of a multiprocessor, below which register tiles shrink to make more of them
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
-_STAGED_BYTES = 40 << 10  # shared memory for the operands of one step
+_STAGED_BYTES = 48 << 10  # shared memory for the operands of the steps that are under way
 _MOST_STEP = 32
-_LEAST_STEP = 8  # of a step, where several are under way
+_RINGS = ((3, 16), (2, 8))  # steps that are under way, and elements of each at least
 _LEAST_COPY = 4  # bytes of an asynchronous copy
 _LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
@@ -59,11 +58,11 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
         walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
         return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
                     vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
-    register = _register_tile(nest, context.target.units)
+    register = _register_tile(nest, busy_threads(context.target))
     order = thread_order(nest, context)
     reduction = _reduction_order(nest, context)
     if _staged(nest):
-        split = _contraction_split(nest, register, context.target.units)
+        split = _contraction_split(nest, register, busy_threads(context.target))
         along: Axis | None = order[-1]
     else:
         split, along = _split(nest, order, reduction, context)
@@ -79,13 +78,13 @@ def _staged(nest: Nest) -> bool:
     return reused(nest, {a: extent_of(a.extent) for a in nest.axes})
 
 
-def _register_tile(nest: Nest, units: int) -> dict[Axis, int]:
+def _register_tile(nest: Nest, busy: int) -> dict[Axis, int]:
     """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
     if not _staged(nest):
         return {}
     parts = [f for f in nest_factors(nest) if loads(f.value)]
     points = prod(extent_of(a.extent) for a in nest.axes)
-    room = points * _most_shares(nest) // (units * _WISHED_THREADS)
+    room = points * _most_shares(nest) // busy  # with fewer threads there are smaller tiles
     chosen: dict[Axis, int] = {}
     for part in parts[:2]:
         own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
@@ -113,10 +112,10 @@ def _most_shares(nest: Nest) -> int:
     return shares
 
 
-def _contraction_split(nest: Nest, register: Mapping[Axis, int], units: int) -> int:
+def _contraction_split(nest: Nest, register: Mapping[Axis, int], busy: int) -> int:
     places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
     split = 1
-    while split < _most_shares(nest) and places * split < units * _WISHED_THREADS:
+    while split < _most_shares(nest) and places * split < busy:
         split *= 2
     return split
 
@@ -310,7 +309,7 @@ def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) ->
     room = _STAGED_BYTES // max(row, 1)
     staged = [f.value for f in nest_factors(nest) if f.reductions]
     copied = all(isinstance(v, Load) and v.dtype.bytes >= _LEAST_COPY for v in staged)
-    stages = next((n for n in (3, 2) if copied and room // n >= _LEAST_STEP and length > n * _LEAST_STEP), 1)
+    stages = next((n for n, least in _RINGS if copied and room // n >= least and length > n * least), 1)
     most = min(_MOST_STEP, length, room // stages)
     if most < min(4, length):
         return 0, 1

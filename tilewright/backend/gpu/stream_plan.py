@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilewright.backend.gpu.matrix_cost import (
-    REGISTER_FILE,
-    REGISTERS,
     REGISTERS_BESIDE,
-    THREADS,
     layout_for,
     seconds,
 )
@@ -137,11 +134,11 @@ def fragments_of(
         trips = ceil(extent / block)
         made = StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed),
                                min(_STAGES, trips))  # fmt: skip
-        if made.registers > REGISTERS or made.shared > target.tile_level.capacity:
+        if made.registers > target.vector_registers or made.shared > target.tile_level.capacity:
             continue
         busy, alone = _cycles(form, made, trips, target)
-        resident = max(1, min(target.tile_level.capacity // made.shared, THREADS // (32 * made.warps),
-                              REGISTER_FILE // (made.registers * 32 * made.warps)))  # fmt: skip
+        resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // (32 * made.warps),
+                              target.register_file // (made.registers * 32 * made.warps)))  # fmt: skip
         time = float(seconds(busy, alone, resident, tiles, target))
         if best is None or time < best[0]:
             best = (time, made)

@@ -43,7 +43,6 @@ _SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the
 _GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
 _FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
 _BARRIER = 40  # cycles, of a block
-_BUSY_THREADS = 128  # a warp for each of the four schedulers
 _RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
 _REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
 _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
@@ -121,7 +120,7 @@ def choose_gpu_tile(
     outer = target.outer or target.main
     lost = np.where(between <= outer.capacity // 2, 0, again) * tiles
     # a few warps cannot keep the multiprocessor busy
-    issue = issue * np.maximum(1.0, _BUSY_THREADS / (np.minimum(alive, at_once) * threads))
+    issue = issue * np.maximum(1.0, target.schedulers * target.warp / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / near
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
