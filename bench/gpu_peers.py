@@ -170,6 +170,7 @@ def torch_call(runtime: str, name: str, size: str, precision: str) -> Callable[[
     from bench.gpu import device_microseconds, warm_up
     from bench.gpu_models import built, torch_kind
 
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     kind = torch_kind(precision)
     module, inputs = built(name, size)
     module = module.to("cuda").to(kind)
@@ -194,12 +195,13 @@ def xla_call(precision: str, path: str) -> Callable[[], float]:
 
     from tilewright.report.xla import jax_function
 
+    jax.config.update("jax_default_matmul_precision", "highest" if precision == "float32" else "tensorfloat32")
     begin = time.monotonic()
     while not Path(path).exists():
         if time.monotonic() > begin + _FILE_SECONDS:
             raise TimeoutError(f"no {path}")
         time.sleep(0.5)
-    run, weights, names = jax_function(path, precision)
+    run, weights, names = jax_function(path, "float32" if precision == "tf32" else precision)
     inputs = np.load(Path(path).with_suffix(".npz"))
     weights = jax.device_put(weights)
     given = jax.device_put({n: inputs[n] for n in names})
