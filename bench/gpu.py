@@ -3,36 +3,31 @@
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
-inputs and outputs on the device. PyTorch runs the same float16 operands by cuBLAS, and models in eager mode (float16)
-inside a CUDA graph. Errors are relative, against float64 (products) and float32 (models).
+inputs and outputs on the device. PyTorch runs the same operands by cuBLAS; models have peers in processes of their own
+(gpu_peers.py). Errors are relative, against float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_bandwidth, gpu_best, gpu_peers, gpu_plans
-from bench.device import relative_error
+from bench import gpu_bandwidth, gpu_best, gpu_models, gpu_peers, gpu_plans
 from tilewright.errors import TilewrightError
+from tilewright.target import machine
 
-REPLAYS = 1000
 BEYOND_L2 = 256 << 20  # bytes of all sets of operands
-MODELS = ("bert_384", "bert_base", "vit_b16", "vit_s32", "swin_t", "swin_b", "lstm", "mmoe", "efficientnet_b0",
-          "resnext101", "resnet50", "mobilenet_v2")  # fmt: skip
 
 # rows, summed, columns, products beside each other, whether the second operand lies transposed
 Shape = tuple[int, int, int, int, bool]
@@ -65,10 +60,7 @@ class Row:
     predicted: float = 0.0
     kernels: int = 0
     compile_seconds: float = 0.0
-    replays: int = 0  # that gave the same bits
     refused: str = ""
-    compiled: float = 0.0  # by torch.compile
-    rotated: float = 0.0  # microseconds where everything was read from device memory
 
 
 def main() -> int:
@@ -79,7 +71,9 @@ def main() -> int:
     models = commands.add_parser("models", help="models of the zoo beside PyTorch")
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
-    models.add_argument("--peers", action="store_true", help="torch.compile too, in a process of its own")
+    models.add_argument("--peers", action="store_true", help="PyTorch and XLA too, in processes of their own")
+    models.add_argument("--peer", action="append", choices=gpu_peers.RUNTIMES, help="only this one; repeatable")
+    models.add_argument("--peer-seconds", type=float, default=200, help="that peers have from the start to compile")
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
     steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
     kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
@@ -87,29 +81,42 @@ def main() -> int:
         command.add_argument("--model", action="append", help="one of the zoo; repeatable")
         command.add_argument("--size", default="full", choices=("small", "full"))
     moved = commands.add_parser("bandwidth", help="kernels that only move memory, beside a copy")
-    best = commands.add_parser("best", help="the chosen plans of products beside the best of 20, and one stage")
-    best.add_argument("--count", type=int, default=40, help="products at most")
+    best = commands.add_parser("best", help="the chosen plans of kernels beside the best of 20, and one stage")
+    best.add_argument("--count", type=int, default=40, help="kernels at most")
+    best.add_argument("--make", type=Path, metavar="FILE", help="make the plans of an H200 here, to be timed elsewhere")
+    best.add_argument("--made", type=Path, metavar="FILE", help="time plans that were made beforehand")
     moved.add_argument("--json", type=Path, metavar="FILE")
     best.add_argument("--json", type=Path, metavar="FILE")
     for command in (products, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    shapes = [s for f in FAMILIES.values() for s in f]
+    if arguments.command == "best" and arguments.make is not None:
+        arguments.make.write_bytes(pickle.dumps(gpu_best.made_plans(shapes, arguments.count, machine("h200"))))
+        return 0
     if arguments.command in ("bandwidth", "best"):
         warm_up()
         found: Sequence[Any] = (
             gpu_bandwidth.measured(device_microseconds) if arguments.command == "bandwidth"
-            else gpu_best.measured([s for f in FAMILIES.values() for s in f], arguments.count, device_microseconds)
+            else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made)
         )  # fmt: skip
         if arguments.json is not None:
             arguments.json.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
         return 0
     if arguments.command in ("ablation", "model"):
         return run_plans(arguments)
-    rows = run_products(arguments) if arguments.command == "products" else run_models(arguments)
+    rows: Sequence[Any] = run_products(arguments) if arguments.command == "products" else run_models(arguments)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 1 if any(row.refused for row in rows) else 0
+
+
+def run_models(arguments: argparse.Namespace) -> list[gpu_models.Row]:
+    warm_up()
+    peers = arguments.peer or (gpu_peers.RUNTIMES if arguments.peers else ())
+    return gpu_models.run_models(arguments.model or gpu_models.MODELS, arguments.size, arguments.precision,
+                                 device_microseconds, peers, arguments.peer_seconds, arguments.profile)  # fmt: skip
 
 
 def run_plans(arguments: argparse.Namespace) -> int:
@@ -118,7 +125,9 @@ def run_plans(arguments: argparse.Namespace) -> int:
         (gpu_plans.ablation, gpu_plans.ABLATED) if arguments.command == "ablation"
         else (gpu_plans.predictions, gpu_plans.PREDICTED)
     )  # fmt: skip
-    rows: Sequence[Any] = run(arguments.model or usual, arguments.size, arguments.precision, built, device_microseconds)
+    rows: Sequence[Any] = run(
+        arguments.model or usual, arguments.size, arguments.precision, gpu_models.built, device_microseconds
+    )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
@@ -208,139 +217,6 @@ def product_model(shape: Shape, precision: str) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-# ---- models
-
-
-def run_models(arguments: argparse.Namespace) -> list[Row]:
-    warm_up()
-    names = arguments.model or MODELS
-    rows = [model_row(name, arguments) for name in names]
-    if arguments.peers:
-        times = gpu_peers.microseconds(names, arguments.size, arguments.precision)
-        rows = [replace(row, compiled=times[row.name]) for row in rows]
-    head = (f"{'model':16} {'us':>9} {'rotated':>9} {'torch':>9} {'compiled':>9} {'ratio':>6} {'predicted':>9} "
-            f"{'kernels':>7} {'compile s':>9}")  # fmt: skip
-    print(f"{head}  error (torch)")
-    for row in rows:
-        if row.refused:
-            print(f"{row.name:16} {row.refused}")
-            continue
-        best = min((t for t in (row.torch, row.compiled) if t > 0), default=float("nan"))
-        print(f"{row.name:16} {row.microseconds:9.1f} {row.rotated:9.1f} {row.torch:9.1f} {row.compiled:9.1f} "
-              f"{best / row.microseconds:6.2f} {row.predicted:9.1f} "
-              f"{row.kernels:7} {row.compile_seconds:9.1f}  {row.error:.1e} ({row.torch_error:.1e})"
-              f"{'' if row.replays == REPLAYS else f'  {REPLAYS - row.replays} replays differ'}")  # fmt: skip
-    return rows
-
-
-def model_row(name: str, arguments: argparse.Namespace) -> Row:
-    import torch
-
-    from bench import zoo
-
-    module, inputs = built(name, arguments.size)
-    reference = list(zoo.reference(module, inputs).values())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        zoo.export_module(module, inputs, path)
-        begin = time.perf_counter()
-        try:
-            model = tilewright.compile(path, target="cuda", precision=arguments.precision)
-        except TilewrightError as failed:
-            return Row(name, refused=str(failed).splitlines()[0])
-        taken = time.perf_counter() - begin
-    given = [torch.from_numpy(inputs[port.name]).cuda() for port in model.inputs]
-    outputs = [torch.empty(port.shape, dtype=getattr(torch, port.dtype.name), device="cuda") for port in model.outputs]
-    model.run_into(given, outputs)
-    torch.cuda.synchronize()
-    error = max(relative_error(o.cpu().numpy(), r) for o, r in zip(outputs, reference, strict=True))
-    ours = device_microseconds(lambda _: model.run_into(given, outputs), 10)
-    rotated = beyond_l2(lambda: model.run_into(given, outputs))
-    same = equal_replays(lambda: model.run_into(given, outputs), outputs, REPLAYS)
-    if arguments.profile:
-        show_profile(model, inputs, arguments.profile)
-    predicted = predicted_microseconds(model)
-    theirs, torch_error = torch_model(module, inputs, reference, arguments.precision)
-    kernels = len(model.artifact.loops.calls)
-    print(f"{name}: {ours:.1f} us, with weights from device memory {rotated:.1f} us, torch {theirs:.1f} us, {kernels} "
-          f"kernels, error {error:.1e} ({torch_error:.1e}), {same} equal replays, compiled in {taken:.1f} s",
-          flush=True)  # fmt: skip
-    return Row(name, ours, theirs, error, torch_error, predicted, kernels, taken, same, rotated=rotated)
-
-
-def beyond_l2(call: Callable[[], Any]) -> float:
-    """Microseconds of a call when everything it reads lies in device memory: others are read between the calls."""
-    import torch
-
-    other = torch.randn(BEYOND_L2 // 4, device="cuda")
-
-    def after(_: int) -> None:
-        other.sum()
-        call()
-
-    return device_microseconds(after, 10) - device_microseconds(lambda _: other.sum(), 10)
-
-
-def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """A model of the zoo, or one that is measured on GPUs alone."""
-    from bench import zoo
-    from bench.zoo import vit_s32
-
-    if name == "vit_b16":
-        return vit_s32.build_base_16(size)
-    return zoo.build(name, size)
-
-
-def equal_replays(call: Callable[[], Any], outputs: Sequence[Any], count: int) -> int:
-    """How many of so many calls, one after the other, gave the bits of the first."""
-    import torch
-
-    call()
-    torch.cuda.synchronize()
-    first = [o.clone() for o in outputs]
-    same = torch.ones((), dtype=torch.int64, device="cuda")
-    total = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(count):
-        call()
-        same.fill_(1)
-        for output, expected in zip(outputs, first, strict=True):
-            same *= (output.view(torch.uint8) == expected.view(torch.uint8)).all()
-        total += same
-    return int(total)
-
-
-def show_profile(model: tilewright.Model, inputs: dict[str, np.ndarray], count: int) -> None:
-    print("\n".join(str(model.profile(inputs, repeat=5)).splitlines()[: count + 4]), flush=True)
-
-
-def predicted_microseconds(model: tilewright.Model) -> float:
-    from tilewright.schedule.planner import plan_seconds
-
-    return plan_seconds(model.artifact.plan, model.artifact.program) * 1e6
-
-
-def torch_model(
-    module: Any, inputs: dict[str, np.ndarray], reference: Sequence[np.ndarray], precision: str
-) -> tuple[float, float]:
-    """Microseconds and error of eager PyTorch inside a CUDA graph."""
-    import torch
-
-    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        on_device = module.to("cuda").to(kind)
-        given = [torch.from_numpy(a).cuda() for a in inputs.values()]
-        given = [a.to(kind) if a.is_floating_point() else a for a in given]
-        with torch.no_grad():
-            found = on_device(*given)
-            found = [found] if isinstance(found, torch.Tensor) else list(found)
-            error = max(relative_error(f.float().cpu().numpy(), r) for f, r in zip(found, reference, strict=False))
-            return device_microseconds(lambda _: on_device(*given), 10), error
-    except RuntimeError as failed:
-        print(f"torch: {str(failed).splitlines()[0]}")
-        return float("nan"), float("nan")
-
-
 # ---- pieces
 
 
@@ -348,13 +224,13 @@ def relative(found: Any, wanted: Any) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-def warm_up() -> None:
+def warm_up(seconds: float = 1.0) -> None:
     """The clock rises under load."""
     import torch
 
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     begin = time.perf_counter()
-    while time.perf_counter() - begin < 1.0:
+    while time.perf_counter() - begin < seconds:
         x @ x
         torch.cuda.synchronize()
 

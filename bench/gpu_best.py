@@ -1,37 +1,36 @@
-"""The plans chosen for products beside 20 with the best predictions, and beside themselves with one stage.
+"""The plans chosen for kernels beside 20 with the best predictions, and products beside themselves with one stage.
 
-Plans are made, lowered and compiled by a process a core; their kernels are launched by themselves, over sets of
-operands that do not fit the L2 cache together.
+Plans are those that `tune` measures (backend/gpu/variants.py), for products, attention, softmax, normalisations, sums
+and chains of maps, one kernel each; they are made, lowered and compiled by a process a core, here or beforehand on a
+machine without a GPU. Kernels are launched by themselves, over sets of operands that do not fit the L2 cache together;
+their answers are compared with those of the chosen plan.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from math import prod
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 from tilewright.backend import backend_for
-from tilewright.backend.gpu.matrix_cost import Fragments, Product, layout_for, ranked
-from tilewright.backend.gpu.matrix_plan import comes_from_far, matrix_sizes, runs_of, stored_at_once, ways_of
 from tilewright.backend.gpu.shared_arena import place_shared
-from tilewright.compiler import build
+from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.compute import all_computes
-from tilewright.ir.tensor import Layout
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.render.cuda import launch_shape, render_kernel
 from tilewright.runtime import nvrtc
 from tilewright.target import Target, machine
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import data_cost
 from tilewright.tile_graph.plan import Tile
+from tilewright.tune.groups import find_groups
 
 Shape = tuple[int, int, int, int, bool]
 Timed = Callable[[Callable[[int], Any], int], float]
@@ -40,12 +39,30 @@ _PLANS = 20
 _WITHIN = 1.1
 _BEYOND_L2 = 256 << 20
 _CALLS = 20
+_AGREE = 2e-2  # of the answers' norm
 # beside those that are timed against cuBLAS
 _MORE: tuple[Shape, ...] = (
     (640, 1280, 640, 1, False), (2048, 512, 512, 1, False), (512, 512, 2048, 1, True), (256, 1024, 1024, 1, False),
     (96, 768, 768, 1, False), (768, 384, 1536, 1, True), (320, 640, 1920, 1, False), (577, 768, 768, 1, False),
     (1024, 256, 1024, 1, False), (512, 768, 3072, 1, False), (784, 384, 384, 1, False), (256, 512, 1024, 1, True),
 )  # fmt: skip
+# heads, rows, columns of attention; rows and their length of what works on rows
+_ATTENTIONS = ((12, 384, 64), (12, 128, 64), (12, 197, 64), (768, 49, 32))
+_ROWS = (("softmax", 384, 3072), ("softmax", 4608, 384), ("norm", 384, 768), ("norm", 3136, 96), ("sum", 4096, 1024),
+         ("chain", 384, 3072), ("chain", 4096, 4096))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one kernel, by what it computes and how large it is."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {' x '.join(map(str, self.sizes))}{' transposed' if self.transposed else ''}"
 
 
 @dataclass(frozen=True)
@@ -57,129 +74,188 @@ class Made:
     grid: tuple[int, int, int]
     threads: int
     shared_bytes: int
-    order: tuple[str, ...]  # a, b and o as the kernel takes them
+    order: tuple[str, ...]  # arguments as the kernel takes them
     predicted: float
-    way: tuple[int, ...]
+    plan: str
+
+
+@dataclass(frozen=True)
+class Plans:
+    """A case with its chosen plan and others; of a product the best plan whose warps multiply by themselves, by number,
+    and the same with one stage: four warps as one need two at least."""
+
+    case: Case
+    shapes: Mapping[str, tuple[int, ...]]
+    result: str
+    made: tuple[Made, ...]
+    staged: int
+    single: Made | None
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A product: what its chosen plan takes, the fastest of all tried, and the chosen one with one stage."""
+    """What the chosen plan takes, the fastest of all tried, and one with stages beside itself with one stage."""
 
-    shape: Shape
+    name: str
     chosen: float
     best: float
-    best_way: tuple[int, ...]
-    chosen_way: tuple[int, ...]
+    staged: float
     one_stage: float
-    tried: tuple[tuple[tuple[int, ...], float, float], ...]  # every way, its prediction and its time
+    chosen_plan: str
+    best_plan: str
+    tried: tuple[tuple[str, float, float], ...]  # every plan, its prediction and its time
 
 
-def measured(shapes: Sequence[Shape], count: int, timed: Timed) -> list[Judged]:
-    target = machine("cuda")
-    plain = [s for s in (*shapes, *_MORE) if s[3] == 1 and s[0] * s[1] * s[2] < 2 << 33]
+def cases(shapes: Sequence[Shape]) -> list[Case]:
+    """Rows and attention first: products are enough for any count."""
+    found = [Case(kind, sizes) for kind, *sizes in _ROWS for sizes in (tuple(sizes),)]
+    found += [Case("attention", sizes) for sizes in _ATTENTIONS]
+    return found + [
+        Case("product", (m, k, n), turned) for m, k, n, count, turned in (*shapes, *_MORE)
+        if count == 1 and m * k * n < 2 << 33
+    ]  # fmt: skip
+
+
+def made_plans(shapes: Sequence[Shape], count: int, target: Target) -> list[Plans]:
+    """Of so many cases that are one kernel each."""
+    found: list[Plans] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        made = [p for p in pool.map(plans_of, plain, [target] * len(plain)) if p is not None]
+        every = cases(shapes)
+        for plans in pool.map(plans_of, every, [target] * len(every)):
+            if plans is not None:
+                found.append(plans)
+    return found[:count]
+
+
+def measured(shapes: Sequence[Shape], count: int, timed: Timed, kept: Path | None = None) -> list[Judged]:
+    """`kept` has plans that were made beforehand."""
+    made = made_plans(shapes, count, machine("cuda")) if kept is None else pickle.loads(kept.read_bytes())
     rows = []
-    print(f"{'product':26} {'chosen':>8} {'best':>8} {'ratio':>6} {'one stage':>9}  chosen way, best way")
-    for shape, plans, single in made[:count]:
-        times = _times(shape, [*plans, single], timed)
-        fastest = min(range(len(plans)), key=lambda i: times[i])
-        tried = tuple((p.way, p.predicted, t) for p, t in zip(plans, times, strict=False))
-        row = Judged(shape, times[0], times[fastest], plans[fastest].way, plans[0].way, times[-1], tried)
+    print(f"{'kernel':32} {'chosen':>8} {'best':>8} {'ratio':>6} {'one stage':>9} {'plans':>5}  best plan")
+    for plans in made[:count]:
+        times = _times(plans, timed)
+        others = times[: len(plans.made)]
+        fastest = min(range(len(others)), key=lambda i: others[i])
+        tried = tuple((p.plan, p.predicted, t) for p, t in zip(plans.made, others, strict=True))
+        single = times[-1] if plans.single else 0.0
+        row = Judged(plans.case.name, others[0], others[fastest], others[plans.staged], single, plans.made[0].plan,
+                     plans.made[fastest].plan, tried)  # fmt: skip
         rows.append(row)
-        print(f"{' x '.join(map(str, shape[:3])):26} {row.chosen:8.2f} {row.best:8.2f} {row.chosen / row.best:6.2f} "
-              f"{row.one_stage:9.2f}  {row.chosen_way} {row.best_way}", flush=True)  # fmt: skip
+        print(f"{row.name:32} {row.chosen:8.2f} {row.best:8.2f} {row.chosen / row.best:6.2f} {row.one_stage:9.2f} "
+              f"{len(tried):5}  {row.best_plan}", flush=True)  # fmt: skip
     near = sum(r.chosen <= _WITHIN * r.best for r in rows)
-    slower = geometric_mean(r.one_stage / r.chosen for r in rows)
-    print(f"{len(rows)} products: {near / len(rows):.0%} within 10% of the best of {_PLANS}; one stage takes "
+    slower = geometric_mean(r.one_stage / r.staged for r in rows if r.one_stage)
+    print(f"{len(rows)} kernels: {near / len(rows):.0%} within 10% of the best of {_PLANS}; one stage takes "
           f"{slower:.2f} times as long in the geometric mean")  # fmt: skip
     return rows
 
 
-def plans_of(shape: Shape, target: Target) -> tuple[Shape, list[Made], Made] | None:
-    """The chosen plan and others, and the chosen one with one stage; None where a product is not one kernel of tensor
-    cores."""
-    from bench.gpu import product_model
-
-    artifact = build(load(product_model(shape, "float16")), target, Options(target="cuda", stop_after="plan"))
+def plans_of(case: Case, target: Target) -> Plans | None:
+    """None where a case is not one kernel, or there are no other plans."""
+    options = Options(target="cuda", stop_after="plan")
+    artifact = build(load(model_of(case)), target, options)
     plan, program = artifact.plan, artifact.program
     assert plan is not None and program is not None
-    kernels = plan.kernels
-    if len(kernels) > 1 or kernels[0].leaves[0].instruction is None or len(kernels[0].sizes) != 2:
+    if len(plan.kernels) > 1:
         return None
-    (kernel,) = kernels
-    (leaf,) = kernel.leaves
-    nests = plan_nests(kernel, all_computes(program))
-    nest, context = nests[-1], NestContext(target, lambda t: Layout.natural(t.rank), program.constants)
-    warps = next(t for t in kernel.walk() if isinstance(t, Tile) and t.over == "warps")
-    holds = next(t.holds for t in kernel.walk() if isinstance(t, Tile) and t.holds)
-    own = Fragments(warps.axes[0].extent, warps.axes[1].extent, warps.sizes[0][1], warps.sizes[1][1], leaf.step,
-                    holds[0].stages, leaf.lanes, leaf.split)  # fmt: skip
-    ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
-    stored = stored_at_once(nest, leaf, context)
-    m, k, n = shape[:3]
-    known: dict[Fragments, float] = {}
-    for rows in matrix_sizes(nest, leaf, nest.axes[0]):
-        for columns in matrix_sizes(nest, leaf, nest.axes[1]):
-            blocks = -(-m // rows) * -(-n // columns)
-            product = Product(rows, columns, 1, k, blocks, ways, comes_from_far(context), runs, stored,
-                              data_cost(*nest.values))  # fmt: skip
-            for way, seconds in ranked(target, leaf.instruction or "", product)[:3]:
-                if (way.rows, way.columns) == (rows, columns):
-                    known[way] = seconds
-    order = [own, *(w for w in sorted(known, key=lambda w: known[w]) if w != own)][:_PLANS]
-    made = [_made(artifact, w, known.get(w, kernel.estimate.seconds)) for w in order]
-    return shape, made, _made(artifact, replace(own, stages=1), 0.0)
+    (group,) = find_groups(program, plan, target)
+    others = group.alternatives(_PLANS - 1)
+    if not others:
+        return None
+    made = tuple(_made(artifact, kernel) for kernel in (group.own, *others))
+    every = (group.own, *others)
+    staged = next((i for i, k in enumerate(every) if case.kind == "product" and is_staged(k)), None)
+    single = None if staged is None else _made(artifact, one_stage(every[staged]))
+    shapes = {p.name: p.shape for p in (*artifact.inputs, *artifact.outputs)}
+    return Plans(case, shapes, artifact.outputs[0].name, made, staged or 0, single)
 
 
-def _made(artifact: Any, way: Fragments, predicted: float) -> Made:
-    packet = FORMS[artifact.plan.kernels[0].leaves[0].instruction].packet
+def is_staged(kernel: Tile) -> bool:
+    """Whether its warps multiply by themselves, and copies of later parts are under way meanwhile."""
+    form = FORMS.get(kernel.leaves[-1].instruction or "")
+    holds = [h for t in kernel.walk() if isinstance(t, Tile) for h in t.holds]
+    return form is not None and form.warps == 1 and any(h.stages > 1 for h in holds)
 
-    def changed(tile: Tile) -> Tile:
-        body = tuple(changed(n) if isinstance(n, Tile) else replace(n, step=way.step, split=way.groups)
-                     for n in tile.body)  # fmt: skip
-        tile = replace(tile, body=body)
-        sides = (way.rows, way.columns)
-        if tile.over == "blocks":
-            return replace(tile, sizes=tuple((name, size) for (name, _), size in zip(tile.sizes, sides, strict=True)))
-        if tile.over == "lanes":
-            return replace(tile, count=32 * way.warps)
-        if tile.over == "warps":
-            axes = tuple(replace(a, extent=size) for a, size in zip(tile.axes, sides, strict=True))
-            return replace(tile, sizes=(("m", way.warp_rows), ("n", way.warp_columns)), axes=axes)
-        held = tuple(replace(h, stages=way.stages, layout=layout_for(size, way.step, packet))
-                     for h, size in zip(tile.holds, sides, strict=False))  # fmt: skip
-        return replace(tile, holds=held) if tile.holds else tile
 
-    plan = replace(artifact.plan, body=changed(artifact.plan.body))
+def one_stage(kernel: Tile) -> Tile:
+    body = tuple(one_stage(n) if isinstance(n, Tile) else n for n in kernel.body)
+    return replace(kernel, body=body, holds=tuple(replace(h, stages=1) for h in kernel.holds))
+
+
+def model_of(case: Case) -> Any:
+    from onnx import TensorProto, helper
+
+    from bench.gpu import product_model
+
+    if case.kind == "product":
+        m, k, n = case.sizes
+        return product_model((m, k, n, 1, case.transposed), "float16")
+    shapes: dict[str, tuple[int, ...]]
+    if case.kind == "attention":
+        shapes = dict.fromkeys("qkvo", (1, *case.sizes))
+        nodes = [helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+                 helper.make_node("MatMul", ["q", "kt"], ["s"]), helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+                 helper.make_node("MatMul", ["p", "v"], ["o"])]  # fmt: skip
+    else:
+        shapes = {"a": case.sizes, "o": case.sizes}
+        if case.kind == "norm":
+            shapes |= {"w": case.sizes[1:], "b": case.sizes[1:]}
+            nodes = [helper.make_node("LayerNormalization", ["a", "w", "b"], ["o"], axis=-1)]
+        elif case.kind == "sum":
+            shapes["o"] = (case.sizes[0], 1)
+            nodes = [helper.make_node("ReduceSumSquare", ["a"], ["o"], axes=[1])]
+        elif case.kind == "softmax":
+            nodes = [helper.make_node("Softmax", ["a"], ["o"], axis=-1)]
+        else:
+            shapes["b"] = case.sizes
+            nodes = [helper.make_node("Tanh", ["a"], ["t"]), helper.make_node("Mul", ["t", "b"], ["o"])]
+    ports = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT16, list(s)) for n, s in shapes.items()}
+    graph = helper.make_graph(nodes, case.kind, [p for n, p in ports.items() if n != "o"], [ports["o"]])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _made(artifact: Artifact, kernel: Tile) -> Made:
+    assert artifact.plan is not None and artifact.program is not None
+    plan = artifact.plan.with_kernels({kernel.name: kernel})
     loops = lower_program(artifact.program, plan, backend_for(artifact.target).lower_kernel)
-    (kernel,) = loops.kernels
-    shape, placed = launch_shape(kernel), place_shared(kernel)
-    cubin = nvrtc.compile_to_cubin(render_kernel(kernel, placed.offsets))
+    (made,) = loops.kernels
+    shape, placed = launch_shape(made), place_shared(made)
+    cubin = nvrtc.compile_to_cubin(render_kernel(made, placed.offsets))
     x, y, z = (int(str(e)) for e in shape.grid)
-    settings = (way.rows, way.columns, way.warp_rows, way.warp_columns, way.step, way.stages, way.groups)
-    return Made(cubin.code, kernel.name, (x, y, z), shape.threads, placed.bytes, tuple(loops.calls[0].arguments),
-                predicted * 1e6, settings)  # fmt: skip
+    return Made(cubin.code, made.name, (x, y, z), shape.threads, placed.bytes, tuple(loops.calls[0].arguments),
+                kernel.estimate.seconds * 1e6, said_of(kernel))  # fmt: skip
 
 
-def _times(shape: Shape, plans: Sequence[Made], timed: Timed) -> list[float]:
+def said_of(kernel: Tile) -> str:
+    """What tells plans of a kernel apart, in few words."""
+    parts = ["x".join(str(n) for _, n in kernel.cut) or "whole"]
+    for tile in (t for t in kernel.walk() if isinstance(t, Tile)):
+        if tile.over == "lanes":
+            parts.append(f"{tile.count} threads")
+        if tile.over == "warps":
+            parts.append(f"warps {'x'.join(str(n) for _, n in tile.sizes)}")
+        if any(h.stages > 1 for h in tile.holds):
+            parts.append(f"{max(h.stages for h in tile.holds)} stages")
+    leaf = kernel.leaves[-1]
+    by = [] if leaf.instruction is None else [leaf.instruction]
+    return ", ".join([*parts, *by, f"step {leaf.step}, split {leaf.split}, {leaf.lanes} by {leaf.at_once}"])
+
+
+def _times(plans: Plans, timed: Timed) -> list[float]:
+    """Of every plan, the one with one stage last; infinite for one whose answers differ."""
     import ctypes
 
     import torch
     from cuda.bindings import driver
 
-    m, k, n, _, turned = shape
-    sets = max(2, min(64, _BEYOND_L2 // (2 * (m * k + k * n + m * n)) + 1))
-    shapes = {"a": (m, k), "b": (n, k) if turned else (k, n), "o": (m, n)}
-    arrays = [{x: torch.randn(dims, device="cuda").half() for x, dims in shapes.items()} for _ in range(sets)]
-    found = []
-    for plan in plans:
+    sets = max(2, min(64, _BEYOND_L2 // (2 * sum(map(prod, plans.shapes.values()))) + 1))
+    arrays = [{x: torch.randn(dims, device="cuda").half() for x, dims in plans.shapes.items()} for _ in range(sets)]
+    found, wanted = [], None
+    for plan in (*plans.made, *([plans.single] if plans.single else [])):
         _, module = driver.cuModuleLoadData(plan.code)
         _, function = driver.cuModuleGetFunction(module, plan.name.encode())
-        driver.cuFuncSetAttribute(
-            function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, plan.shared_bytes
-        )
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.cuFuncSetAttribute(function, attribute, plan.shared_bytes)
 
         def call(i: int, plan: Made = plan, function: Any = function) -> None:
             own = arrays[i % sets]
@@ -189,8 +265,16 @@ def _times(shape: Shape, plans: Sequence[Made], timed: Timed) -> list[float]:
             block = (plan.threads, 1, 1)
             (error,) = driver.cuLaunchKernel(function, *plan.grid, *block, plan.shared_bytes, stream, given, 0)
             if error:
-                raise RuntimeError(f"{plan.name} {plan.way}: {error}")
+                raise RuntimeError(f"{plan.name} {plan.plan}: {error}")
 
-        found.append(timed(call, max(sets, _CALLS)))
+        arrays[0][plans.result].fill_(float("nan"))
+        call(0)
+        torch.cuda.synchronize()
+        answer = arrays[0][plans.result].double()
+        wanted = answer.clone() if wanted is None else wanted
+        apart = float((answer - wanted).norm() / wanted.norm())
+        if not apart <= _AGREE:
+            print(f"{plans.case.name}, {plan.plan}: answers differ by {apart:.1e}", flush=True)
+        found.append(timed(call, max(sets, _CALLS)) if apart <= _AGREE else float("inf"))
         driver.cuModuleUnload(module)
     return found

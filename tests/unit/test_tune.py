@@ -161,8 +161,8 @@ def test_options_are_checked(given: dict[str, Any]) -> None:
         Options(**given)
 
 
-def test_only_the_cpu_is_tuned(add_model: Any, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="tuning measures on this CPU"):
+def test_an_emulator_is_not_tuned(add_model: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="'cuda-emulated' cannot: the emulator's times say nothing about a GPU"):
         tilewright.compile(add_model(), target="cuda-emulated", tune=2, options=options(tmp_path))
 
 

@@ -17,7 +17,7 @@ from tilewright.options import Options
 from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile
+from tilewright.tile_graph.plan import Estimate, Leaf, Plan, Sizes, Tile
 from tilewright.tile_graph.rolling import Overlap
 from tilewright.tile_graph.streams import Stream
 
@@ -64,6 +64,33 @@ class WalkedSteps:
     kept: tuple[Tensor, ...]
 
 
+class KernelWriter(Protocol):
+    """Writes a kernel for a choice; `schedule.tree.kernel_tile` does."""
+
+    def __call__(
+        self, launch: str, level: str, nests: Sequence[Nest], leaves: Sequence[Leaf], stored: frozenset[Tensor],
+        stream: Stream | None, choice: Choice, lanes: int, prefetched: Sequence[str], about: Estimate,
+    ) -> Tile:  # fmt: skip
+        """The kernel's Tile."""
+
+
+class Variants(Protocol):
+    """Other ways to run a kernel of a plan."""
+
+    @property
+    def kernel(self) -> Tile:
+        """As it is planned."""
+
+    def best(self, count: int) -> list[Tile]:
+        """Up to `count` kernels that differ from this one, by predicted time."""
+
+    def layouts(self, kernel: Tile) -> dict[Tensor, Layout]:
+        """How constants lie for a variant."""
+
+    def like(self, chosen: Tile, other: Any) -> Tile:
+        """This kernel run as a variant of another that is equal but for its names."""
+
+
 class Backend(Protocol):
     """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing."""
 
@@ -71,7 +98,6 @@ class Backend(Protocol):
     source_suffix: str  # of files with the source text of a kernel
     flushes_denormals: bool  # its kernels count numbers below the smallest normal one as zeros, where asked to
     other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay
-    can_tune: bool  # plans can be measured inside the model
     streams_in_registers: bool  # whether there are kernels whose products pass everything to each other so
     stream_worth: float  # times as long as everything resident that a stream may be predicted to take, to be preferred
 
@@ -150,6 +176,18 @@ class Backend(Protocol):
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         """Machine code, loaded and ready to run."""
+
+    def variants(
+        self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
+        write: KernelWriter,
+    ) -> Variants:  # fmt: skip
+        """Other ways to run a kernel of a plan."""
+
+    def untunable(self, target: Target) -> str | None:
+        """Why plans cannot be measured inside a model here; None where they can."""
+
+    def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
+        """What compiles and runs the code, as far as times depend on it."""
 
     def why_not_here(self, target: Target) -> str | None:
         """What keeps this computer from running the code; None where nothing does."""

@@ -35,15 +35,17 @@ EXAMPLE = """\
   tilewright bench mmoe.onnx --target cuda --peers torch,torch:eager --torch bench.zoo:build:mmoe:full"""
 
 
+USUAL = {"cpu": "onnxruntime,openvino,torch", "cuda": "onnxruntime,torch,torch:eager,xla"}  # peers, by target
+
+
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "bench", "time a model beside other runtimes", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
     parser.add_argument(
         "--peers",
         metavar="NAMES",
-        default="onnxruntime,openvino,torch",
-        help="runtimes to compare with: onnxruntime, openvino, torch (needs --torch), and tilewright:none for the "
-        "unfused schedule (default: %(default)s)",
+        help="runtimes to compare with: onnxruntime, openvino, torch and torch:eager (they need --torch), on GPUs xla, "
+        f"and tilewright:none for the unfused schedule (default: {USUAL['cpu']}; on GPUs {USUAL['cuda']})",
     )
     parser.add_argument(
         "--target",
@@ -67,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     path = checked_path(arguments.model)
-    runtimes = parse_runtimes(arguments.peers)
+    runtimes = parse_runtimes(arguments.peers or USUAL[arguments.target])
     threads = Options.from_environment(threads=arguments.threads).threads or usable_cores()
     if arguments.rounds < 1 or arguments.seconds <= 0:
         raise OptionError("--rounds and --seconds must be positive")

@@ -140,6 +140,10 @@ def prepare_tilewright(job: Job, inputs: Inputs) -> Call:
     return lambda: model(**feeds)
 
 
+def prepare_xla(job: Job, inputs: Inputs) -> Call:
+    raise ValueError("xla is timed on GPUs; give --target cuda")
+
+
 VARIANTS: dict[str, dict[str, str]] = {
     "": {}, "unmerged": {"merging": "off"}, "register": {"schedule": "register", "merging": "off"},
     "none": {"schedule": "none", "merging": "off"},
@@ -150,6 +154,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("onnxruntime", "onnxruntime", "onnxruntime", (), prepare_onnxruntime),
     Peer("openvino", "openvino", "openvino", (), prepare_openvino),
     Peer("torch", "torch", "torch", ("eager", "frozen", "tilewright"), prepare_torch, needs_torch_spec=True),
+    Peer("xla", "jax", "jax", (), prepare_xla),
 )
 
 

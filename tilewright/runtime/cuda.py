@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from tilewright.runtime.device_arrays import (
     checked,
     stream_handle,
 )
-from tilewright.runtime.gpu_model import GpuModelImage, check_arrays, spread_out
+from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
@@ -45,6 +44,10 @@ ToHost = Callable[[Any, int], "np.ndarray[Any, Any]"]
 def architecture_of(device: int = 0) -> str:
     """What kernels are compiled for that run on a device."""
     return exact_architecture(capability(open_device(device)))
+
+
+def device_name(device: int = 0) -> str:
+    return str(open_device(device).name)
 
 
 class _Lane:
@@ -136,25 +139,23 @@ class CudaModel:
             self._fetch(pointers[len(inputs) :], outputs, stream)
 
     def profile(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[int]:
-        """Nanoseconds of each launch on the device, one after the other with an event between them."""
-        from cuda.core import EventOptions, LaunchConfig, launch
-
+        """Nanoseconds of each launch on the device, in one replay of a graph with an event between launches: nothing
+        waits for the host, caches are as the model leaves them, and no kernel starts early."""
         check_arrays(self._image, inputs, outputs)
-        options = EventOptions(timing_enabled=True)
         stream = int(self._stream.handle)
         with current(self._context), self._lane(stream) as lane:
             pointers = self._stage(lane, inputs, stream)
-            events = [self._stream.record(options=options)]
-            for call, arguments in lane.graph.arguments(pointers):
-                kernel = self._image.kernel(call.kernel)
-                if 0 not in call.grid:
-                    config = LaunchConfig(grid=call.grid, block=(kernel.block, 1, 1), shmem_size=kernel.shared_bytes,
-                                          is_cooperative=kernel.meets)  # fmt: skip
-                    launch(self._stream, config, self._kernels[call.kernel], *arguments)
-                events.append(self._stream.record(options=options))
+            taken = lane.graph.profile(stream, pointers)
             self._fetch(pointers[len(inputs) :], outputs, stream)
-        # an event difference is in milliseconds
-        return [round((after - before) * 1e6) for before, after in pairwise(events)]
+        return taken
+
+    def close(self) -> None:
+        """Gives the device's memory back; only when no run is under way."""
+        with current(self._context):
+            for lane in self._lanes.values():
+                lane.close()
+            self._lanes.clear()
+            self._weights.close()
 
     def launcher(self, inputs: Sequence[np.ndarray], stream: int) -> Callable[[int], None]:
         """Launches one of the model's calls by itself on a stream, as often as it is asked to: to time it."""
@@ -225,11 +226,25 @@ class CudaModel:
                 pointers = (*read, *written)
                 if pointers != lane.graph.pointers:
                     check_disjoint(read, inputs, written, outputs)
-                lane.graph.launch(used, pointers)
+                    self._launch_aligned(lane, used, pointers, len(inputs))
+                else:
+                    lane.graph.launch(used, pointers)
                 if theirs is None:
                     check(driver.cuStreamSynchronize(used))
         finally:
             driver.cuCtxPopCurrent()
+
+    def _launch_aligned(self, lane: _Lane, stream: int, pointers: Pointers, inputs: int) -> None:
+        """Arrays that begin inside a packet, as parts of others may, pass through memory of ours: a packet read from
+        them would be a fault of the device."""
+        sizes = (*self._image.input_bytes, *self._image.output_bytes)
+        apart = [place for place, pointer in enumerate(pointers) if pointer % ALIGNMENT and sizes[place]]
+        own = tuple(lane.port(place) if place in apart else pointer for place, pointer in enumerate(pointers))
+        for place in (p for p in apart if p < inputs):
+            check(self._driver.cuMemcpyDtoDAsync(own[place], pointers[place], sizes[place], stream))
+        lane.graph.launch(stream, own)
+        for place in (p for p in apart if p >= inputs):
+            check(self._driver.cuMemcpyDtoDAsync(pointers[place], own[place], sizes[place], stream))
 
     def _pointers(
         self, lane: _Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,

@@ -13,11 +13,9 @@ place of one that is waited for."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from tilewright.runtime.cuda_device import check
 from tilewright.runtime.gpu_model import GpuCall, GpuModelImage
@@ -78,7 +76,7 @@ class LaunchGraph:
         for number in range(len(self._nodes)):
             self.launch_one(number, stream, pointers)
 
-    def launch_one(self, number: int, stream: int, pointers: Pointers) -> None:
+    def launch_one(self, number: int, stream: int, pointers: Pointers, may_start_early: bool = True) -> None:
         """One of the launches by itself; those of empty grids are not counted."""
         node = self._nodes[number]
         p = node.parameters
@@ -86,18 +84,18 @@ class LaunchGraph:
         for place, port in node.ports:
             node.values[place] = pointers[port]
         function = self._driver.CUfunction(int(p.kern))
-        config = self._config(node, stream)
+        config = self._config(node, stream, may_start_early)
         check(self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(node.addresses), 0))
         for (place, _), value in zip(node.ports, before, strict=True):
             node.values[place] = value
 
-    def _config(self, node: _Node, stream: int) -> Any:
+    def _config(self, node: _Node, stream: int, may_start_early: bool) -> Any:
         driver, parameters = self._driver, node.parameters
         config = driver.CUlaunchConfig()
         for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes"):
             setattr(config, name, getattr(parameters, name))
         config.hStream = stream
-        if node.meets or node.starts_early:
+        if node.meets or (node.starts_early and may_start_early):
             attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
             kinds = driver.CUlaunchAttributeID
             if node.meets:
@@ -109,16 +107,32 @@ class LaunchGraph:
             config.attrs, config.numAttrs = [attribute], 1
         return config
 
-    def arguments(self, pointers: Pointers) -> Iterator[tuple[GpuCall, list[Any]]]:
-        """Each launch by itself with its arguments, for a profile."""
-        for call in self._image.calls:
-            values, ports = self._parameters(call)
-            for place, port in ports:
-                values[place] = pointers[port]
-            buffers = [int(value) for value in values[: len(call.buffers)]]
-            step = [] if call.step is None else [np.int32(call.step)]
-            meeting = [self._meeting] if self._image.kernel(call.kernel).meets else []
-            yield call, [*buffers, *(np.int64(extent) for extent in call.extents), *step, *meeting]
+    def profile(self, stream: int, pointers: Pointers) -> list[int]:
+        """Nanoseconds of each call in one run, by a graph with an event after each launch."""
+        driver = self._driver
+        events = [check(driver.cuEventCreate(0))[0] for _ in range(len(self._nodes) + 1)]
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)  # a node of the graph, and it has a time
+        check(driver.cuStreamBeginCapture(stream, mode))
+        try:
+            check(driver.cuEventRecordWithFlags(events[0], stream, external))
+            for number, event in enumerate(events[1:]):
+                self.launch_one(number, stream, pointers, may_start_early=False)
+                check(driver.cuEventRecordWithFlags(event, stream, external))
+        finally:
+            captured = driver.cuStreamEndCapture(stream)
+        (graph,) = check(captured)
+        (executable,) = check(driver.cuGraphInstantiate(graph, 0))
+        check(driver.cuGraphLaunch(executable, stream))
+        check(driver.cuStreamSynchronize(stream))
+        # milliseconds
+        spent = [check(driver.cuEventElapsedTime(before, after))[0] for before, after in pairwise(events)]
+        check(driver.cuGraphExecDestroy(executable))
+        check(driver.cuGraphDestroy(graph))
+        for event in events:
+            check(driver.cuEventDestroy(event))
+        taken = iter(round(each * 1e6) for each in spent)
+        return [0 if 0 in call.grid else next(taken) for call in self._image.calls]
 
     def close(self) -> None:
         """Only when no run is under way."""

@@ -125,6 +125,9 @@ class EmulatedModel:
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         self.profile(inputs, outputs)
 
+    def close(self) -> None:
+        """Nothing is kept that the interpreter does not give back by itself."""
+
     def profile(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> list[int]:
         """Nanoseconds of each launch: the emulator's own time, which says nothing about a GPU."""
         check_arrays(self._image, inputs, outputs)

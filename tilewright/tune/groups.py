@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from tilewright.backend.cpu.plan.variants import Variants, shared_constants, variants_of
+from tilewright.backend import backend_for
+from tilewright.backend.cpu.plan.variants import shared_constants
+from tilewright.backend.protocol import Variants
 from tilewright.ir.compute import Program, Scan, all_computes
 from tilewright.ir.loops import LoopProgram, Memory, Store, statements
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.price import plan_context
+from tilewright.schedule.tree import kernel_tile
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.signature import signature
-
-_OF_THE_PLACE = ("tensor", "core", "epilogue", "composed", "part")  # what a nest plan says of its nest, not how it runs
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,7 @@ class Group:
 
     def applied(self, chosen: Tile) -> dict[int, Tile]:
         """The choice, made for the first member, for every member under its own names."""
-        return {
-            position: _in_place(chosen, each.kernel) for position, each in zip(self.members, self.variants, strict=True)
-        }
+        return {p: each.like(chosen, self.variants[0]) for p, each in zip(self.members, self.variants, strict=True)}
 
     def layouts(self, chosen: Tile) -> dict[Tensor, Layout]:
         """Constants as all members read them under this choice."""
@@ -46,28 +46,12 @@ class Group:
         return found
 
 
-def _in_place(chosen: Tile, kernel: Tile) -> Tile:
-    """The kernel run as another that is equal but for its tensors; both cut the same axes of their results."""
-    leaves = {own.tensor: _like(model, own) for model, own in zip(chosen.leaves, kernel.leaves, strict=True)}
-    theirs, ours = chosen.leaves[-1].tensor, kernel.leaves[-1].tensor
-    axes = tuple(
-        replace(a, binds=tuple(replace(b, tensor=ours if b.tensor == theirs else b.tensor) for b in a.binds))
-        for a in chosen.axes
-    )
-    reason = chosen.estimate.reason or kernel.estimate.reason
-    about = replace(kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
-    return replace(kernel.with_leaves(leaves), axes=axes, sizes=chosen.sizes, estimate=about)
-
-
-def _like(model: Leaf, own: Leaf) -> Leaf:
-    return replace(own, **{f.name: getattr(model, f.name) for f in fields(Leaf) if f.name not in _OF_THE_PLACE})
-
-
 def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
     """The kernels of a plan, equal ones together."""
     computes = all_computes(program)
     shared = shared_constants(program, plan)
     layouts = dict(plan.layouts)
+    backend, context = backend_for(target), plan_context(program, plan, target)
     found: dict[Hashable, list[tuple[int, Variants]]] = {}
     for position, (kernel, steps) in enumerate(plan.launches()):
         nests = plan_nests(kernel, computes)
@@ -80,7 +64,9 @@ def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
         leaves = tuple(replace(n, tensor="", core="", epilogue=(), composed=()) for n in kernel.leaves)
         streamed = kernel.stream and (kernel.stream.sizes, kernel.stream.axes[0].extent)
         key = (signature(nests, about), leaves, kernel.cut, steps is not None, streamed)
-        found.setdefault(key, []).append((position, variants_of(kernel, nests, program, plan, target)))
+        found.setdefault(key, []).append(
+            (position, backend.variants(kernel, nests, program, plan, context, kernel_tile))
+        )
     return [Group(tuple(p for p, _ in members), tuple(v for _, v in members)) for members in found.values()]
 
 

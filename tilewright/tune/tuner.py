@@ -23,33 +23,29 @@ from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.text import program_text
 from tilewright.options import Options
-from tilewright.runtime import (
-    Cache,
-    CacheError,
-    ToolchainError,
-    content_key,
-    default_flags,
-    find_compiler,
-    this_machine,
-)
+from tilewright.runtime import Cache, CacheError, ToolchainError, content_key
 from tilewright.target import Target
 from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _FORMAT = "2"  # of what is kept in the cache
 _PLANS_IN_TIME = 12  # variants a kernel at most, where only a time is given
 _LEAST_SHARE = 0.002  # of the model's time: kernels below it are left alone
 _LEAST_GAIN = 0.03  # smaller differences are within the noise of a measurement
 _SECONDS_A_ROUND = 0.6  # of runs, for each of the two models compared
+_ROUNDED, _ROUNDED_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
 _FEWEST_RUNS, _MOST_RUNS = 4, 40
 _SECONDS_A_KERNEL = 0.15  # to compile one, until a round has shown more
 
 
 def tune_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
     """The plan with kernels that measured faster, from the cache where this model was tuned as well before."""
-    if not backend_for(target).can_tune:
-        raise OptionError(f"tuning measures on this CPU; leave out tune for target '{target.name}'")
+    unable = backend_for(target).untunable(target)
+    if unable is not None:
+        raise OptionError(f"tuning measures, and target '{target.name}' cannot: {unable}; or leave out tune")
     try:
         cache = Cache(options.cache_dir)
         key = _key(program, plan, target, options)
@@ -66,11 +62,9 @@ def tune_plan(program: Program, plan: Plan, target: Target, options: Options) ->
 
 def _key(program: Program, plan: Plan, target: Target, options: Options) -> str:
     """Everything a measured choice depends on: the model, what is predicted of it, and what compiles and runs it."""
-    machine = this_machine()
-    compiler = find_compiler(options.compiler)
     return content_key(
-        "tuned plan", _FORMAT, program_text(program), plan.to_json(), json.dumps(target.describe()), compiler.version,
-        *default_flags(compiler, machine), machine.identity, str(options.threads), suffix=".json",
+        "tuned plan", _FORMAT, program_text(program), plan.to_json(), json.dumps(target.describe()),
+        *backend_for(target).built_by(target, options), str(options.threads), suffix=".json",
     )  # fmt: skip
 
 
@@ -185,10 +179,15 @@ class _Tuner:
         tried = self._built(with_choices(self.program, self.plan, [(g.group, kernel) for g, kernel in choices]))
         try:
             own, other = _profiles(self.program, [default, tried], _SECONDS_A_ROUND)
+            agree = _agree(self.program, default, tried)
         finally:
             tried.close()
+        if not agree:
+            self._tell("tune: answers of this round differ, none of its kernels is taken")
         for each, kernel in choices:
             each.measured += 1
+            if not agree:
+                continue
             before, after = float(own[each.calls].sum()), float(other[each.calls].sum())
             if after < (1 - _LEAST_GAIN) * min(1.0, each.ratio) * before:
                 each.best, each.seconds, each.default_seconds = kernel, after, before
@@ -201,6 +200,7 @@ class _Tuner:
             tried = self._built(self._with(chosen))
             try:
                 own, other = _profiles(self.program, [default, tried], 2 * _SECONDS_A_ROUND)
+                agree = _agree(self.program, default, tried)
             finally:
                 tried.close()
             for each in chosen:
@@ -209,7 +209,7 @@ class _Tuner:
             saved = sum(g.default_seconds - g.seconds for g in chosen)
             others = [i for i in range(len(own)) if not any(i in g.calls for g in chosen)]
             # neighbours may suffer from what a kernel leaves in the caches
-            if float(other[others].sum() - own[others].sum()) > saved:
+            if not agree or float(other[others].sum() - own[others].sum()) > saved:
                 chosen = []
         return self._told(self._with(chosen), groups, chosen)
 
@@ -239,24 +239,50 @@ class _Tuner:
             self.options.progress(message)
 
 
-def _profiles(program: Program, models: Sequence[_Built], seconds: float) -> list[np.ndarray[Any, np.dtype[Any]]]:
-    """Least seconds of every call of each model, run in turn, so that both meet the same disturbances."""
+def _ports(program: Program) -> tuple[list[Array], list[Array]]:
+    """Random inputs, and places for outputs."""
     rng = np.random.default_rng(0)
     inputs = [_random(rng, t.shape, t.dtype) for t in program.inputs]
-    outputs = [np.empty([extent_of(e) for e in t.shape], t.dtype.numpy) for t in program.outputs]
-    rows: list[list[np.ndarray[Any, np.dtype[Any]]]] = [[] for _ in models]
+    return inputs, [np.empty([extent_of(e) for e in t.shape], t.dtype.numpy) for t in program.outputs]
+
+
+def _agree(program: Program, one: _Built, other: _Built) -> bool:
+    """Whether two models give the same but for rounding: sums are taken in other orders."""
+    found = []
+    for model in (one, other):
+        inputs, outputs = _ports(program)
+        model.runner.run(inputs, outputs)
+        found.append(outputs)
+    return all(_alike(a, b) for a, b in zip(*found, strict=True))
+
+
+def _alike(one: Array, other: Array) -> bool:
+    if not np.issubdtype(one.dtype, np.floating) and one.dtype.kind != "V":
+        return True  # an index or a choice may change with the last bit of what it is made from
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    whole = np.isfinite(a)
+    if not np.array_equal(whole, np.isfinite(b)):
+        return False
+    apart, size = np.linalg.norm((a - b)[whole]), np.linalg.norm(a[whole])
+    return bool(apart <= (_ROUNDED if one.dtype.itemsize > 2 else _ROUNDED_16) * size)
+
+
+def _profiles(program: Program, models: Sequence[_Built], seconds: float) -> list[Array]:
+    """Least seconds of every call of each model, run in turn, so that both meet the same disturbances."""
+    inputs, outputs = _ports(program)
+    rows: list[list[Array]] = [[] for _ in models]
     for model in models:
         model.runner.run(inputs, outputs)
     end = time.perf_counter() + seconds * len(models)
     while len(rows[0]) < _FEWEST_RUNS or (len(rows[0]) < _MOST_RUNS and time.perf_counter() < end):
         for row, model in zip(rows, models, strict=True):
-            row.append(model.runner.profile(inputs, outputs) * 1e-9)
+            row.append(np.asarray(model.runner.profile(inputs, outputs)) * 1e-9)
     if len({len(row[0]) for row in rows}) != 1:
         raise InternalError("variants of a plan differ in their calls")
     return [np.min(row, axis=0) for row in rows]
 
 
-def _random(rng: np.random.Generator, shape: tuple[Any, ...], dtype: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def _random(rng: np.random.Generator, shape: tuple[Any, ...], dtype: Any) -> Array:
     """Normal floats, and integers 0 or 1, in range for indices and masks alike."""
     values = rng.standard_normal(shape) if dtype.is_float else rng.integers(0, 2, shape)
     return np.ascontiguousarray(np.asarray(values).astype(dtype.numpy))

@@ -15,8 +15,9 @@ from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.separate_views import separate_views
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window, weights_ahead
+from tilewright.backend.cpu.plan.variants import Variants, variants_of
 from tilewright.backend.cpu.walk import cpu_walk
-from tilewright.backend.protocol import Choice, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
@@ -36,7 +37,6 @@ class CpuBackend:
     source_suffix = "c"
     flushes_denormals = True
     other_algorithms = True
-    can_tune = True
     streams_in_registers = False
     stream_worth = 1.0
 
@@ -116,6 +116,18 @@ class CpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early)
+
+    def variants(
+        self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
+        write: KernelWriter,
+    ) -> Variants:  # fmt: skip
+        return variants_of(kernel, nests, program, plan, context.target)
+
+    def untunable(self, target: Target) -> str | None:
+        return None
+
+    def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
+        return machine_code.built_by(options)
 
     def why_not_here(self, target: Target) -> str | None:
         return why_not_here(target)

@@ -44,6 +44,12 @@ from tilewright.tile_graph.plan import Plan
 _CACHE_BYTES = 4 << 30
 
 
+def built_by(options: Options) -> tuple[str, ...]:
+    """The C compiler with its flags, and this machine."""
+    machine, compiler = this_machine(), find_compiler(options.compiler)
+    return (compiler.version, *default_flags(compiler, machine), machine.identity)
+
+
 def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
     """The C compiler, at work while the pipeline is still busy: the runtime's own sources need no plan, and a kernel
     needs no other kernel. None where no machine code is wanted, or none can be had: `load` then says why."""

@@ -14,8 +14,9 @@ from tilewright.backend.gpu.persistent import walk_steps
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.stream_form import register_form
 from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
+from tilewright.backend.gpu.variants import GpuVariants
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
-from tilewright.backend.protocol import Choice, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.loops import Buffer, LoopProgram, Memory
@@ -36,7 +37,6 @@ class GpuBackend:
     source_suffix = "cu"
     flushes_denormals = False
     other_algorithms = False
-    can_tune = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
     stream_worth = 1.1
@@ -124,6 +124,21 @@ class GpuBackend:
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
     ) -> Any:  # fmt: skip
         return machine_code.load(sources, loops, program, plan, target, options)
+
+    def variants(
+        self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
+        write: KernelWriter,
+    ) -> GpuVariants:  # fmt: skip
+        stored = frozenset(t for n in nests if n.tensor.name not in kernel.held for t in n.stores)
+        return GpuVariants(kernel, tuple(nests), stored, context, write)
+
+    def untunable(self, target: Target) -> str | None:
+        if target.name == "cuda-emulated":
+            return "the emulator's times say nothing about a GPU; --target cuda measures on the one that is here"
+        return why_not_here(target)
+
+    def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
+        return machine_code.built_by()
 
     def why_not_here(self, target: Target) -> str | None:
         return why_not_here(target)

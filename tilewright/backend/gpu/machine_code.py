@@ -16,7 +16,7 @@ from tilewright.lower.memory import arena
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
 from tilewright.render.cuda import launch_shape, meets, render_kernel, written_params
-from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler
+from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler, nvrtc
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.target import GPUS, Target
@@ -28,6 +28,13 @@ _CACHE_BYTES = 4 << 30
 def early(target: Target, options: Options) -> AbstractContextManager[None]:
     """Nothing is compiled before all is rendered: a device's compiler runs in this process."""
     return nullcontext()
+
+
+def built_by() -> tuple[str, ...]:
+    """The compiler of kernels, and the GPU they run on."""
+    from tilewright.runtime.cuda import device_name
+
+    return nvrtc.version(), device_name()
 
 
 def render(loops: LoopProgram, target: Target, early: None = None) -> dict[str, str]:

@@ -127,8 +127,18 @@ def choose_fragments(
     nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
     limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
 ) -> dict[str, Fragments]:  # fmt: skip
-    """The best way for every leaf of a kernel that runs on matrices, by name; the longest of them says how many warps
-    the block has."""
+    """The best way for every leaf of a kernel that runs on matrices, by name."""
+    found = fitting_fragments(nests, leaves, boxes, limits, blocks, held, context)
+    if found is None:
+        raise InternalError(f"no fragments of products of '{nests[-1].tensor.name}' fit {held} bytes beside them")
+    return found
+
+
+def fitting_fragments(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
+    limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
+) -> dict[str, Fragments] | None:  # fmt: skip
+    """The same, the longest product saying how many warps the block has; None where another does not fit these."""
     target, far = context.target, comes_from_far(context)
     work = [(product_of(n, leaf, boxes[n], limits.get(n, {})), n, leaf)
             for n, leaf in zip(nests, leaves, strict=True) if leaf.instruction in FORMS]  # fmt: skip
@@ -141,7 +151,7 @@ def choose_fragments(
         product = Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values))
         made = fragments_for(target, leaf.instruction or "", product, warps, room)
         if made is None:
-            raise InternalError(f"no fragments of '{nest.tensor.name}' fit {warps} warps and {held} bytes beside them")
+            return None
         found[leaf.tensor] = made[0]
         warps = made[0].warps
     return found

@@ -3,7 +3,7 @@ by the rates of the Target as products on tensor cores are (matrix_cost.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -76,14 +76,20 @@ def choose_stream(
     nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream, fixed: Mapping[str, int], target: Target
 ) -> StreamChoice | None:
     """The best way of a stream in registers; None where it has none."""
+    return min(stream_choices(nests, leaves, stream, fixed, target), key=lambda c: c.seconds, default=None)
+
+
+def stream_choices(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream, fixed: Mapping[str, int], target: Target
+) -> Iterator[StreamChoice]:
+    """The ways to cut a stream in registers."""
     form = register_form(nests, leaves, stream)
     if form is None or fixed or not target.rate(next(iter(form.products.values())).instruction):
-        return None
+        return
     root = nests[-1]
     names = root.axis_names()
     (row,) = form.axes(root, ROW)
     length = extent_of(row.extent)
-    best: StreamChoice | None = None
     sizes = sorted({min(n, length) for n in _ROWS if n < 2 * length})
     blocks = sorted({min(b, stream.extent) for b in _BLOCKS})
     for size in sizes:
@@ -94,10 +100,8 @@ def choose_stream(
             if found is None:
                 continue
             time, made = found
-            if best is None or time < best.seconds:
-                tile = tuple((names[a], cut[a]) for a in root.axes if a in cut and cut[a] < extent_of(a.extent))
-                best = StreamChoice(tile, block, time, tiles, made)
-    return best
+            tile = tuple((names[a], cut[a]) for a in root.axes if a in cut and cut[a] < extent_of(a.extent))
+            yield StreamChoice(tile, block, time, tiles, made)
 
 
 def planned(

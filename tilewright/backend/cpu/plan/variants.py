@@ -6,7 +6,7 @@ A variant changes how a kernel runs, never what it computes or which nests share
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from tilewright.tile_graph.propagate import extent_of
 
 _MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
 _ROUGH_TILES = 40  # that nest plans are compared over, before all tiles of the best
+_OF_THE_PLACE = ("tensor", "core", "epilogue", "composed", "part")  # what a nest plan says of its nest, not how it runs
 _WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
 
 
@@ -118,6 +119,24 @@ class Variants:
         for nest, plan in zip(self.nests, kernel.leaves, strict=True):
             found.update(constant_layouts(nest, plan, self.context))
         return {t: layout for t, layout in found.items() if t not in self.fixed}
+
+    def like(self, chosen: Tile, other: Variants) -> Tile:
+        """This kernel run as a variant of another that is equal but for its names; both cut the same axes of their
+        results."""
+        kernel = self.kernel
+        leaves = {own.tensor: _like(model, own) for model, own in zip(chosen.leaves, kernel.leaves, strict=True)}
+        theirs, ours = chosen.leaves[-1].tensor, kernel.leaves[-1].tensor
+        axes = tuple(
+            replace(a, binds=tuple(replace(b, tensor=ours if b.tensor == theirs else b.tensor) for b in a.binds))
+            for a in chosen.axes
+        )
+        reason = chosen.estimate.reason or kernel.estimate.reason
+        about = replace(kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
+        return replace(kernel.with_leaves(leaves), axes=axes, sizes=chosen.sizes, estimate=about)
+
+
+def _like(model: Leaf, own: Leaf) -> Leaf:
+    return replace(own, **{f.name: getattr(model, f.name) for f in fields(Leaf) if f.name not in _OF_THE_PLACE})
 
 
 def run_another_way(kernel: Tile, leaves: Sequence[Leaf], tile: Sizes, root: Nest, seconds: float) -> Tile:
