@@ -15,6 +15,7 @@ from tilewright.schedule import connect, group_cost
 from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
+from tilewright.tile_graph.context import is_contraction
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import extent_of
@@ -92,12 +93,14 @@ def _is_acyclic(connector: Connector, parts: Sequence[Sequence[Nest]]) -> bool:
     return True
 
 
-def _every_size(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[np.ndarray]:
-    """Every size along each axis; evenly fewer where that is too much."""
+def _every_size(root: Nest, plan: Leaf, fixed: Mapping[str, int], units: int) -> list[np.ndarray]:
+    """Every size along each axis, of packed weights every number of panels; evenly fewer where that is too much."""
     names = root.axis_names()
-    usual = _usual_sizes(root, plan, fixed)
+    usual = _usual_sizes(root, plan, fixed, units)
+    panels = {plan.vector: dict(plan.register).get(plan.vector or "", 1)} if is_contraction(root) else {}
     extents = [max(1, extent_of(a.extent)) for a in root.axes]
-    chosen = [[n] if names[a] in fixed else list(range(1, n + 1)) for a, n in zip(root.axes, extents, strict=True)]
+    chosen = [[n] if names[a] in fixed else [*range(panels.get(names[a], 1), n, panels.get(names[a], 1)), n]
+              for a, n in zip(root.axes, extents, strict=True)]  # fmt: skip
     chosen = [[min(n, fixed[names[a]]) for n in c] if names[a] in fixed else c
               for a, c in zip(root.axes, chosen, strict=True)]  # fmt: skip
     while np.prod([len(c) for c in chosen]) > _MOST_TILES:
@@ -111,5 +114,5 @@ _usual_tiles = gpu_tile._candidates
 
 
 def _every_tile(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
-    grid = np.meshgrid(*_every_size(root, plan, fixed), indexing="ij")
+    grid = np.meshgrid(*_every_size(root, plan, fixed, 1), indexing="ij")
     return [*zip(*(g.ravel().tolist() for g in grid), strict=True), *_usual_tiles(root, plan, fixed)]

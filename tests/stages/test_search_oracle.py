@@ -3,6 +3,8 @@ finds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from onnx import ModelProto
@@ -13,6 +15,7 @@ from tilewright import ops
 from tilewright.frontend.onnx import load
 from tilewright.target import machine
 from tilewright.transform.fold import fold_constants
+from tilewright.transform.layout import choose_layouts
 
 MOST_NESTS = 6
 GRAPHS = 40
@@ -56,13 +59,45 @@ def graph(seed: int) -> ModelProto:
     return model_of(steps, {"x": (rows, columns)}, {last: shapes[last]}, constants)
 
 
-def ratios(graphs: int, name: str) -> list[float]:
+def images(seed: int) -> ModelProto:
+    """Convolutions of small images: windows of one and of three, padded, of every channel by itself too, with
+    activations, residuals and means between them."""
+    rng = np.random.default_rng(seed)
+    channels, size = int(rng.choice([8, 16, 24, 40])), int(rng.choice([13, 20, 28, 32]))
+    shapes = {"x": (1, channels, size, size)}
+    constants: dict[str, np.ndarray] = {}
+    steps: list[tuple[str, list[str], str, dict[str, object]]] = []
+    last = "x"
+    for number in range(int(rng.integers(2, 5))):
+        name, shape = f"t{number}", shapes[last]
+        kind = rng.choice(["1x1", "3x3", "depthwise", "map", "residual", "mean"])
+        shapes[name] = shape
+        if kind in ("1x1", "3x3", "depthwise"):
+            window, groups = (1, 1) if kind == "1x1" else (3, shape[1] if kind == "depthwise" else 1)
+            out = shape[1] if groups > 1 else int(rng.choice([8, 16, 33, 48]))
+            weight = rng.standard_normal((out, shape[1] // groups, window, window)).astype(np.float32)
+            constants[f"w{number}"] = weight
+            steps.append(("Conv", [last, f"w{number}"], name, {"pads": [window // 2] * 4, "group": groups}))
+            shapes[name] = (1, out, *shape[2:])
+        elif kind == "residual":
+            steps.append(("Add", [last, str(rng.choice([t for t, s in shapes.items() if s == shape and t != name]))],
+                          name, {}))  # fmt: skip
+        elif kind == "mean":
+            steps.append(("ReduceMean", [last], f"{name}_mean", {"axes": [2, 3]}))
+            steps.append(("Mul", [last, f"{name}_mean"], name, {}))
+        else:
+            steps.append((str(rng.choice(["Relu", "Tanh", "Sigmoid"])), [last], name, {}))
+        last = name
+    return model_of(steps, {"x": shapes["x"]}, {last: shapes[last]}, constants)
+
+
+def ratios(graphs: int, name: str, graph: Callable[[int], ModelProto] = graph) -> list[float]:
     """What the search found over the best there is, of so many graphs of several nests."""
     target = machine(name)
     found: list[float] = []
     seed = 0
     while len(found) < graphs:
-        program = fold_constants(ops.lower(load(graph(seed))))
+        program = choose_layouts(fold_constants(ops.lower(load(graph(seed)))), target)
         seed += 1
         searched, nests = found_by_search(program, target)
         if 2 <= nests <= MOST_NESTS:
@@ -80,7 +115,17 @@ def test_the_search_is_near_the_best_of_all_plans() -> None:
     judge(ratios(QUICK, "neoverse_n1"))
 
 
+def test_the_search_is_near_the_best_of_all_plans_of_convolutions() -> None:
+    judge(ratios(QUICK, "avx2_desktop", images))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "h200"])
 def test_the_search_is_near_the_best_of_all_plans_of_many_graphs(name: str) -> None:
     judge(ratios(GRAPHS, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "avx2_desktop"])
+def test_the_search_is_near_the_best_of_all_plans_of_many_convolutions(name: str) -> None:
+    judge(ratios(GRAPHS, name, images))

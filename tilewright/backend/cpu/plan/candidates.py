@@ -115,14 +115,14 @@ def _reduction_orders(nest: Nest, context: NestContext) -> list[list[Axis]]:
     return [default] if len(default) < 2 else [default, [default[-1], *default[:-1]]]
 
 
-def candidate_tiles(nests: Sequence[Nest], plan: Leaf, uncut: frozenset[str] = frozenset()) -> list[Sizes]:
-    """Output tiles worth a look for a root nest under this plan; axes of `uncut` stay whole."""
+def candidate_tiles(nests: Sequence[Nest], plan: Leaf, units: int, uncut: frozenset[str] = frozenset()) -> list[Sizes]:
+    """Output tiles worth a look for a root nest under this plan on so many units; axes of `uncut` stay whole."""
     root = nests[-1]
     fixed = {name: extent_of(axis.extent) for axis, name in root.axis_names().items() if name in uncut}
     whole = [max(1, extent_of(a.extent)) for a in root.axes]
     return [
         tuple((f"o{i}", n) for i, (n, extent) in enumerate(zip(sizes, whole, strict=True)) if n < extent)
-        for sizes in costs.candidates(root, plan, fixed)
+        for sizes in costs.candidates(root, plan, fixed, units)
     ]
 
 

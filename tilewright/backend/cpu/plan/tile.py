@@ -99,7 +99,7 @@ def _best_tile(
     known = tiles.sizes
     key = (tiles.boxes.number(root), plans[-1].unnamed, tuple(fixed.items()), tuple(blocks))
     if key not in known:
-        along = _axis_sizes(root, plans[-1], fixed)
+        along = _axis_sizes(root, plans[-1], fixed, context.target.units)
         grid = np.meshgrid(*along, np.array(blocks if stream else (0,)), indexing="ij")
         known[key] = [tiles.boxes.size(each.ravel()) for each in grid]
     *candidates, block = known[key]
@@ -141,7 +141,7 @@ def choose_window(
     root, units = nests[-1], context.target.units
     moving = overlaps[0].axis
     rows = extent_of(root.axes[moving].extent)
-    along = _axis_sizes(root, plans[-1], fixed or {})
+    along = _axis_sizes(root, plans[-1], fixed or {}, units)
     steps_tried = [n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)]
     along[moving] = np.array([step] if step else steps_tried)
     if not len(along[moving]):
@@ -392,13 +392,13 @@ def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Num
     return np.where(apart, fetched, 0.0)
 
 
-def candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+def candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int], units: int) -> list[tuple[int, ...]]:
     """Output tiles worth a look, as sizes of the root's axes."""
-    return list(product(*(along.tolist() for along in _axis_sizes(root, plan, fixed))))
+    return list(product(*(along.tolist() for along in _axis_sizes(root, plan, fixed, units))))
 
 
-def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Numbers]:
-    """Sizes worth a look along each axis of the root."""
+def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int], units: int) -> list[Numbers]:
+    """Sizes worth a look along each axis of the root, whose tiles go to so many units."""
     register = dict(plan.register)
     names = root.axis_names()
     choices: list[list[int]] = []
@@ -421,7 +421,7 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[Number
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
             # whole register tiles would leave units idle; but panels of weights are not cut
-            if pieces <= _FEW_TILES and not (is_contraction(root) and names[axis] == plan.vector):
+            if (pieces <= _FEW_TILES or pieces == units) and not (is_contraction(root) and names[axis] == plan.vector):
                 sizes.add(even)
         group = period(root, axis)
         if group is not None:  # a tile is whole groups, or an even part of one

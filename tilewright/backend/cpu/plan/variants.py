@@ -70,7 +70,7 @@ class Variants:
         return self._made(plans, tiles[chosen], float(seconds[chosen]))
 
     def _predicted(self, plans: tuple[Leaf, ...]) -> tuple[list[Sizes], Any]:
-        tiles = candidate_tiles(self.nests, plans[-1], self._uncut())
+        tiles = candidate_tiles(self.nests, plans[-1], self.context.target.units, self._uncut())
         return tiles, predict(self.nests, plans, self.context, self.stored, tiles)
 
     def _uncut(self) -> frozenset[str]:
@@ -98,7 +98,7 @@ class Variants:
 
     def _least(self, plans: tuple[Leaf, ...]) -> float:
         """The fastest prediction over some of the tiles: enough to compare nest plans."""
-        tiles = _thinned(candidate_tiles(self.nests, plans[-1], self._uncut()), _ROUGH_TILES)
+        tiles = _thinned(candidate_tiles(self.nests, plans[-1], self.context.target.units, self._uncut()), _ROUGH_TILES)
         return float(np.min(predict(self.nests, plans, self.context, self.stored, tiles)))
 
     def random(self, count: int, rng: np.random.Generator) -> list[Tile]:
