@@ -151,6 +151,23 @@ def test_kernels_compile_for_hopper_without_spills() -> None:
         assert resources.spill_bytes == resources.stack_bytes == 0
 
 
+def test_parts_in_a_loop_mean_the_same() -> None:
+    """A machine whose assembler runs out of registers walks the ring part after part."""
+    artifact = compiled("whole")
+    assert artifact.plan is not None and artifact.program is not None
+    plan = map_leaves(artifact.plan, lambda leaf: replace(leaf, rolled=True))
+    loops = lower_program(artifact.program, plan, backend_for(machine("h200")).lower_kernel)
+    made = replace(artifact, plan=plan, loops=loops)
+    inputs = random_inputs(made)
+    (expected,) = (evaluate(artifact.program, inputs)[t.name] for t in artifact.program.outputs)
+    (found,) = on_loops(made, inputs).values()
+    assert_close(found, np.asarray(expected))
+    assert "% 3" in source_of(loops.kernels[0]) and "rolled" in plan.text()
+    few = replace(machine("h200"), written_copies=8)
+    rolls = build(load(product(1024, 1024, 1024), {}), few, Options(target="h200", stop_after="plan")).plan
+    assert rolls is not None and "by wgmma_float16 rolled" in rolls.text()
+
+
 def instruction(target: Target, size: int) -> str | None:
     plan = build(load(product(size, size, size), {}), target, Options(target=target.name, stop_after="plan")).plan
     assert plan is not None

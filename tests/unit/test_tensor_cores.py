@@ -321,7 +321,14 @@ def in_turns(plan: Plan) -> Plan:
     return holds(lambda h: replace(h, stages=3))(leaves(lambda x: replace(x, step=32))(plan))
 
 
-@pytest.mark.parametrize("change", (lambda plan: in_groups(plan, 2), in_turns), ids=("groups", "turns"))
+def rolled(plan: Plan) -> Plan:
+    """Part after part in a loop."""
+    return leaves(lambda x: replace(x, rolled=True))(in_turns(plan))
+
+
+@pytest.mark.parametrize(
+    "change", (lambda plan: in_groups(plan, 2), in_turns, rolled), ids=("groups", "turns", "rolled")
+)
 def test_sums_walked_otherwise(change: Callable[[Plan], Plan], tmp_path: Path) -> None:
     """Sums of groups of warps meet in shared memory; a loop of whole turns around the ring ends before the last."""
     from tilewright.backend import backend_for

@@ -61,6 +61,7 @@ class Target:
     schedulers: int = 1  # of a unit, each of which issues for warps of its own
     resident_threads: int = 1  # of a unit at a time
     register_file: int = 1  # registers of 32 bits that a unit's threads share
+    written_copies: int = 1 << 20  # of a sum written out, beyond which the assembler runs out of registers
     under_way: int = 16  # bytes that a thread asks for before it uses the first of them
     lane_multiply: bool = False  # a multiply-add can take one lane of a register as its scalar operand (NEON)
     features: tuple[str, ...] = ()

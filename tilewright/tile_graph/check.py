@@ -411,6 +411,8 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         raise ValueError(
             f"leaf '{leaf.tensor}': {leaf.at_once} at once; a map along a vector has several, and a sum in steps"
         )
+    if leaf.rolled and leaf.instruction not in FORMS:
+        raise ValueError(f"leaf '{leaf.tensor}' has no ring of parts to be rolled")
     if leaf.flat and (not isinstance(core, Map) or leaf.vector is None or leaf.order[-1:] != (leaf.vector,)):
         raise ValueError(f"leaf '{leaf.tensor}': only vectors of a map, along its last axis, run on over ends of rows")
     for axis, size in leaf.cut:

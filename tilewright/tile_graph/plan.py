@@ -66,6 +66,7 @@ class Leaf:
     ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; rows, of a map
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     split: int = 1  # threads that share one reduction
+    rolled: bool = False  # parts of a sum one after the other in a loop, no turn around their ring written out
     flat: bool = False  # vectors of a map run on over the ends of rows: all its axes are one
     at_once: int = 1  # vectors of a map, or steps of a sum, that a GPU has under way together
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)

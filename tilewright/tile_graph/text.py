@@ -87,7 +87,7 @@ def _leaf(leaf: Leaf) -> str:
             f"{' flat' if leaf.flat else ''}{f' by {leaf.at_once}' if leaf.at_once > 1 else ''};"
             f" register [{register}]; order {' '.join(leaf.order)}{' to and fro' if leaf.alternate else ''}"
             f"{f' but at step {leaf.idle}' if leaf.idle is not None else ''}"
-            f"{' by ' + leaf.instruction if leaf.instruction else ''}"
+            f"{' by ' + leaf.instruction if leaf.instruction else ''}{' rolled' if leaf.rolled else ''}"
             f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in leaf.cut) if leaf.cut else ''}"
             f"{f' {leaf.ahead} ahead' if leaf.ahead else ''}"
             f"{f' split {leaf.split}' if leaf.split > 1 else ''}"

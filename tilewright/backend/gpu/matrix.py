@@ -208,7 +208,8 @@ class MatrixContract:
         def use(number: int) -> tuple[Stmt, ...]:
             return self._multiply(total, a[number], b[number])
 
-        steps = pipelined("part", parts, self.ring(0).hold.stages, depth, copies, fetch, use, reused)
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        steps = pipelined("part", parts, stages, depth, copies, fetch, use, reused, rolled)
         return alloc([*a, *b], steps)
 
     # --- positions

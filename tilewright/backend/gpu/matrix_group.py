@@ -54,7 +54,8 @@ class GroupContract(MatrixContract):
         def multiply(slot: Expr) -> list[Stmt]:
             return [self._product(total, slot, step) for step in range(depth)]
 
-        return tuple(in_groups("part", parts, self.ring(0).hold.stages, copies, multiply, sums, reused))
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled))
 
     def _product(self, total: Buffer, slot: Expr, step: int) -> Stmt:
         rows, columns = self.ring(0), self.ring(1)

@@ -35,6 +35,7 @@ from tilewright.tile_graph.propagate import Box, Range, extent_of
 
 _LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
+_COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _NEVER = 1e15  # cycles of what cannot be done
 
 
@@ -154,6 +155,21 @@ def fitting_fragments(
         found[leaf.tensor] = made[0]
         warps = made[0].warps
     return found
+
+
+def is_rolled(
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], made: Fragments, length: int, context: NestContext
+) -> bool:
+    """Whether the parts of a sum are walked in a loop: written out, a turn around the ring takes registers for the
+    addresses of many copies, and of what is computed on the way."""
+    packet, threads = FORMS[leaf.instruction or ""].packet, 32 * made.warps
+    parts = -(-length // made.step)
+    written = parts if parts < 2 * made.stages else made.stages
+    copies = 0.0
+    for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
+        elements = size * made.step / threads
+        copies += elements / packet if way == COPIED_AS_IT_LIES else elements / _COMPUTED_BESIDE
+    return written * copies > context.target.written_copies
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,11 @@ queue to memory, and the warps would stand still until it drains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, Const, Expr, const, lt, var
 from tilewright.ir.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 from tilewright.ir.simplify import simplify
-
-_MOST_COMPUTED = 256  # statements that compute what is copied, in a turn around the ring that is written out
-_MOST_COPIED = 96  # copies of a sum that is shorter than two turns, and is written out as a whole
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
 Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
@@ -44,8 +40,9 @@ def wait(pending: int) -> Instruction:
 
 
 def pipelined(
-    name: str, parts: int, stages: int, depth: int, copies: Copies, fetch: Fetch, use: Use, reused: bool
-) -> list[Stmt]:
+    name: str, parts: int, stages: int, depth: int, copies: Copies, fetch: Fetch, use: Use, reused: bool,
+    rolled: bool = False,
+) -> list[Stmt]:  # fmt: skip
     """All parts in order; a ring that is to be `reused` is free when this ends. `fetch` and `use` take turns with two
     sets of registers."""
     first = const(0)
@@ -64,8 +61,7 @@ def pipelined(
         inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), sync()]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
     ahead = stages - 1
-    begun = _first_copies(name, copies, ahead, parts)
-    body = [*begun.body]
+    body = _first_copies(copies, ahead, parts)
     body.extend((wait(ahead - 1), sync(), *fetch(first, 0, 0)))
 
     def one(part: Expr) -> list[Stmt]:
@@ -86,14 +82,13 @@ def pipelined(
             inside.extend(use(step % 2))
         return inside
 
-    return [*body, *_walked(name, parts, stages, one, begun), *end]
+    return [*body, *_walked(name, parts, stages, one, rolled), *end]
 
 
-def _walked(name: str, parts: int, stages: int, one: Callable[[Expr], list[Stmt]], first: _First) -> list[Stmt]:
+def _walked(name: str, parts: int, stages: int, one: Callable[[Expr], list[Stmt]], rolled: bool) -> list[Stmt]:
     """All parts in order. A turn around the ring is written out: places in it are then numbers, and addresses differ by
-    them alone. But the more is written out, the more addresses the assembler keeps at a time: part after part then."""
-    short = parts < 2 * stages
-    if first.computed * min(stages, parts) > _MOST_COMPUTED or (short and first.copied * parts > _MOST_COPIED):
+    them alone; unless it is to be `rolled`, part after part, which takes fewer registers."""
+    if rolled and parts > 1:
         axis = Axis(name, parts)
         return [For(axis, ForKind.SERIAL, tuple(one(var(axis))))]
     body: list[Stmt] = []
@@ -107,50 +102,33 @@ def _walked(name: str, parts: int, stages: int, one: Callable[[Expr], list[Stmt]
     return body
 
 
-@dataclass(frozen=True)
-class _First:
-    """Copies of the parts that are under way before the first is used; how many copies a part has, and how many
-    statements that compute what is stored."""
-
-    body: tuple[Stmt, ...]
-    copied: int
-    computed: int
-
-
-def _first_copies(name: str, copies: Copies, ahead: int, parts: int) -> _First:
-    first = [s for group in copies(const(0), const(0)) for s in group]
-    copied = sum(isinstance(s, Instruction) for s in first)
-    computed = len(first) - copied
-    own = min(ahead, parts)
-    body: list[Stmt] = [*first, commit()]
-    if computed * own > _MOST_COMPUTED:
-        axis = Axis(name, own)
-        each = [s for group in copies(var(axis), var(axis)) for s in group]
-        body = [For(axis, ForKind.SERIAL, (*each, commit()))]
-    else:
-        for number in range(1, own):
-            body.extend((*(s for group in copies(const(number), const(number)) for s in group), commit()))
-    # groups that are empty keep the count of those that may be in the air
-    return _First((*body, *(commit() for _ in range(ahead - own))), copied, computed)
+def _first_copies(copies: Copies, ahead: int, parts: int) -> list[Stmt]:
+    """Of the parts that are under way before the first is used."""
+    body: list[Stmt] = []
+    for number in range(ahead):
+        groups = copies(const(number), const(number)) if number < parts else ()
+        # a group that is empty keeps the count of those that may be in the air
+        body.extend((*(s for group in groups for s in group), commit()))
+    return body
 
 
 def in_groups(
-    name: str, parts: int, stages: int, copies: Copies, multiply: Multiply, sums: tuple[Operand, int], reused: bool
-) -> list[Stmt]:
+    name: str, parts: int, stages: int, copies: Copies, multiply: Multiply, sums: tuple[Operand, int], reused: bool,
+    rolled: bool = False,
+) -> list[Stmt]:  # fmt: skip
     """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
     into the place of the part before the last, which all threads have seen the end of."""
     ahead = stages - 2
     if ahead < 1:
         raise InternalError(f"{stages} stages are too few: two parts are multiplied while others are copied")
     (total, count) = sums
-    begun = _first_copies(name, copies, ahead, parts)
 
     def finished(pending: int) -> Instruction:
         return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
 
     # the fence waits as well, so that it comes before the wait for what is multiplied
     arrived = [wait(ahead - 1), Instruction("async_fence", ())]
-    body = [*begun.body, finished(0), *arrived, sync()]
+    body = [*_first_copies(copies, ahead, parts), finished(0), *arrived, sync()]
 
     def one(part: Expr) -> list[Stmt]:
         later = simplify(part + ahead)
@@ -164,7 +142,7 @@ def in_groups(
             *_where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
         ]
 
-    body.extend(_walked(name, parts, stages, one, begun))
+    body.extend(_walked(name, parts, stages, one, rolled))
     body.append(finished(0))
     return [*body, *([sync()] if reused else [])]
 

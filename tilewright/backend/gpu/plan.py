@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, with_warps
+from tilewright.backend.gpu.matrix_plan import choose_fragments, instruction_of, is_rolled, product_of, with_warps
 from tilewright.backend.gpu.nest import WARP
 from tilewright.backend.gpu.packet_plan import busy_threads, fitted, with_packets
 from tilewright.backend.gpu.stream_plan import finished_stream, in_registers, planned
@@ -253,9 +253,10 @@ def finished_leaves(
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            finished.append(
-                replace(leaf, step=made.step, lanes=made.stored, split=made.groups, instruction=made.instruction)
-            )
+            length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
+            rolled = is_rolled(nest, leaf, nests, made, length, context)
+            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
+                                    instruction=made.instruction, rolled=rolled))  # fmt: skip
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
