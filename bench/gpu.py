@@ -125,11 +125,13 @@ def run_plans(arguments: argparse.Namespace) -> int:
         (gpu_plans.ablation, gpu_plans.ABLATED) if arguments.command == "ablation"
         else (gpu_plans.predictions, gpu_plans.PREDICTED)
     )  # fmt: skip
-    rows: Sequence[Any] = run(
-        arguments.model or usual, arguments.size, arguments.precision, gpu_models.built, device_microseconds
-    )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+    def keep(rows: Sequence[Any]) -> None:
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+    names = arguments.model or usual
+    run(names, arguments.size, arguments.precision, gpu_models.built, device_microseconds, keep)
     return 0
 
 

@@ -24,6 +24,7 @@ _ALLOWED = 0.25
 
 Built = Callable[[str, str], tuple[Any, dict[str, np.ndarray]]]
 Timed = Callable[[Callable[[int], Any], int], float]
+Keep = Callable[[Sequence[Any]], None]  # of what there is so far: a run that is cut off has not been for nothing
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def compiled(name: str, size: str, precision: str, built: Built, schedule: str =
         return tilewright.compile(path, target="cuda", precision=precision, schedule=schedule), inputs
 
 
-def ablation(names: Sequence[str], size: str, precision: str, built: Built, timed: Timed) -> list[Step]:
+def ablation(names: Sequence[str], size: str, precision: str, built: Built, timed: Timed, keep: Keep) -> list[Step]:
     import torch
 
     steps = []
@@ -81,10 +82,13 @@ def ablation(names: Sequence[str], size: str, precision: str, built: Built, time
             steps.append(step)
             print(f"{name:12} {schedule:10} {taken:9.1f} {step.launches:8} {step.device_bytes / 1e6:10.1f} "
                   f"{step.intermediate_bytes / 1e6:10.1f}", flush=True)  # fmt: skip
+            keep(steps)
     return steps
 
 
-def predictions(names: Sequence[str], size: str, precision: str, built: Built, timed: Timed) -> list[Kernel]:
+def predictions(
+    names: Sequence[str], size: str, precision: str, built: Built, timed: Timed, keep: Keep
+) -> list[Kernel]:
     """Every distinct kernel of models, launched again and again by itself."""
     found: list[Kernel] = []
     for name in names:
@@ -95,6 +99,7 @@ def predictions(names: Sequence[str], size: str, precision: str, built: Built, t
         shown = ", ".join(f"{k.name} x {k.calls} {k.predicted:.1f} for {k.microseconds:.1f}" for k in worst)
         print(f"{name}: {len(rows)} kernels, median error {median(k.error for k in rows):.0%}; farthest off: {shown}",
               flush=True)  # fmt: skip
+        keep(found)
     inside = sum(k.error <= _ALLOWED for k in found)
     print(f"{len(found)} kernels: median error {median(k.error for k in found):.0%}, {inside} within {_ALLOWED:.0%}")
     return found

@@ -26,7 +26,7 @@ _MOST_TILES = 8  # cuts that are priced, those of most tiles first
 _SPARE_BYTES = 16 << 10  # of shared memory, for what leaves keep besides
 _LEAST_STEPS = 4  # before them the copies are not paid back
 # Of a recurrence of 109 steps on an H200, steps inside a kernel took as long as launches in float16 and 1.5 times as
-# long in float32, predicted to take less in both: what blocks wait for each other's states is not all counted.
+# long in float32: what blocks wait for each other's states is not all counted.
 _WORTH = 0.7
 
 
