@@ -1,7 +1,8 @@
 """Graph connecting (Welder, section 4.3): neighbours join one kernel where that is predicted to take less time.
 
 Kernels start as one nest each. In dependency order every kernel tries to take in the kernels that feed it; the
-intermediate then lives at the tile level (L2 on a CPU, shared memory on a GPU) and never reaches main memory.
+intermediate then lives at the tile level (L2 on a CPU, shared memory on a GPU), or in a CPU's outer cache where it is
+too much for that as a whole, and never reaches main memory.
 The few best partitions of what was looked at so far are kept: an early join does not forbid a better one.
 """
 
