@@ -6,6 +6,7 @@ iterations of the named scope arrive before any goes on (the SIMT reading, which
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -172,6 +173,15 @@ def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
             stack.extend(reversed(stmt.body))
         elif isinstance(stmt, If):
             stack.extend(reversed((*stmt.then, *stmt.otherwise)))
+
+
+_COPY = re.compile(r"copy(?:_async(?:_or_zero)?)?(\d+)")  # its name says how many elements a copy moves
+
+
+def copied_elements(instruction: Instruction) -> int:
+    """Elements that an instruction moves from its second operand to its first; 0 where it computes."""
+    found = _COPY.fullmatch(instruction.name)
+    return int(found[1]) if found else 0
 
 
 def stmt_exprs(stmt: Stmt) -> tuple[Expr, ...]:

@@ -17,11 +17,13 @@ from tilewright.ir.loops import (
     For,
     ForKind,
     If,
+    Instruction,
     Kernel,
     LoopProgram,
     Memory,
     Stmt,
     Store,
+    copied_elements,
     statements,
     stmt_exprs,
 )
@@ -59,8 +61,8 @@ def count_traffic(loops: Kernel | LoopProgram, symbols: Mapping[str, int] | None
     """Count a kernel, or every call of a program. A load is counted once for all lanes of a vector that share it, and
     once for all copies of a statement that is written out which are at the same place: they are in a register.
 
-    Conditions that depend on loaded data count as taken; loads under a select count always. Operands of
-    instructions are not counted: they move registers.
+    Conditions that depend on loaded data count as taken; loads under a select count always. Of instructions copies
+    count, with zeros that they fill in place of what lies outside; operands of others move registers.
     """
     if isinstance(loops, Kernel):
         return _Counter(loops, symbols or {}).result
@@ -115,6 +117,10 @@ class _Counter:
                 self._copies = outside
             elif isinstance(stmt, Store):
                 self._count(self.result.stored, self.result.stored_by, stmt.buffer, stmt.indices, weight)
+            elif isinstance(stmt, Instruction) and (moved := copied_elements(stmt)):
+                to, source = stmt.operands
+                self._count(self.result.loaded, self.result.loaded_by, source.buffer, source.origin, weight * moved)
+                self._count(self.result.stored, self.result.stored_by, to.buffer, to.origin, weight * moved)
 
     def _for(self, loop: For, weight: np.ndarray) -> None:
         extent = self._extent(loop.axis.extent)
