@@ -128,7 +128,8 @@ class GroupCost:
         if len(nests) == 1 or self.streaming == "never":
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
-        bound = resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
+        near = resident is not None and not resident.level  # else a stream keeps its blocks nearer
+        bound = near and resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
         if (roomy or bound) and self.streaming == "auto" and in_registers is None:
             return resident
         stream = in_registers or self.stream(nests)

@@ -219,6 +219,7 @@ def predict(
     far = far * grid.lone
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
+    outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
     if farthest is not target.tile_level:
         beyond = held > target.tile_level.capacity // 2
@@ -247,7 +248,7 @@ def predict(
     seconds = seconds + _fetched_by_steps(root, context, sizes)
     unhindered = 0.0
     if len(nests) > 1 and stream is None and not overlaps:
-        free = np.maximum(compute, far) + far_exposed * np.minimum(compute, far) + starting
+        free = np.maximum(compute, outside) + far_exposed * np.minimum(compute, outside) + starting
         unhindered = float(np.maximum((waves * free * evened + starts) * crowded, moved_once).min())
     return Times(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
 
