@@ -128,9 +128,9 @@ class GroupCost:
         if len(nests) == 1 or self.streaming == "never":
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
-        bound = resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
-        near = resident is not None and not resident.level  # farther out intermediates crowd what others keep there
-        if near and (roomy or bound) and self.streaming == "auto" and in_registers is None:
+        near = resident is not None and not resident.level  # else a stream keeps its blocks nearer
+        bound = near and resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
+        if (roomy or bound) and self.streaming == "auto" and in_registers is None:
             return resident
         stream = in_registers or self.stream(nests)
         if stream is None or any(
@@ -141,8 +141,7 @@ class GroupCost:
         best = self.backend.choose_tile(nests, plans, self.context, stored, fixed, stream, blocks) if blocks else None
         if best is None or resident is None:
             return resident or best
-        worth = self.backend.stream_worth if near else 1.0
-        if self.streaming == "always" or best.seconds < resident.seconds * worth:
+        if self.streaming == "always" or best.seconds < resident.seconds * self.backend.stream_worth:
             return replace(best, seconds=min(best.seconds, resident.seconds))  # joining is not to depend on it
         return resident
 

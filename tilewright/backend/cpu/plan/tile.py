@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead, is_walked_map, panel_read, prefetched_seconds, rows_ahead
+from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds
 from tilewright.backend.cpu.plan.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -219,8 +219,8 @@ def predict(
     far = far * grid.lone
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
+    outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
-    given = far
     if farthest is not target.tile_level:
         beyond = held > target.tile_level.capacity // 2
         far = far + np.where(beyond, outer_scratch_seconds(nests, boxes, context, stored, repeats), 0.0) * grid.lone
@@ -248,7 +248,7 @@ def predict(
     seconds = seconds + _fetched_by_steps(root, context, sizes)
     unhindered = 0.0
     if len(nests) > 1 and stream is None and not overlaps:
-        free = np.maximum(compute, given) + far_exposed * np.minimum(compute, given) + starting
+        free = np.maximum(compute, outside) + far_exposed * np.minimum(compute, outside) + starting
         unhindered = float(np.maximum((waves * free * evened + starts) * crowded, moved_once).min())
     return Times(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
 
@@ -256,9 +256,8 @@ def predict(
 def weights_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
 ) -> tuple[Leaf, ...]:
-    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows."""
-    if all(panel_read(nest, leaf, context) is None and not is_walked_map(nest, leaf, context)
-           for nest, leaf in zip(nests, leaves, strict=True)):  # fmt: skip
+    """The leaves of a kernel, each with what its steps ask for of the next panel of weights."""
+    if all(panel_read(nest, leaf, context) is None for nest, leaf in zip(nests, leaves, strict=True)):
         return tuple(leaves)
     known = context.memo.ahead
     key = (signature(nests, lambda t: (t in context.constants, t in context.staged, context.layout(t))),
@@ -280,14 +279,10 @@ def _asked_ahead(
         starts = {a: var(origins[a]) * root.unswitched.get(a, 1) for a in root.axes}
         box = tuple(Range(starts[a], n, extent_of(a.extent)) for a, n in sizes.items())
         walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
-    made = {t for nest in nests for t in nest.stores}
-
-    def asked(nest: Nest, leaf: Leaf) -> int:
-        if is_walked_map(nest, leaf, context):
-            return rows_ahead(nest, context, made)
-        return int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
-
-    return tuple(asked(nest, leaf) for nest, leaf in zip(nests, leaves, strict=True))
+    return tuple(
+        int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
+        for nest, leaf in zip(nests, leaves, strict=True)
+    )
 
 
 def _prefetched_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
