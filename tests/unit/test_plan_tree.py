@@ -324,7 +324,7 @@ LEAVES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "passes of a map": ({"cut": (("r0", 4),)}, "cut names axis 'r0', which is not one of its 0 r-axes"),
     "unroll": ({"unroll": ("r1",)}, "unroll names axis 'r1', which is not one of its 0 r-axes"),
-    "ahead": ({"ahead": 4}, "leaf 'p': rows prefetch the next panel where the vector is an output axis"),
+    "ahead": ({"ahead": -1}, "leaf 'p': rows prefetch what comes next where the vector is an output axis"),
     "to and fro": ({"alternate": True}, "only the steps of a Scan walk to and fro and rest"),
     "idle": ({"idle": 0}, "only the steps of a Scan walk to and fro and rest"),
 }

@@ -415,8 +415,9 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in leaf.unroll:
         _check_axis(axis, "r", reductions, "unroll")
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or len(leaf.register) != 2 or leaf.ahead < 0):
-        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch the next panel where the vector is an output axis")
+    tiled = isinstance(core, Map) or len(leaf.register) == 2
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or not tiled or leaf.ahead < 0):
+        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
 
 
 def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:

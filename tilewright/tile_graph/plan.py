@@ -63,7 +63,7 @@ class Leaf:
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
-    ahead: int = 0  # elements of the next panel of weights prefetched in every step of the sum
+    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; rows, of a map
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     split: int = 1  # threads that share one reduction
     at_once: int = 1  # vectors of a map that a GPU's thread has under way together

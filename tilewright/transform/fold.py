@@ -1,4 +1,4 @@
-"""Constant folding, merging of equal computes and removal of dead ones, on a Program."""
+"""Constant folding, merging of equal computes and removal of dead ones and of dead parts, on a Program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tilewright.ir.compute import Compute, Map, Monoid, Program, Reduce, Region,
 from tilewright.ir.expr import Axis, Expr, Extent, Load, const, load, rewrite, substitute, var
 from tilewright.ir.folding import fold, foldable, without_dead
 from tilewright.ir.tensor import Tensor
+from tilewright.transform.narrow import narrow
 
 
 def fold_constants(program: Program) -> Program:
@@ -39,7 +40,7 @@ def fold_constants(program: Program) -> Program:
         if key is not None:
             seen.setdefault(key, compute)
         kept.append(compute)
-    return without_dead(replace(program, computes=tuple(kept), constants=constants))
+    return narrow(without_dead(replace(program, computes=tuple(kept), constants=constants)))
 
 
 def _is_empty(compute: Compute) -> bool:

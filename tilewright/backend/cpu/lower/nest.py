@@ -21,6 +21,7 @@ from tilewright.backend.cpu.lower.remainders import (
     whole_lanes,
 )
 from tilewright.backend.cpu.lower.rows import places, range_of, run_of_blocks
+from tilewright.backend.cpu.lower.rows_ahead import with_rows_ahead
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.expr import (
@@ -58,7 +59,9 @@ class CpuNest(LaneSums):
         if self.nest.monoid is not None and self.vector is not None and self.vector in self.nest.axes:
             self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
             self.outer = [a for a in self.outer if a not in self.run[:-1]]
-        return self._output_loops(0, {}, [])
+        loops = self._output_loops(0, {}, [])
+        is_map = self.nest.monoid is None
+        return with_rows_ahead(loops, self.plan.ahead) if is_map and self.plan.ahead else loops
 
     def _passes_start(self, depth: int) -> bool:
         """Passes go around the loops over register tiles, inside those over single positions."""

@@ -1,4 +1,5 @@
-"""Weights that come from beyond the tile level: how much of the next panel every step of a sum asks for.
+"""What comes from beyond the tile level: how much of the next panel of weights every step of a sum asks for, and how
+many rows early a map asks for what it reads.
 
 Few rows make little of a panel: reading it takes a good part of the time they compute, all of it while the first rows
 wait and none while the others do. Asked for a little at a time, while the panel before is multiplied, it hides behind
@@ -7,7 +8,7 @@ the arithmetic. Hardware foresees a run within a page of memory; a panel is many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from tilewright.backend.cpu.plan.micro import blocks_along
 from tilewright.backend.cpu.plan.vectorise import facts_of
 from tilewright.ir.expr import Axis, Load
+from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
 from tilewright.tile_graph.nest import Nest, period
 from tilewright.tile_graph.plan import Leaf
@@ -65,6 +67,18 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
     share = facts.nest.tensor.dtype.bytes * target.fma_rate / (far * np.maximum(height, 1))
     pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= _WORTH)
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
+
+
+def rows_ahead(nest: Nest, context: NestContext, near: Collection[Tensor]) -> int:
+    """How many rows before it reads them a map asks for them: one, where some of what it reads is neither `near` nor
+    small enough to have stayed in the tile level."""
+    return int(any(t.most_bytes > context.target.tile_level.capacity for t in nest.reads() if t not in near))
+
+
+def is_walked_map(nest: Nest, plan: Leaf, context: NestContext) -> bool:
+    """Whether a nest is a map in loops along a vector, on a processor that loses rows that take turns."""
+    loses = context.asks_ahead and context.cached is None and context.target.stream_cost > 0
+    return loses and nest.monoid is None and plan.vector is not None and plan.instruction is None
 
 
 def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:

@@ -1,0 +1,78 @@
+"""Maps that read rows which are no one run of memory ask for the next ones, where hardware would lose them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from tests.cpu_stages import model_of
+from tilewright.compiler import Artifact, build
+from tilewright.frontend.onnx import load
+from tilewright.ir.loops import PREFETCH, Instruction, statements
+from tilewright.options import Options
+from tilewright.target import Target, machine
+
+N1 = machine("neoverse_n1")
+
+
+def halves(rows: int, columns: int) -> ModelProto:
+    """Both halves of each row multiplied: two rows of half the length, neither of which goes on where it ended."""
+    ends = {"a": np.array([0]), "b": np.array([columns // 2]), "c": np.array([columns]), "last": np.array([1])}
+    nodes = [("Relu", ["x"], "r", {}), ("Slice", ["r", "a", "b", "last"], "p", {}),
+             ("Slice", ["r", "b", "c", "last"], "q", {}), ("Mul", ["p", "q"], "y", {})]  # fmt: skip
+    return model_of(nodes, {"x": (rows, columns)}, {"y": (rows, columns // 2)}, ends)
+
+
+def made(model: ModelProto, target: Target) -> Artifact:
+    return build(load(model, {}), target, Options(stop_after="loops"))
+
+
+def hints(artifact: Artifact) -> list[Instruction]:
+    assert artifact.loops is not None
+    found = [s for k in artifact.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)]
+    return [s for s in found if s.name == PREFETCH]
+
+
+def ahead(artifact: Artifact) -> list[int]:
+    assert artifact.plan is not None
+    return [leaf.ahead for kernel in artifact.plan.kernels for leaf in kernel.leaves]
+
+
+def test_two_rows_that_take_turns_are_asked_for() -> None:
+    artifact = made(halves(2048, 512), N1)
+    assert ahead(artifact) == [1] and len(hints(artifact)) == 2
+
+
+def test_asking_changes_nothing() -> None:
+    small = replace(N1, levels=tuple(replace(x, capacity=16384) if x.name == "L2" else x for x in N1.levels))
+    artifact = build(load(halves(67, 134), {}), small, Options(stop_after="loops", verify=True))
+    assert ahead(artifact) == [1] and hints(artifact)
+
+
+@pytest.mark.parametrize(
+    ("rows", "target"),
+    [(64, N1), (2048, replace(N1, stream_cost=0.0)), (2048, machine("emerald_rapids"))],
+    ids=["stays near", "hardware follows them", "x86"],
+)
+def test_no_hints(rows: int, target: Target) -> None:
+    artifact = made(halves(rows, 512), target)
+    assert ahead(artifact) == [0] and not hints(artifact)
+
+
+def test_a_line_is_asked_for_once_a_step() -> None:
+    """A step reads four vectors, and four that begin four elements later: two lines."""
+    ends = {"a": np.array([0]), "b": np.array([508]), "c": np.array([4]), "d": np.array([512]), "last": np.array([1])}
+    nodes = [("Relu", ["x"], "r", {}), ("Slice", ["r", "a", "b", "last"], "p", {}),
+             ("Slice", ["r", "c", "d", "last"], "q", {}), ("Mul", ["p", "q"], "y", {})]  # fmt: skip
+    artifact = made(model_of(nodes, {"x": (2048, 512)}, {"y": (2048, 508)}, ends), N1)
+    assert ahead(artifact) == [1] and len(hints(artifact)) == 2
+
+
+def test_places_that_data_decides_are_not_guessed() -> None:
+    """The index of the next row may not be there to be read."""
+    nodes = [("Gather", ["x", "i"], "g", {}), ("Relu", ["g"], "y", {})]
+    model = model_of(nodes, {"x": (4096, 512)}, {"y": (1024, 512)}, {"i": np.arange(1024)[::-1].copy()})
+    assert not hints(made(model, N1))
