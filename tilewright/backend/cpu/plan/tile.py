@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds
+from tilewright.backend.cpu.plan.ahead import asked_ahead, is_walked_map, panel_read, prefetched_seconds, rows_ahead
 from tilewright.backend.cpu.plan.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -256,8 +256,9 @@ def predict(
 def weights_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
 ) -> tuple[Leaf, ...]:
-    """The leaves of a kernel, each with what its steps ask for of the next panel of weights."""
-    if all(panel_read(nest, leaf, context) is None for nest, leaf in zip(nests, leaves, strict=True)):
+    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows."""
+    if all(panel_read(nest, leaf, context) is None and not is_walked_map(nest, leaf, context)
+           for nest, leaf in zip(nests, leaves, strict=True)):  # fmt: skip
         return tuple(leaves)
     known = context.memo.ahead
     key = (signature(nests, lambda t: (t in context.constants, t in context.staged, context.layout(t))),
@@ -279,10 +280,14 @@ def _asked_ahead(
         starts = {a: var(origins[a]) * root.unswitched.get(a, 1) for a in root.axes}
         box = tuple(Range(starts[a], n, extent_of(a.extent)) for a, n in sizes.items())
         walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
-    return tuple(
-        int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
-        for nest, leaf in zip(nests, leaves, strict=True)
-    )
+    made = {t for nest in nests for t in nest.stores}
+
+    def asked(nest: Nest, leaf: Leaf) -> int:
+        if is_walked_map(nest, leaf, context):
+            return rows_ahead(nest, context, made)
+        return int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
+
+    return tuple(asked(nest, leaf) for nest, leaf in zip(nests, leaves, strict=True))
 
 
 def _prefetched_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
