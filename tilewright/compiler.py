@@ -130,7 +130,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
-        program = run("fold", fold_constants, program)
+        program = run("fold", fold_constants, program, backend.least_rows)
         program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
                       options.contraction == "strassen")  # fmt: skip

@@ -43,9 +43,9 @@ def _slice(source: str, result: str, first: int, last: int, axis: int, constants
     return helper.make_node("Slice", [source, *names], [result])
 
 
-def _same(program: Program, seed: int = 5) -> Program:
+def _same(program: Program, seed: int = 5, least: int = 1) -> Program:
     """The narrowed Program, which computes what the whole one does."""
-    part = narrow(program)
+    part = narrow(program, least)
     verify_program(part)
     x = np.random.default_rng(seed).standard_normal(program.inputs[0].shape).astype(np.float32)
     wanted, found = evaluate(program, {"x": x}), evaluate(part, {"x": x})
@@ -78,6 +78,14 @@ def test_the_last_block_of_a_classifier_computes_one_token() -> None:
     shapes = _shapes(_same(_program(nodes, constants, [8, 6])))
     assert shapes["qx"] == (1, 6) and shapes["scores"] == (1, 9) and shapes["r"] == (1, 6)
     assert shapes["kx"] == shapes["vx"] == shapes["tokens"] == (9, 6)
+
+
+@pytest.mark.parametrize(("first", "rows", "wanted"), [(0, 50, 8), (49, 50, 8), (20, 50, 8), (3, 12, 12)])
+def test_as_many_rows_stay_as_a_matrix_instruction_has(first: int, rows: int, wanted: int) -> None:
+    constants = {"w": np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), _slice("p", "y", first, first + 1, 0, constants)]
+    part = _same(_program(nodes, constants, [rows, 5]), least=8)
+    assert _shapes(part)["p"] == (wanted, 4)
 
 
 def test_readers_of_different_parts_are_given_both() -> None:

@@ -15,8 +15,9 @@ from tilewright.ir.tensor import Tensor
 from tilewright.transform.narrow import narrow
 
 
-def fold_constants(program: Program) -> Program:
-    """An equal Program in which what can be known is known, nothing is computed twice and nothing in vain."""
+def fold_constants(program: Program, least: int = 1) -> Program:
+    """An equal Program in which what can be known is known, nothing is computed twice and nothing in vain: of a tensor
+    that is read in part little more than that part, `least` elements of an axis."""
     constants, merged = _merged_constants(program)
     outputs = set(program.outputs)
     kept: list[Compute] = []
@@ -40,7 +41,7 @@ def fold_constants(program: Program) -> Program:
         if key is not None:
             seen.setdefault(key, compute)
         kept.append(compute)
-    return narrow(without_dead(replace(program, computes=tuple(kept), constants=constants)))
+    return narrow(without_dead(replace(program, computes=tuple(kept), constants=constants)), least)
 
 
 def _is_empty(compute: Compute) -> bool:

@@ -22,9 +22,10 @@ Box = tuple[tuple[int, int], ...]  # of each axis, the first and the last index 
 _PART = 2
 
 
-def narrow(program: Program) -> Program:
-    """An equal Program whose tensors have little that nobody reads."""
-    found = _Narrowed(set(program.outputs))
+def narrow(program: Program, least: int = 1) -> Program:
+    """An equal Program whose tensors have little that nobody reads, but `least` elements of every axis: products of
+    fewer rows than a matrix instruction has may be slower than those of some more."""
+    found = _Narrowed(set(program.outputs), least)
     computes = [found.cut(compute) for compute in reversed(program.computes)]
     if not found.parts:
         return program
@@ -34,6 +35,7 @@ def narrow(program: Program) -> Program:
 @dataclass
 class _Narrowed:
     whole: set[Tensor]  # what must stay as it is
+    least: int
     read: dict[Tensor, Box] = field(default_factory=dict)
     parts: dict[Tensor, tuple[Tensor, tuple[int, ...]]] = field(default_factory=dict)  # and where they begin
 
@@ -56,8 +58,8 @@ class _Narrowed:
         boxes = [self.read.get(tensor) for tensor in compute.outputs]
         if any(box is None for box in boxes) or not self.whole.isdisjoint(compute.outputs):
             return compute
-        ranges = [(min(first for first, _ in sides), max(last for _, last in sides))
-                  for sides in zip(*(box for box in boxes if box is not None), strict=True)]  # fmt: skip
+        ranges = [_widened(min(first for first, _ in sides), max(last for _, last in sides), axis.extent, self.least)
+                  for axis, *sides in zip(compute.axes, *(b for b in boxes if b is not None), strict=True)]  # fmt: skip
         kept = [_kept(axis.extent, *side) for axis, side in zip(compute.axes, ranges, strict=True)]
         if not any(kept):
             return compute
@@ -98,6 +100,12 @@ def _read_of(index: Expr, extent: Extent) -> tuple[int, int]:
     first, last = bounds(index)
     most = int(upper(extent)) - 1
     return int(min(max(first, 0), most)), int(max(min(last, most), 0))
+
+
+def _widened(first: int, last: int, extent: Extent, least: int) -> tuple[int, int]:
+    """At least so many elements, of those there are for certain."""
+    last = max(last, min(first + least, int(lower(extent))) - 1)
+    return max(0, min(first, last - least + 1)), last
 
 
 def _kept(extent: Extent, first: int, last: int) -> bool:

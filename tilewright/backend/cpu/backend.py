@@ -38,6 +38,7 @@ class CpuBackend:
     flushes_denormals = True
     other_algorithms = True
     streams_in_registers = False
+    least_rows = 1
     stream_worth = 1.0
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
+from tilewright.backend.gpu.matrix_plan import LEAST_ROWS
 from tilewright.backend.gpu.persistent import walk_steps
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.stream_form import register_form
@@ -39,6 +40,7 @@ class GpuBackend:
     other_algorithms = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
+    least_rows = LEAST_ROWS
     stream_worth = 1.1
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:

@@ -33,7 +33,7 @@ from tilewright.tile_graph.nest import Nest, data_cost
 from tilewright.tile_graph.plan import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.propagate import Box, Range, extent_of
 
-_LEAST = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
+LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _NEVER = 1e15  # cycles of what cannot be done
@@ -46,7 +46,7 @@ def instruction_of(nest: Nest, target: Target) -> str | None:
         return None
     rows, columns = (prod(extent_of(a.extent) for a in side.axes) for side in (sides.rows, sides.columns))
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    return sides.instruction if min(rows, columns) >= _LEAST and length >= _LEAST_SUMMED else None
+    return sides.instruction if min(rows, columns) >= LEAST_ROWS and length >= _LEAST_SUMMED else None
 
 
 def sides_of_leaf(nest: Nest, leaf: Leaf) -> Sides:
