@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import model_of
+from tests.gpu_stages import compiled, on_emulator, random_inputs
 from tilewright.backend.gpu.matrix_cost import Product, fragments_for
 from tilewright.backend.gpu.matrix_plan import of_equal_warps
 from tilewright.backend.gpu.nest import chosen_places
 from tilewright.ir.dtypes import float32
 from tilewright.ir.expr import Axis, Load, const, lt, select, substitute, var
 from tilewright.ir.expr import load as element
+from tilewright.ir.interpret import evaluate
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Tensor
 from tilewright.target import machine
@@ -51,3 +59,27 @@ def test_conditions_choose_places() -> None:
         assert [simplify(substitute(n, {i: const(at)})) for n in chosen.indices] == [const(n) for n in place]
     apart = select(lt(var(i), 8), first, element(y, (0, var(i))))
     assert chosen_places(apart) is apart
+
+
+@pytest.mark.parametrize("group", [64, 16], ids=["depthwise", "grouped"])
+def test_weights_that_threads_read_by_themselves_lie_beside_each_other(group: int, tmp_path: Path) -> None:
+    """Neighbouring threads have neighbouring channels, which products beside the convolution leave innermost."""
+    rng = np.random.default_rng(0)
+    sizes = {"u": (64, 5, 1, 1), "w": (64, 64 // group, 3, 3), "v": (6, 64, 1, 1)}
+    weights = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    steps = [
+        ("Conv", ["x", "u"], "a", {}),
+        ("Relu", ["a"], "b", {}),
+        ("Conv", ["b", "w"], "c", {"group": group, "pads": [1, 1, 1, 1]}),
+        ("Relu", ["c"], "d", {}),
+        ("Conv", ["d", "v"], "y", {}),
+    ]
+    model = model_of(steps, {"x": (1, 5, 40, 23)}, {"y": (1, 6, 40, 23)}, weights)
+    artifact = compiled(model, "register", tmp_path)
+    assert artifact.plan is not None and artifact.program is not None
+    leaves = {leaf.tensor: leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves}
+    assert leaves["d"].vector == "o1"
+    assert dict(artifact.plan.layouts)["w"].order[-1].axis == 0
+    given = random_inputs(artifact)
+    wanted = evaluate(artifact.program, given)
+    np.testing.assert_allclose(on_emulator(artifact, given)["y"], wanted["y"], rtol=1e-4, atol=1e-4)

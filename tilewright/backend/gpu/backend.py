@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.gpu import machine_code
+from tilewright.backend.gpu.constants import constant_layouts
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.matrix_plan import LEAST_ROWS
@@ -50,7 +51,7 @@ class GpuBackend:
         return frozenset()
 
     def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
-        return {}
+        return constant_layouts(nest, leaf, context)
 
     def choose_tile(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
