@@ -109,10 +109,19 @@ class LaunchShape:
 
 
 def launch_shape(kernel: Kernel) -> LaunchShape:
-    """The innermost block axis is x, so neighbours along it run at about the same time and share the L2."""
-    blocks = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
-    threads = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.THREAD]
-    if len(blocks) > 3 or len(threads) > 1:
+    """The innermost block axis is x, so neighbours along it run at about the same time and share the L2. Blocks of
+    loops beside each other are numbered through."""
+    blocks = _axes(kernel.body, ForKind.BLOCK)
+    threads = _axes(kernel.body, ForKind.THREAD)
+    beside = _beside(kernel)
+    if len(beside) > 1:
+        if len(blocks) > len(beside) or len({a.extent for a in threads}) != 1 or len(threads) != len(beside):
+            raise InternalError(f"{kernel.name}: blocks beside each other have one axis and as many threads each")
+        known = [static(a.extent) for a in blocks]
+        blocks = [Axis("block", sum(n for n in known if n is not None))]
+        if None in known:
+            raise InternalError(f"{kernel.name}: blocks beside each other need fixed numbers of them")
+    elif len(blocks) > 3 or len(threads) > 1:
         raise InternalError(f"{kernel.name}: {len(blocks)} block axes and {len(threads)} thread axes")
     count = static(threads[0].extent) if threads else 1
     if count is None or not 1 <= count <= 1024:
@@ -121,6 +130,15 @@ def launch_shape(kernel: Kernel) -> LaunchShape:
         raise InternalError(f"{kernel.name}: an outer block axis may exceed {MOST_BLOCKS_YZ} blocks")
     x, y, z = (*(axis.extent for axis in reversed(blocks)), 1, 1, 1)[:3]
     return LaunchShape((x, y, z), count)
+
+
+def _axes(body: tuple[Stmt, ...], kind: ForKind) -> list[Axis]:
+    return [s.axis for s in statements(body) if isinstance(s, For) and s.kind is kind]
+
+
+def _beside(kernel: Kernel) -> list[For]:
+    """The outermost loops over blocks: several where kernels share a launch."""
+    return [s for s in kernel.body if isinstance(s, For) and s.kind is ForKind.BLOCK]
 
 
 def meets(kernel: Kernel) -> bool:
@@ -231,8 +249,15 @@ class _Writer:
     def __post_init__(self) -> None:
         self.names = Names(_RESERVED)
         self.printer = CudaPrinter(CUDA, self.names)
-        axes = [s.axis for s in statements(self.kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
-        self.block_axes = dict(zip(reversed(axes), ("x", "y", "z"), strict=False))
+        beside = _beside(self.kernel)
+        if len(beside) < 2:
+            axes = _axes(self.kernel.body, ForKind.BLOCK)
+            places = zip(reversed(axes), ("tw::block_x()", "tw::block_y()", "tw::block_z()"), strict=False)
+            self.block_axes = dict(places)
+        first = 0
+        for loop in beside if len(beside) > 1 else ():
+            self.block_axes[loop.axis] = f"tw::block_x() - {first}" if first else "tw::block_x()"
+            first += static(loop.axis.extent) or 0
 
     def write(self) -> str:
         kernel = self.kernel
@@ -270,10 +295,23 @@ class _Writer:
         self.line("tw::begin();")
         for buffer, kind, name, data in views:
             self._global_view(buffer, kind, name, data)
-        self.body(kernel.body)
+        self._whole(kernel.body)
         self.depth -= 1
         self.line("}")
         return "\n".join(self.lines) + "\n"
+
+    def _whole(self, body: tuple[Stmt, ...]) -> None:
+        """The kernel's statements. Of blocks beside each other, a block's number tells which loop it is of."""
+        beside = _beside(self.kernel)
+        if len(beside) < 2:
+            self.body(body)
+            return
+        end = 0
+        for loop in beside[:-1]:
+            end += static(loop.axis.extent) or 0
+            self.block(f"{'} else ' if loop is not beside[0] else ''}if (tw::block_x() < {end}) {{", (loop,))
+        self.block("} else {", (beside[-1],))
+        self.line("}")
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text if text else "")
@@ -313,7 +351,7 @@ class _Writer:
         name = self.names.of(axis, axis.name)
         kind = "int" if axis_is_narrow(axis) else "long long"
         if loop.kind is ForKind.BLOCK:
-            self.line(f"const int {name} = tw::block_{self.block_axes[axis]}();")
+            self.line(f"const int {name} = {self.block_axes[axis]};")
             self.body(loop.body)
             return
         if loop.kind is ForKind.THREAD:
