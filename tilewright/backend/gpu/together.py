@@ -31,7 +31,7 @@ def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | 
                                        or any(threads % leaf.split for leaf in kernel.leaves)):  # fmt: skip
             return None
         made.append(replace(kernel, body=tuple(replace(n, count=threads) if n is lanes else n for n in kernel.body)))
-    return tuple(made) if sum(k.tiles for k in kernels) <= target.units * _places(kernels, target) else None
+    return tuple(made) if sum(k.tiles for k in kernels) <= target.units * _places(kernels, threads, target) else None
 
 
 def launch_seconds(kernels: Sequence[Tile], target: Target) -> float:
@@ -42,12 +42,12 @@ def launch_seconds(kernels: Sequence[Tile], target: Target) -> float:
     return once + max(busy, *alone)
 
 
-def _places(kernels: Sequence[Tile], target: Target) -> int:
+def _places(kernels: Sequence[Tile], threads: int, target: Target) -> int:
     """Blocks of a launch that a multiprocessor runs at a time, and that start early."""
     if any(leaf.instruction in FORMS for k in kernels for leaf in k.leaves):
         return 1  # fragments fill the registers, and operands in their stages shared memory
     held = max(k.estimate.footprint for k in kernels)
-    return min(MOST_SPREAD, target.tile_level.capacity // (held + _BESIDE_BYTES))
+    return min(MOST_SPREAD, target.resident_threads // threads, target.tile_level.capacity // (held + _BESIDE_BYTES))
 
 
 def _lanes(kernel: Tile) -> Tile:
