@@ -90,7 +90,8 @@ def test_what_is_read_of_a_result_is_computed_again() -> None:
     plan = made(row_of_a_result()).plan
     assert plan is not None
     (launch,) = launches(plan)
-    first, second = (k for k in launch.body if isinstance(k, Tile))
+    second, first = (k for k in launch.body if isinstance(k, Tile))
+    assert second.estimate.seconds > first.estimate.seconds, "the longest starts first"
     assert "y" in {leaf.tensor for leaf in first.leaves} - first.held
     assert "y" in second.held and "computes y again instead of waiting for it" in second.estimate.reason
     assert plan_seconds(plan, made(row_of_a_result()).program) == launch.estimate.seconds  # type: ignore[arg-type]

@@ -126,7 +126,8 @@ class _Launches:
     def _joined(self, members: Sequence[Unit]) -> Unit:
         if len(members) == 1:
             return members[0]
-        kernels = self.backend.share_launch([u.tile for u in members], self.target)
+        longest_first = sorted((u.tile for u in members), key=lambda k: -k.estimate.seconds)
+        kernels = self.backend.share_launch(longest_first, self.target)
         assert kernels is not None
         seconds = self.backend.launch_seconds(kernels, self.target)
         apart = microseconds(*(k.estimate.seconds for k in kernels))
