@@ -427,6 +427,14 @@ TW_FN float exp2(float a) {  // two units in the last place of 24; below 2^-126 
 #else
 TW_FN float exp2(float a) { return TW_MATH(exp2f)(a); }
 #endif
+// By a number that is known, and its reciprocal: rounded as a division is, in five instructions instead of seventeen.
+// The remainder of the first quotient is exact; of an infinite one there is none.
+TW_FN float divided(float a, float by, float inverse) {
+  const float first = a * inverse;
+  const float rest = TW_MATH(fmaf)(-first, by, a);
+  const float exact = TW_MATH(fmaf)(rest, inverse, first);
+  return absolute(first) < bits_as<float>(0x7f800000u) ? exact : first;
+}
 TW_FN float log(float a) { return TW_MATH(logf)(a); }
 TW_FN float sqrt(float a) { return TW_MATH(sqrtf)(a); }
 TW_FN float rsqrt(float a) { return 1.0f / TW_MATH(sqrtf)(a); }
