@@ -21,6 +21,7 @@ from tests.gpu_stages import (
 )
 from tilewright.backend import backend_for
 from tilewright.backend.gpu import machine_code
+from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
@@ -81,6 +82,16 @@ def test_a_division_by_a_number_is_rounded_as_divisions_are(kernel_cache: Path) 
         np.testing.assert_array_equal(found[name], wanted)
     text = "".join(artifact.sources.values())
     assert text.count("tw::divided(") == 2 and "/ 4.0f" in text
+
+
+def test_a_bias_is_asked_for_before_the_sum() -> None:
+    """Once, by as many threads as it has packets; what differs from row to row is read when it is needed."""
+    weights = {"w": np.ones((256, 128), np.float32), "c": np.ones(128, np.float32)}
+    steps = [("MatMul", ["a", "w"], "m", {}), ("Add", ["m", "c"], "n", {}), ("Add", ["n", "z"], "o", {})]
+    model = model_of(steps, {"a": (96, 256), "z": (96, 128)}, {"o": (96, 128)}, weights)
+    options = Options(target="h200", precision="float16", stop_after="source")
+    (source,) = build(load(model, {}), machine("h200"), options).sources.values()
+    assert source.count("tw::prefetch(") == 1 and source.index("tw::prefetch(") < source.index("tw::copy_async")
 
 
 @pytest.mark.parametrize("length", (77, 300))

@@ -221,6 +221,9 @@ template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
 }
 
+// Into the L2 cache, which all blocks read: what every block asks for at its end comes from there then.
+template <class T> TW_FN void prefetch(const T* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
+
 // A kernel's first step. Its blocks may start while those of the kernel before still run, wherever there is room: they
 // wait here until that has ended and what it wrote is seen, and then let the next kernel's blocks start.
 TW_FN void begin() {
