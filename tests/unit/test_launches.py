@@ -13,6 +13,8 @@ from onnx import ModelProto
 
 from tests.cpu_stages import model_of
 from tests.gpu_stages import on_emulator, on_loops, random_inputs
+from tilewright.backend import backend_for
+from tilewright.backend.gpu.machine_code import load as load_model
 from tilewright.backend.gpu.machine_code import render
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.compiler import Artifact, build
@@ -21,9 +23,11 @@ from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import For, ForKind
 from tilewright.ir.traffic import count_traffic
+from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.report.explain import explain_text
 from tilewright.report.facts import explain_json
+from tilewright.runtime.emulator import EmulationFault
 from tilewright.runtime.nvrtc import compile_to_cubin
 from tilewright.schedule.planner import plan_seconds
 from tilewright.target import machine
@@ -207,6 +211,23 @@ def test_kernels_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
     file.write_text(replace(plan, body=body).to_json())
     with pytest.raises(OptionError, match="'k1' reads or writes 'p', which 'k0' of the same launch stores"):
         made(chain(), overrides=(("plan", str(file)),))
+
+
+def test_the_emulator_reports_what_the_grammar_refuses(kernel_cache: Path) -> None:
+    """Two kernels in one launch, of which one reads what the other writes, lowered all the same."""
+    target = machine("cuda-emulated")
+    steps = [("Softmax", ["a"], "p", {"axis": 1}), ("Softmax", ["p"], "q", {"axis": 0})]
+    artifact = made(model_of(steps, {"a": (6, 7)}, {"p": (6, 7), "q": (6, 7)}), target.name, schedule="register")
+    plan, program = artifact.plan, artifact.program
+    assert plan is not None and program is not None
+    *before, first, second = plan.kernels
+    launch = Tile(plan.body.level, body=(first, second), runs="together")
+    together = replace(plan, body=replace(plan.body, body=(*before, launch)))
+    loops = lower_program(program, together, backend_for(target).lower_kernel)
+    options = Options(target=target.name, cache_dir=kernel_cache)
+    runner = load_model(render(loops, target), loops, program, together, target, options)
+    with pytest.raises(EmulationFault, match="aliased"):
+        runner.run([np.ones((6, 7), np.float32)], [np.empty((6, 7), np.float32) for _ in range(2)])
 
 
 def test_a_plan_is_taken_apart_and_put_together_by_hand(tmp_path: Path) -> None:
