@@ -1,5 +1,5 @@
 """Times products, models and plans on this machine's GPU:
-`python bench/gpu.py products | models | ablation | model | bandwidth | best`.
+`python bench/gpu.py products | attention | models | ablation | model | bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_bandwidth, gpu_best, gpu_models, gpu_peers, gpu_plans
+from bench import gpu_attention, gpu_bandwidth, gpu_best, gpu_models, gpu_peers, gpu_plans
 from tilewright.errors import TilewrightError
 from tilewright.target import machine
 
@@ -75,6 +75,7 @@ def main() -> int:
     models.add_argument("--peer", action="append", choices=gpu_peers.RUNTIMES, help="only this one; repeatable")
     models.add_argument("--peer-seconds", type=float, default=200, help="that peers have from the start to compile")
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
+    attention = commands.add_parser("attention", help="attention of one kernel beside PyTorch's")
     steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
     kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
     for command in (steps, kernels):
@@ -87,7 +88,7 @@ def main() -> int:
     best.add_argument("--made", type=Path, metavar="FILE", help="time plans that were made beforehand")
     moved.add_argument("--json", type=Path, metavar="FILE")
     best.add_argument("--json", type=Path, metavar="FILE")
-    for command in (products, models, steps, kernels):
+    for command in (products, attention, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -95,10 +96,11 @@ def main() -> int:
     if arguments.command == "best" and arguments.make is not None:
         arguments.make.write_bytes(pickle.dumps(gpu_best.made_plans(shapes, arguments.count, machine("h200"))))
         return 0
-    if arguments.command in ("bandwidth", "best"):
+    if arguments.command in ("bandwidth", "best", "attention"):
         warm_up()
         found: Sequence[Any] = (
             gpu_bandwidth.measured(device_microseconds) if arguments.command == "bandwidth"
+            else gpu_attention.measured(device_microseconds, arguments.precision) if arguments.command == "attention"
             else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made)
         )  # fmt: skip
         if arguments.json is not None:

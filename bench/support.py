@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def add_zoo_options(
-    parser: argparse.ArgumentParser, name: str, *, plot: bool = False, batch: bool = False
+    parser: argparse.ArgumentParser, name: str, *, plot: bool = False, batch: bool = False, results: bool = True
 ) -> None:
     """Which models, how large, on how many threads, and where the files `name`.json and so on go."""
     parser.add_argument("--models", default=",".join(zoo.MODELS), help="comma-separated; '' for none (default: all)")
@@ -27,6 +27,8 @@ def add_zoo_options(
         parser.add_argument("--batch", type=int, default=1, help="inputs at a time, along the first axis")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
+    if not results:
+        return
     files = f"{name}.json, {name}.md and {name}.svg" if plot else f"{name}.json and {name}.md"
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder for {files}")
 

@@ -312,13 +312,14 @@ def test_stages_and_layouts_change_the_kernel() -> None:
 
 
 def in_groups(plan: Plan, count: int) -> Plan:
-    """So many groups of warps share the steps of every part."""
-    return threads(lambda n: n * count)(leaves(lambda x: replace(x, split=count, step=128))(plan))
+    """So many groups of warps share the steps of every part, however many did."""
+    (leaf,) = plan.kernels[0].leaves
+    return threads(lambda n: n // leaf.split * count)(leaves(lambda x: replace(x, split=count, step=128))(plan))
 
 
 def in_turns(plan: Plan) -> Plan:
     """More parts than two turns around the ring, and a rest."""
-    return holds(lambda h: replace(h, stages=3))(leaves(lambda x: replace(x, step=32))(plan))
+    return holds(lambda h: replace(h, stages=3))(leaves(lambda x: replace(x, step=32))(in_groups(plan, 1)))
 
 
 def rolled(plan: Plan) -> Plan:

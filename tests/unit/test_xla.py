@@ -28,7 +28,7 @@ def block() -> onnx.ModelProto:
     steps = [
         ("Conv", ["x", "w"], "a", {"pads": [1, 1, 1, 1], "group": 2}),
         ("Relu", ["a"], "b", {}),
-        ("MaxPool", ["b"], "c", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ("MaxPool", ["b"], "c", {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1], "dilations": [2, 2]}),
         ("Reshape", ["c", "shape"], "d", {}),
         ("Transpose", ["d"], "e", {"perm": [0, 2, 1]}),
         ("LayerNormalization", ["e", "g", "h"], "f", {"axis": -1}),
@@ -72,6 +72,14 @@ def test_an_operator_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model_of([("Det", ["x"], "y", {})], {"x": (2, 2)}, {"y": ()}, {}), path)
     with pytest.raises(ValueError, match="XLA: no Det among the operators"):
+        jax_function(str(path))
+
+
+def test_a_window_given_otherwise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    pool = ("MaxPool", ["x"], "y", {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1})
+    onnx.save(model_of([pool], {"x": (1, 1, 5, 5)}, {"y": (1, 1, 3, 3)}, {}), path)
+    with pytest.raises(ValueError, match="XLA: ceil_mode of MaxPool is not known"):
         jax_function(str(path))
 
 

@@ -15,6 +15,8 @@ import numpy as np
 Values = Sequence[Any]
 Attributes = Mapping[str, Any]
 
+_UNKNOWN = {"auto_pad", "ceil_mode", "storage_order"}  # windows given otherwise than by their padding are refused
+
 
 def jax_function(model_path: str, precision: str = "float32") -> tuple[Callable[[Any, Any], list[Any]], Any, list[str]]:
     """What takes weights and inputs (by name) and gives the outputs, the weights, and the names of the inputs. A model
@@ -24,6 +26,11 @@ def jax_function(model_path: str, precision: str = "float32") -> tuple[Callable[
     missing = sorted({n.op_type for n in graph.node} - set(_OPERATORS) - {"Constant"})
     if missing:
         raise ValueError(f"XLA: no {', '.join(missing)} among the operators that are known here")
+    for node in graph.node:
+        unknown = sorted({a.name for a in node.attribute if onnx.helper.get_attribute_value(a) not in (0, b"NOTSET")}
+                         & _UNKNOWN)  # fmt: skip
+        if unknown:
+            raise ValueError(f"XLA: {', '.join(unknown)} of {node.op_type} is not known here")
     read = onnx.numpy_helper.to_array
     kept = {t.name: _typed(read(t), precision) for t in graph.initializer}
     weights = {name: array for name, array in kept.items() if array.dtype.kind not in "iub" and array.size > 1}
@@ -156,7 +163,8 @@ def _largest(x: Values, about: Attributes) -> Any:
     window, strides = (about.get(name, [1] * rank) for name in ("kernel_shape", "strides"))
     pads = [(0, 0), (0, 0), *_pads(about, rank)]
     least = np.asarray(-np.inf, x[0].dtype)
-    return _lax().reduce_window(x[0], least, _lax().max, (1, 1, *window), (1, 1, *strides), pads)
+    apart = (1, 1, *about.get("dilations", [1] * rank))
+    return _lax().reduce_window(x[0], least, _lax().max, (1, 1, *window), (1, 1, *strides), pads, None, apart)
 
 
 def _lstm(x: Values, about: Attributes) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -138,23 +139,43 @@ def fitting_fragments(
     nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
     limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
 ) -> dict[str, Fragments] | None:  # fmt: skip
-    """The same, the longest product saying how many warps the block has; None where another does not fit these."""
+    """The same; None where no number of warps fits all."""
     target, far = context.target, comes_from_far(context)
-    work = [(product_of(n, leaf, boxes[n], limits.get(n, {})), n, leaf)
-            for n, leaf in zip(nests, leaves, strict=True) if leaf.instruction in FORMS]  # fmt: skip
-    found: dict[str, Fragments] = {}
-    warps = 0
-    for sizes, nest, leaf in sorted(work, key=lambda item: -prod(item[0])):
-        stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
-        runs, room = runs_of(nest, leaf, context), target.tile_level.capacity - held
-        ways = ways_of(nest, leaf, nests, context)
-        product = Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values))
-        made = fragments_for(target, leaf.instruction or "", product, warps, room)
-        if made is None:
-            return None
-        found[leaf.tensor] = made[0]
-        warps = made[0].warps
-    return found
+    room = target.tile_level.capacity - held
+    names, products = [], []
+    for nest, leaf in zip(nests, leaves, strict=True):
+        if leaf.instruction in FORMS:
+            sizes = product_of(nest, leaf, boxes[nest], limits.get(nest, {}))
+            names.append(leaf.tensor)
+            products.append((leaf.instruction or "", _product(nest, leaf, nests, sizes, blocks, far, context)))
+    found = of_equal_warps(target, tuple(products), room)
+    return None if found is None else {name: way for name, (way, _) in zip(names, found, strict=True)}
+
+
+def _product(
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], sizes: tuple[int, int, int, int], blocks: int, far: bool,
+    context: NestContext,
+) -> Product:  # fmt: skip
+    stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
+    ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
+    return Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values))
+
+
+@lru_cache(maxsize=1 << 14)
+def of_equal_warps(
+    target: Target, products: tuple[tuple[str, Product], ...], room: int = 0
+) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
+    """The best way of every product of a kernel, all by as many warps: a block has as many for one as for the next."""
+
+    def ways(warps: int) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
+        found = tuple(fragments_for(target, *product, warps, room) for product in products)
+        return None if None in found else tuple(way for way in found if way is not None)
+
+    own = ways(0)
+    if own is None or len({way.warps for way, _ in own}) <= 1:
+        return own
+    tried = [found for found in map(ways, sorted({way.warps for way, _ in own})) if found is not None]
+    return min(tried, key=lambda found: sum(cost.alone for _, cost in found), default=None)
 
 
 def is_rolled(
@@ -193,27 +214,30 @@ def matrix_costs(
 ) -> dict[Nest, MatrixCosts]:  # fmt: skip
     """What each product of a kernel costs a block, by candidate; one that has no way costs infinitely much."""
     far = comes_from_far(context)
-    found: dict[Nest, MatrixCosts] = {}
+    named: dict[Nest, str] = {}
+    candidates: list[list[Product]] = []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction not in FORMS:
             continue
-        ways = ways_of(nest, leaf, nests, context)
-        runs, work = runs_of(nest, leaf, context), data_cost(*nest.values)
-        stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
         sides = sides_of_leaf(nest, leaf)
         sizes = {a: np.broadcast_to(r.size, tiles.shape) for a, r in zip(nest.axes, boxes[nest], strict=True)}
         columns = [np.prod([sizes[a] for a in axes], axis=0) if axes else np.ones_like(tiles)
                    for axes in (sides.rows.axes, sides.columns.axes, sides.others)]  # fmt: skip
         reduce_box = limits.get(nest, {})
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
-        rows = []
-        for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True):
-            product = Product(r, c, o, length, t, ways, far, runs, stored, work)
-            made = fragments_for(context.target, leaf.instruction or "", product)
-            way, cost = made if made is not None else (None, MatrixCost(_NEVER, _NEVER, 0, 1))
-            rows.append((32 * (way.warps if way else 1), cost.busy, cost.alone, cost.ring, cost.resident))
-        found[nest] = MatrixCosts(*(np.array(x) for x in zip(*rows, strict=True)))
-    return found
+        alike = _product(nest, leaf, nests, (1, 1, 1, length), 1, far, context)
+        named[nest] = leaf.instruction or ""
+        candidates.append([replace(alike, rows=r, columns=c, others=o, blocks=t)
+                           for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True)])  # fmt: skip
+    if not named:
+        return {}
+    never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(_NEVER, _NEVER, 0, 1)
+    rows: dict[Nest, list[tuple[float, ...]]] = {nest: [] for nest in named}
+    for each in zip(*candidates, strict=True):
+        made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)))
+        for nest, (way, cost) in zip(named, made or [never] * len(named), strict=True):
+            rows[nest].append((32 * way.warps, cost.busy, cost.alone, cost.ring, cost.resident))
+    return {nest: MatrixCosts(*(np.array(x) for x in zip(*found, strict=True))) for nest, found in rows.items()}
 
 
 def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:

@@ -19,6 +19,7 @@ from tilewright.ir.expr import (
     Axis,
     Const,
     Expr,
+    Load,
     all_of,
     axes_of,
     const,
@@ -30,6 +31,7 @@ from tilewright.ir.expr import (
     op,
     replace_nodes,
     rewrite,
+    select,
     substitute,
     var,
 )
@@ -309,7 +311,8 @@ class GpuNest:
     # --- pieces
 
     def elements(self, env: dict[Axis, Expr]) -> list[Expr]:
-        return [simplify(self.access.lower(substitute(quick_powers(e), env))) for e in self.nest.elements]
+        found = [simplify(self.access.lower(substitute(quick_powers(e), env))) for e in self.nest.elements]
+        return found if self.plan.lanes > 1 else [chosen_places(e) for e in found]
 
     def initial(self, monoid: Monoid, spot: Spot) -> tuple[Expr, ...]:
         if not self.nest.initial:
@@ -361,6 +364,22 @@ def quick_powers(value: Expr) -> Expr:
         if is_op(inner, "sub"):  # what is the same for a whole row is scaled once: an element takes one multiply-add
             return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
         return op("exp2", op("mul", inner, scale))
+
+    return rewrite(value, rule)
+
+
+def chosen_places(value: Expr) -> Expr:
+    """The value with conditions that choose between two elements of one tensor choosing where the element lies: one
+    load without a branch, so that those of later steps are under way meanwhile."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not is_op(node, "select"):
+            return None
+        condition, one, two = node.args
+        if not (isinstance(one, Load) and isinstance(two, Load) and one.source is two.source):
+            return None
+        places = zip(one.indices, two.indices, strict=True)
+        return load(one.source, [a if a is b else select(condition, a, b) for a, b in places])
 
     return rewrite(value, rule)
 
