@@ -26,7 +26,8 @@ from tilewright.frontend.onnx import load
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
-from tilewright.render.cuda import launch_shape, render_kernel
+from tilewright.render.cuda import render_kernel
+from tilewright.render.launch_shape import launch_shape
 from tilewright.runtime import nvrtc
 from tilewright.target import Target, machine
 from tilewright.tile_graph.plan import Tile

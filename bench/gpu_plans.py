@@ -106,10 +106,10 @@ def predictions(
 
 
 def planned_calls(plan: Any, program: Any) -> list[Any]:
-    """The kernel of a plan behind each call, in order: a Scan's kernels once a step."""
+    """The kernel of a plan, or the several of one launch, behind each call, in order: a Scan's kernels once a step."""
     computes = all_computes(program)
     found: list[Any] = []
-    for steps, launches in groupby(plan.launches(), key=lambda launch: launch[1]):
+    for steps, launches in groupby(plan.calls(), key=lambda launch: launch[1]):
         kernels = [kernel for kernel, _ in launches]
         found.extend(kernels * (1 if steps is None else int(computes[steps.scan].axis.extent)))
     return found

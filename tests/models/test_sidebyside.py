@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -40,12 +41,14 @@ def test_measures_onnxruntime(model: Path) -> None:
     inputs = {"x": np.array([[-1.0, 2.0, -3.0]], np.float32), "index": np.array([0, 1])}
     reference = {"y": np.array([[0.0, 2.0, 0.0]]), "same": np.array([0.0, 1.0])}
     messages: list[str] = []
+    told: list[str] = []
     result = compare(
         model,
         ["onnxruntime", "torch"],
         1,
         inputs=inputs,
         reference=reference,
+        report=told.append,
         progress=lambda message, _fraction: messages.append(message),
         **QUICK,
     )
@@ -57,6 +60,7 @@ def test_measures_onnxruntime(model: Path) -> None:
     assert skipped["skipped"] and skipped["median_ms"] is None and skipped["error"]
     assert document["threads"] == 1 and document["ratio_to_best_peer"] is None
     assert "round 2 of 2: onnxruntime" in messages
+    assert len(told) == 1 and re.fullmatch(r"onnxruntime: \d+\.\d{3} ms in a first round, ready after .* s", told[0])
 
 
 @pytest.mark.parametrize(
@@ -71,8 +75,10 @@ def test_a_failing_runtime_is_recorded(model: Path, spec: str, error: str) -> No
     pytest.importorskip("torch")
     # long enough to import torch on a busy machine; what gives no answer gives none either way
     limit = 6.0 if error == "no answer within" else 60.0
-    result = compare(model, ["torch:eager"], 1, torch_spec=spec, timeout_s=limit, **QUICK)
+    told: list[str] = []
+    result = compare(model, ["torch:eager"], 1, torch_spec=spec, timeout_s=limit, report=told.append, **QUICK)
     (runtime,) = result.runtimes
+    assert told == [f"torch:eager: {runtime.error}"]
     assert runtime.error is not None and runtime.error.startswith(error)
     assert runtime.median_ms is None and not runtime.skipped
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from tests.cpu_stages import model_of
 from tests.gpu_stages import (
     GRAPHS,
     attention,
@@ -20,6 +21,7 @@ from tests.gpu_stages import (
 )
 from tilewright.backend import backend_for
 from tilewright.backend.gpu import machine_code
+from tilewright.compiler import build
 from tilewright.frontend.onnx import load
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
@@ -62,6 +64,34 @@ def test_other_types(kind: int, kernel_cache: Path) -> None:
     expected = evaluate(artifact.program, inputs)[artifact.program.outputs[0].name]
     scale = 2e-3 if kind == TensorProto.FLOAT16 else 1e-12
     np.testing.assert_allclose(on_emulator(artifact, inputs)["o"], expected, rtol=scale, atol=scale)
+
+
+def test_a_division_by_a_number_is_rounded_as_divisions_are(kernel_cache: Path) -> None:
+    """In a few instructions, of infinities and of what is no number too."""
+    by = {"c": np.float32(np.sqrt(2)), "d": np.float32(-3e-5), "e": np.float32(4)}
+    steps = [("Div", ["a", "c"], "p", {}), ("Div", ["a", "d"], "q", {}), ("Div", ["a", "e"], "r", {})]
+    model = model_of(steps, {"a": (4099,)}, dict.fromkeys("pqr", (4099,)), {n: np.array(v) for n, v in by.items()})
+    artifact = compiled(model, "connected", kernel_cache)
+    sizes = 10.0 ** (np.arange(4099) % 60 - 30)
+    given = (np.random.default_rng(0).standard_normal(4099) * sizes).astype(np.float32)
+    given[:5] = [np.inf, -np.inf, np.nan, 0.0, 3e38]
+    with np.errstate(over="ignore"):
+        expected = [given / by[name] for name in "cde"]
+    found = on_emulator(artifact, {"a": given})
+    for name, wanted in zip("pqr", expected, strict=True):
+        np.testing.assert_array_equal(found[name], wanted)
+    text = "".join(artifact.sources.values())
+    assert text.count("tw::divided(") == 2 and "/ 4.0f" in text
+
+
+def test_a_bias_is_asked_for_before_the_sum() -> None:
+    """Once, by as many threads as it has packets; what differs from row to row is read when it is needed."""
+    weights = {"w": np.ones((256, 128), np.float32), "c": np.ones(128, np.float32)}
+    steps = [("MatMul", ["a", "w"], "m", {}), ("Add", ["m", "c"], "n", {}), ("Add", ["n", "z"], "o", {})]
+    model = model_of(steps, {"a": (96, 256), "z": (96, 128)}, {"o": (96, 128)}, weights)
+    options = Options(target="h200", precision="float16", stop_after="source")
+    (source,) = build(load(model, {}), machine("h200"), options).sources.values()
+    assert source.count("tw::prefetch(") == 1 and source.index("tw::prefetch(") < source.index("tw::copy_async")
 
 
 @pytest.mark.parametrize("length", (77, 300))

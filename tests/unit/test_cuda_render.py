@@ -58,7 +58,7 @@ def test_every_type_is_spelled() -> None:
         (const(-(1 << 63)), "(-9223372036854775807LL - 1)"),
         (const(7, dtypes.uint32), "7u"),
         (const(0.5, dtypes.float16), "tw::half(0.5f)"),
-        (cast(i, F32) / f32(3), "(float)i / 3.0f"),
+        (cast(i, F32) / f32(3), "tw::divided((float)i, 3.0f, 0.33333334f)"),
         (cast(i + 1, dtypes.int8), "(signed char)(i + 1)"),
         (f32(1) - (f32(2) + cast(i, F32)), "1.0f - (2.0f + (float)i)"),
         (f32(1) + (f32(2) + cast(i, F32)), "1.0f + (2.0f + (float)i)"),

@@ -148,7 +148,8 @@ class _Tree:
                 come += max(0.0, seconds - room)
         inner = (*around, tile)
         bodies = [self._tile(n, ranges, axes, inner) for n in tile.body if isinstance(n, Tile)]
-        return come, max(bodies, default=0.0) if tile.runs == "together" else sum(bodies), left
+        beside = tile.estimate.seconds or max(bodies, default=0.0)
+        return come, beside if tile.runs == "together" else sum(bodies), left
 
     def _count(self, source: str, target: str, size: int) -> None:
         self.found.moved[source, target] = self.found.moved.get((source, target), 0) + size

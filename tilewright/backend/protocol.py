@@ -35,6 +35,7 @@ class Choice:
     resident: bool = False  # every tile has a unit to itself, for all steps of a Scan
     level: str = ""  # where intermediates live; empty: the tile level
     unhindered: float = 0.0  # seconds if every tile fitted and intermediates moved in no time; 0: not known
+    busy: float = 0.0  # seconds that would be left if nothing waited; 0: not known
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,12 @@ class Backend(Protocol):
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         """The steps inside one kernel, where that is possible and predicted to be faster."""
+
+    def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
+        """Kernels that do not wait for each other as they share a launch; None where they are not to."""
+
+    def launch_seconds(self, kernels: Sequence[Tile], target: Target) -> float:
+        """What kernels that share a launch take together."""
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

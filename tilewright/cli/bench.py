@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--inputs", metavar="IN.npz", type=Path, help="the inputs by name (default: random)")
     parser.add_argument("--rounds", metavar="N", type=int, default=7, help="rounds per runtime (default: 7)")
     parser.add_argument("--seconds", metavar="S", type=float, default=0.5, help="length of a round (default: 0.5)")
+    parser.add_argument("--limit", metavar="S", type=float, default=300.0,
+                        help="seconds that a runtime may take to load and compile; one that takes longer is left out "
+                             "(default: 300)")  # fmt: skip
     parser.add_argument(
         "--torch",
         metavar="MODULE:FUNCTION",
@@ -71,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = checked_path(arguments.model)
     runtimes = parse_runtimes(arguments.peers or USUAL[arguments.target])
     threads = Options.from_environment(threads=arguments.threads).threads or usable_cores()
-    if arguments.rounds < 1 or arguments.seconds <= 0:
-        raise OptionError("--rounds and --seconds must be positive")
+    if arguments.rounds < 1 or arguments.seconds <= 0 or arguments.limit <= 0:
+        raise OptionError("--rounds, --seconds and --limit must be positive")
     interface = checked_interface(path)
     dimensions = open_dimensions(interface, dict(arguments.shape))
     if arguments.inputs is not None:
@@ -89,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
             rounds=arguments.rounds,
             seconds_per_round=arguments.seconds,
             progress=tell,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+            timeout_s=arguments.limit,
             torch_spec=arguments.torch,
             target=arguments.target,
             algorithms={name: getattr(arguments, name) for name in ALGORITHMS},

@@ -12,7 +12,7 @@ from tilewright.intrinsics.gpu_matrix import ROWS as MATRIX_ROWS
 from tilewright.intrinsics.table import Intrinsic, OperandRule
 from tilewright.ir.expr import Axis, Expr, add, load, var
 from tilewright.ir.instruct import INSTRUCTIONS, WARP, InstructionContext, Meaning
-from tilewright.ir.loops import For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.loops import PREFETCH, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 
 _REGISTER = frozenset({Memory.REGISTER})
 _ANY = frozenset({Memory.GLOBAL, Memory.SHARED, Memory.REGISTER})
@@ -126,6 +126,8 @@ _ROWS = (
     *(_copy(span) for span in (2, 4, 8, 16)),
     *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
     *(_copy_async_or_zero(span) for span in (4, 8)),
+    Intrinsic(PREFETCH, "thread", (OperandRule(frozenset({Memory.GLOBAL})),), 0, {"cuda": "tw::prefetch({place0});"},
+              INSTRUCTIONS[PREFETCH]),
     _order("commit", 0, "tw::commit();", _commit_meaning),
     _order("wait", 1, "tw::wait<{scalar0}>();", _wait_meaning),
     _order("async_fence", 0, "tw::async_fence();", _nothing),

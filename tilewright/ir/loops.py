@@ -2,6 +2,7 @@
 
 Loops of kind PARALLEL, BLOCK, THREAD and VECTOR run their iterations side by side; a Barrier inside makes all
 iterations of the named scope arrive before any goes on (the SIMT reading, which the interpreter follows literally).
+BLOCK loops beside each other in a kernel are one launch, in no order: what one writes the others do not touch.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tilewright.ir.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.prefetch_weights import prefetch_weights
+from tilewright.lower.together import beside
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.idle import idle_step
 from tilewright.tile_graph.nest import Nest
@@ -49,9 +50,13 @@ def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> Lo
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
     state = _State(program, plan, layouts, computes, {}, [])
     temporaries: dict[str, Tensor] = {}
-    for steps, kernels in groupby(plan.launches(), key=lambda launch: launch[1]):
+    for steps, kernels in groupby(plan.calls(), key=lambda launch: launch[1]):
         if steps is None:
-            for kernel in (told_apart(kernel) for kernel, _ in kernels):
+            for kernel, _ in kernels:
+                if kernel.is_launch:
+                    _call_together(state, kernel, lower_kernel)
+                    continue
+                kernel = told_apart(kernel)
                 inside = steps_inside(kernel)
                 if inside is None:
                     _call(state, kernel, lower_kernel)
@@ -81,15 +86,23 @@ def _check_lowered(plan: Plan) -> None:
     below(plan.body)
 
 
-def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
-    """The kernel for these nests, lowered once for equal nests and equal plans."""
-    held, prefetched, issued = plan.held, plan.prefetched, state.plan.issued_in(plan.name)
-    key = (
+def _key(
+    state: _State, plan: Tile, nests: Sequence[Nest], issued: Sequence[str], scan: ScanView | None = None
+) -> Hashable:
+    """The same for equal nests and equal plans."""
+    held, prefetched = plan.held, plan.prefetched
+    return (
         signature(nests, lambda t: (state.layout(t), t.name in held, scan is not None and t in scan.stacked,
                                     t.name in prefetched)),
         shape_of(plan, {leaf.tensor: number for number, leaf in enumerate(plan.leaves)}),
         tuple(b.shape for b in _warmed(state, issued)), None if scan is None else scan.step.extent,
     )  # fmt: skip
+
+
+def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
+    """The kernel for these nests, lowered once for equal nests and equal plans."""
+    issued = state.plan.issued_in(plan.name)
+    key = _key(state, plan, nests, issued, scan)
     # tensors in the order the nests meet them: equal keys, equal places
     met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *issued)))
     if scan is None and key in state.places:
@@ -137,6 +150,19 @@ def replace_name(kernel: Kernel, name: str) -> Kernel:
 def _call(state: _State, plan: Tile, lower: LowerKernel) -> None:
     binding = _bind(state, plan, plan_nests(plan, state.computes), None, lower)
     state.calls.append(Call(binding.kernel.name, binding.arguments))
+
+
+def _call_together(state: _State, launch: Tile, lower: LowerKernel) -> None:
+    """Kernels that share a launch: one call, whose blocks are numbered through."""
+    plans = [told_apart(kernel) for kernel in launch.body if isinstance(kernel, Tile)]
+    nests = [plan_nests(plan, state.computes) for plan in plans]
+    key = tuple(_key(state, plan, own, ()) for plan, own in zip(plans, nests, strict=True))
+    bound = [lower(replace(plan, name="kernel"), own, state.layout, None)
+             for plan, own in zip(plans, nests, strict=True)]  # fmt: skip
+    if key not in state.kernels:
+        state.kernels[key] = replace_name(beside([b.kernel for b in bound]), f"k{len(state.kernels)}")
+    arguments = tuple(name for b in bound for name in b.arguments)
+    state.calls.append(Call(state.kernels[key].name, arguments))
 
 
 def _call_persistent(state: _State, plan: Tile, steps: Tile, lower: LowerKernel) -> dict[str, Tensor]:

@@ -9,12 +9,14 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.intrinsics.table import check
 from tilewright.ir import dtypes
-from tilewright.ir.bounds import static, upper
+from tilewright.ir.bounds import static
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, loads, walk
 from tilewright.ir.loops import (
@@ -47,11 +49,12 @@ from tilewright.render.clike import (
     Reinterpretation,
     axis_is_narrow,
 )
+from tilewright.render.launch_shape import axes_of_kind, launch_shape, loops_over_blocks, meets
 
 HEADER = "tilewright.cuh"
 _MEETING = "tw_meeting"  # a launch's own, zero before the first
-MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
 
+_LEAST_DIVISOR = 2.0**-100  # neither it nor its reciprocal is near the ends of float32
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 CUDA = Dialect(
@@ -98,34 +101,6 @@ CUDA = Dialect(
     computes_as={"float16": dtypes.float32, "bfloat16": dtypes.float32},
     narrow_index=True,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """How many blocks (x, y, z; expressions where symbols decide) of how many threads."""
-
-    grid: tuple[Extent, Extent, Extent]
-    threads: int
-
-
-def launch_shape(kernel: Kernel) -> LaunchShape:
-    """The innermost block axis is x, so neighbours along it run at about the same time and share the L2."""
-    blocks = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
-    threads = [s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.THREAD]
-    if len(blocks) > 3 or len(threads) > 1:
-        raise InternalError(f"{kernel.name}: {len(blocks)} block axes and {len(threads)} thread axes")
-    count = static(threads[0].extent) if threads else 1
-    if count is None or not 1 <= count <= 1024:
-        raise InternalError(f"{kernel.name}: a block needs a fixed number of threads, 1 to 1024")
-    if any(upper(axis.extent) > MOST_BLOCKS_YZ for axis in blocks[:-1]):
-        raise InternalError(f"{kernel.name}: an outer block axis may exceed {MOST_BLOCKS_YZ} blocks")
-    x, y, z = (*(axis.extent for axis in reversed(blocks)), 1, 1, 1)[:3]
-    return LaunchShape((x, y, z), count)
-
-
-def meets(kernel: Kernel) -> bool:
-    """Whether the blocks of a kernel wait for each other: it takes two words for that behind all else."""
-    return any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(kernel.body))
 
 
 def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
@@ -188,6 +163,10 @@ class CudaPrinter(ExprPrinter):
         above = node.args[0]
         if node.op.name == "div" and node.dtype is dtypes.float32 and isinstance(above, Const) and above.value == 1:
             return f"tw::reciprocal({args[1][0]})", PRIMARY
+        below = node.args[1]
+        if node.op.name == "div" and node.dtype is dtypes.float32 and isinstance(below, Const) and _is_long(below):
+            inverse = self.text(const(np.float32(1) / np.float32(below.value), dtypes.float32))
+            return f"tw::divided({args[0][0]}, {args[1][0]}, {inverse})", PRIMARY
         return super()._infix(node, spelling, args)
 
     def value_type(self, node: Expr) -> str:
@@ -200,6 +179,12 @@ class CudaPrinter(ExprPrinter):
         if dtype.name in CUDA.computes_as:
             return f"{self.c_type(dtype)}({text})", PRIMARY
         return super().convert(dtype, text, precedence)
+
+
+def _is_long(divisor: Const) -> bool:
+    """Whether a division is many instructions: by a power of two it is one."""
+    size = abs(divisor.value)
+    return _LEAST_DIVISOR <= size <= 1 / _LEAST_DIVISOR and math.frexp(size)[0] != 0.5
 
 
 def _has_narrow_offsets(buffer: Buffer) -> bool:
@@ -231,8 +216,15 @@ class _Writer:
     def __post_init__(self) -> None:
         self.names = Names(_RESERVED)
         self.printer = CudaPrinter(CUDA, self.names)
-        axes = [s.axis for s in statements(self.kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK]
-        self.block_axes = dict(zip(reversed(axes), ("x", "y", "z"), strict=False))
+        beside = loops_over_blocks(self.kernel)
+        if len(beside) < 2:
+            axes = axes_of_kind(self.kernel.body, ForKind.BLOCK)
+            places = zip(reversed(axes), ("tw::block_x()", "tw::block_y()", "tw::block_z()"), strict=False)
+            self.block_axes = dict(places)
+        first = 0
+        for loop in beside if len(beside) > 1 else ():
+            self.block_axes[loop.axis] = f"tw::block_x() - {first}" if first else "tw::block_x()"
+            first += static(loop.axis.extent) or 0
 
     def write(self) -> str:
         kernel = self.kernel
@@ -270,10 +262,23 @@ class _Writer:
         self.line("tw::begin();")
         for buffer, kind, name, data in views:
             self._global_view(buffer, kind, name, data)
-        self.body(kernel.body)
+        self._whole(kernel.body)
         self.depth -= 1
         self.line("}")
         return "\n".join(self.lines) + "\n"
+
+    def _whole(self, body: tuple[Stmt, ...]) -> None:
+        """The kernel's statements. Of blocks beside each other, a block's number tells which loop it is of."""
+        beside = loops_over_blocks(self.kernel)
+        if len(beside) < 2:
+            self.body(body)
+            return
+        end = 0
+        for loop in beside[:-1]:
+            end += static(loop.axis.extent) or 0
+            self.block(f"{'} else ' if loop is not beside[0] else ''}if (tw::block_x() < {end}) {{", (loop,))
+        self.block("} else {", (beside[-1],))
+        self.line("}")
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text if text else "")
@@ -313,7 +318,7 @@ class _Writer:
         name = self.names.of(axis, axis.name)
         kind = "int" if axis_is_narrow(axis) else "long long"
         if loop.kind is ForKind.BLOCK:
-            self.line(f"const int {name} = tw::block_{self.block_axes[axis]}();")
+            self.line(f"const int {name} = {self.block_axes[axis]};")
             self.body(loop.body)
             return
         if loop.kind is ForKind.THREAD:

@@ -75,7 +75,7 @@ def _table(facts: dict[str, Any], width: int) -> list[str]:
         stream = f"by {k['stream']['block']}" if k["stream"] else "-"
         near = f"{size_text(k['footprint_bytes'])} {k['footprint_level']}" if k["footprint_bytes"] else "-"
         rows.append((k["name"], k["summary"], str(k["calls"]), str(len(k["nests"])), _tile_text(k),
-                     near, stream, time_text(k["predicted_us"]), time_text(k["predicted_us_all_calls"]),
+                     near, stream, *_times(k),
                      size_text(k["traffic_bytes"])))  # fmt: skip
     if not any(k["stream"] for k in facts["kernels"]):
         head, rows = (*head[:6], *head[7:]), [(*r[:6], *r[7:]) for r in rows]
@@ -92,6 +92,13 @@ def _table(facts: dict[str, Any], width: int) -> list[str]:
     return [line(head), *(line(r) for r in rows)]
 
 
+def _times(kernel: dict[str, Any]) -> tuple[str, str]:
+    """Of a call, and of all of them; what shares a launch takes no more than that."""
+    if kernel["launch"]:
+        return f"in {kernel['launch']}", "-"
+    return time_text(kernel["predicted_us"]), time_text(kernel["predicted_us_all_calls"])
+
+
 def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[str]:
     main = facts["target"]["main_level"]
     times = f", {kernel['calls']} calls" if kernel["calls"] > 1 else ""
@@ -99,6 +106,8 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     if kernel["scan"]:
         lines += _wrapped("scan", f"in every step of {kernel['scan']}", width)
     lines += _wrapped("nodes", ", ".join(_node(n) for n in kernel["nodes"]), width)
+    if kernel["launch"]:
+        lines += _wrapped("launch", f"that of {kernel['launch']}, beside its blocks", width)
     others = [i["root"] for i in kernel["instances"][1:]]
     if others:
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")

@@ -20,6 +20,7 @@ from tilewright.report.model_view import ModelView, bytes_of, computes_of, origi
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
+from tilewright.schedule.planner import plan_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
@@ -54,7 +55,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["computes"] = sum(1 for _ in computes_of(artifact.program))
     facts["kernels_planned"] = len(artifact.plan.kernels)
     facts["kernels_distinct"] = len(rows)
-    facts["calls"] = sum(row.calls for row in rows)
+    facts["calls"] = sum(row.calls for row in rows if row.launch is None)
     neighbours = Neighbours(model, target, {p.name: row.name for row in rows for p in row.plans})
     times = _measured(measured, rows)
     facts["kernels"] = [
@@ -92,32 +93,43 @@ class _Row:
     name: str
     plans: tuple[Tile, ...]
     calls: int
+    launch: str | None = None  # the kernel whose launch it shares
 
 
 def _rows(model: ModelView, loops: LoopProgram | None) -> list[_Row]:
     names = _code_names(model, loops)
-    grouped: dict[str, list[Tile]] = {}
+    grouped: dict[tuple[str, str | None], list[Tile]] = {}
     for kernel, name in zip(model.plan.kernels, names, strict=True):
         grouped.setdefault(name, []).append(kernel)
-    return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans)) for n, plans in grouped.items()]
+    return [_Row(n, tuple(plans), sum(model.repeats(p) for p in plans), lead)
+            for (n, lead), plans in grouped.items()]  # fmt: skip
 
 
-def _code_names(model: ModelView, loops: LoopProgram | None) -> list[str]:
-    """The kernel of the Loops that each planned kernel became. Loops edited by hand may not follow the Plan."""
-    kernels = model.plan.kernels
-    own = [k.name for k in kernels]
-    if loops is None or len(loops.calls) != sum(model.repeats(k) for k in kernels):
-        return own
-    names: list[str] = []
-    call = 0
-    position = 0
-    while position < len(kernels):
-        scan = model.scans.get(kernels[position].name)
-        together = 1 if scan is None else sum(1 for k in kernels[position:] if model.scans.get(k.name) == scan)
-        names.extend(loops.calls[call + i].kernel for i in range(together))
-        call += sum(model.repeats(k) for k in kernels[position : position + together])
-        position += together
+def _code_names(model: ModelView, loops: LoopProgram | None) -> list[tuple[str, str | None]]:
+    """The kernel of the Loops that each planned kernel became, and whose launch it shares where it is not the first.
+    Loops edited by hand may not follow the Plan."""
+    kernels = [_first(launch) for launch, _ in model.plan.calls()]
+    own = {k.name: k.name for k in kernels}
+    if loops is not None and len(loops.calls) == sum(model.repeats(k) for k in kernels):
+        call = 0
+        position = 0
+        while position < len(kernels):
+            scan = model.scans.get(kernels[position].name)
+            together = 1 if scan is None else sum(1 for k in kernels[position:] if model.scans.get(k.name) == scan)
+            part = kernels[position : position + together]
+            own.update({k.name: loops.calls[call + i].kernel for i, k in enumerate(part)})
+            call += sum(model.repeats(k) for k in part)
+            position += together
+    names: list[tuple[str, str | None]] = []
+    for launch, _ in model.plan.calls():
+        lead = own[_first(launch).name]
+        others = len(launch.body) - 1 if launch.is_launch else 0
+        names += [(lead, None), *((f"{lead}.{i + 1}", lead) for i in range(others))]
     return names
+
+
+def _first(launch: Tile) -> Tile:
+    return next(n for n in launch.walk() if isinstance(n, Tile) and n.is_kernel)
 
 
 def _measured(profile: Profile | None, rows: Sequence[_Row]) -> dict[str, float]:
@@ -125,7 +137,7 @@ def _measured(profile: Profile | None, rows: Sequence[_Row]) -> dict[str, float]
     times: dict[str, float] = {}
     for call in profile.calls if profile is not None else ():
         times[call.kernel] = times.get(call.kernel, 0.0) + call.nanoseconds / 1e3
-    return times if times.keys() == {row.name for row in rows} else {}
+    return times if times.keys() == {row.name for row in rows if row.launch is None} else {}
 
 
 def _kernel_facts(
@@ -137,7 +149,8 @@ def _kernel_facts(
     loops: LoopProgram | None,
 ) -> dict[str, Any]:
     plan, main = row.plans[0], target.main.name
-    counted = None if loops is None else distinct_bytes(loops, row.name)
+    counted = None if loops is None or row.launch is not None else distinct_bytes(loops, row.name)
+    seconds = {p.name: model.launched.get(p.name, p.estimate.seconds) for p in row.plans}
     nests = plan_nests(plan, model.by_name)
     stream = plan.stream
     lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
@@ -162,8 +175,9 @@ def _kernel_facts(
         "stream": None if stream is None else
         {"tensors": [b.tensor for b in stream.axes[0].binds], "extent": stream.axes[0].extent,
          "block": stream.sizes[0][1]},
-        "predicted_us": round(1e6 * plan.estimate.seconds, 3),
-        "predicted_us_all_calls": round(sum(1e6 * p.estimate.seconds * model.repeats(p) for p in row.plans), 3),
+        "launch": row.launch,
+        "predicted_us": round(1e6 * seconds[plan.name], 3),
+        "predicted_us_all_calls": round(sum(1e6 * seconds[p.name] * model.repeats(p) for p in row.plans), 3),
         "measured_us": None if measured is None else round(measured / row.calls, 3),
         "measured_us_all_calls": None if measured is None else round(measured, 3),
         "operations": kernel_operations(plan, nests, model.by_name),
@@ -201,10 +215,9 @@ def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]
 def _level_of(kernel: Tile, tensor: str, model: ModelView) -> str:
     """Where a result is: the nearest Tile that holds it, or main memory."""
     tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
-    around = [n for n in model.plan.body.walk() if isinstance(n, Tile) and kernel in n.body]
-    found = (t.level for t in (*reversed(tiles), *around)
+    found = (t.level for t in reversed(tiles)
              if any(h.tensor == tensor and h.mode in ("store", "rolling") for h in t.holds))  # fmt: skip
-    return next(found, model.plan.body.level)
+    return next(found, model.between.get(tensor, model.plan.body.level))
 
 
 def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
@@ -222,13 +235,12 @@ def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
 def _totals(model: ModelView, artifact: Artifact) -> dict[str, Any]:
     all_bytes = sum(bytes_of(t) * n for t, n in model.intermediates())
     far_bytes = sum(bytes_of(t) * n for t, n in model.intermediates() if t.name in model.stored)
-    kernels = model.plan.kernels
     loops = artifact.loops
     rows = loops.tensors if loops is not None else ()
     sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
              for role in ("input", "output", "constant")}  # fmt: skip
     return {
-        "predicted_us": round(sum(1e6 * k.estimate.seconds * model.repeats(k) for k in kernels), 3),
+        "predicted_us": round(1e6 * plan_seconds(model.plan, model.program), 3),
         "intermediate_bytes": all_bytes,
         "intermediate_bytes_on_chip": all_bytes - far_bytes,
         "intermediate_bytes_stored": far_bytes,

@@ -29,6 +29,11 @@ class ModelView:
         self.steps = {t.name: steps_of(c) for c in program.computes if isinstance(c, Scan) for t in c.outputs[:1]}
         self.scans = {k.name: around.scan for k, around in plan.launches() if around is not None and around.scan}
         self.between = dict(_between(plan.body))
+        self.launched: dict[str, float] = {}  # seconds of kernels that share a launch: all for the first of them
+        for launch, _ in plan.calls():
+            if launch.is_launch:
+                names = [n.name for n in launch.body if isinstance(n, Tile)]
+                self.launched.update({n: launch.estimate.seconds if n == names[0] else 0.0 for n in names})
         self.kept = frozenset(t.name for t in program.outputs)
         self.stored = frozenset(
             t.name

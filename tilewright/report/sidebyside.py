@@ -29,6 +29,9 @@ from tilewright.report.peers import Job, Peer, find_peer
 Progress = Callable[[str, float], None]
 """Called with what is going on and the fraction that is done."""
 
+Report = Callable[[str], None]
+"""Called with a line about a runtime as soon as something is known of it."""
+
 OURS = "tilewright"
 BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from tilewright.report.peers import serve; serve()"
 
@@ -179,6 +182,7 @@ def compare(
     seed: int = 0,
     timeout_s: float = 300.0,
     target: str = "cpu",
+    report: Report | None = None,
 ) -> Comparison:
     """Time the model in each runtime on the same inputs.
 
@@ -186,7 +190,8 @@ def compare(
     fails or hangs is recorded in its entry. `torch_spec` names a function that gives torch the model as a
     module, `algorithms` are options of Tilewright's such as {"contraction": "strassen"}, `dimensions` gives values
     to symbolic dimensions, and `reference` asks for relative errors. With the target cuda every runtime runs on the
-    GPU, its arrays staying there.
+    GPU, its arrays staying there. One that has not loaded the model after `timeout_s` is left out. `report` is told
+    a first time of each as soon as there is one: others may compile for long.
     """
     if not Path(model_path).is_file():
         raise FileNotFoundError(f"no model file at {model_path}")
@@ -202,7 +207,7 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as directory:
         inputs_path = Path(directory, "inputs.npz")
         np.savez(inputs_path, **chosen)  # type: ignore[arg-type]
-        session = _Session(directory, rounds, seconds_per_round, timeout_s, tell)
+        session = _Session(directory, rounds, seconds_per_round, timeout_s, tell, report)
         try:
             for name, peer, variant in peers:
                 job = Job(
@@ -227,12 +232,15 @@ def compare(
 class _Session:
     """The workers of one comparison, and what has been learnt about each runtime so far."""
 
-    def __init__(self, directory: str, rounds: int, seconds: float, timeout_s: float, tell: Progress) -> None:
+    def __init__(
+        self, directory: str, rounds: int, seconds: float, timeout_s: float, tell: Progress, report: Report | None
+    ) -> None:
         self.directory = directory
         self.rounds = rounds
         self.seconds = seconds
         self.timeout_s = timeout_s
         self.tell = tell
+        self.report = report
         self.workers: dict[str, Worker] = {}
         self.times: dict[str, list[list[float]]] = {}
         self.facts: dict[str, dict[str, Any]] = {}
@@ -266,6 +274,11 @@ class _Session:
                 path = str(log_path.with_suffix(".npz"))
                 worker.request({"command": "outputs", "path": path}, self.timeout_s)
                 facts["relative_error"] = relative_error(path, reference)
+            if self.report is not None:
+                message = {"command": "measure", "seconds": self.seconds, "iterations": None}
+                first = worker.request(message, self.timeout_s + self.seconds)["times"]
+                ready = f"ready after {facts['cold_start_s']:.1f} s"
+                self.report(f"{name}: {1e3 * statistics.median(first):.3f} ms in a first round, {ready}")
         except WorkerError as error:
             self.drop(name, str(error))
 
@@ -305,6 +318,8 @@ class _Session:
 
     def drop(self, name: str, error: str) -> None:
         self.facts[name]["error"] = error
+        if self.report is not None:
+            self.report(f"{name}: {error}")
         self.workers.pop(name).close()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.runtime.toolchain import Compiler
 
 ALIGNMENT = 16  # bytes: what a vector copy needs of every buffer's first byte
-_MOST_SPREAD = 6  # blocks of a multiprocessor that are kept even; more of them even out as they end
+MOST_SPREAD = 6  # blocks of a multiprocessor that are kept even; more of them even out as they end
 _RESERVED_BYTES = 1024  # of shared memory, for each block that is resident
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -89,7 +89,7 @@ def spread_out(image: GpuModelImage, units: int, shared_bytes: int) -> GpuModelI
     made = []
     for kernel in image.kernels:
         share = -(-largest.get(kernel.name, 0) // units)
-        if 1 <= share <= _MOST_SPREAD:
+        if 1 <= share <= MOST_SPREAD:
             room = shared_bytes // (share + 1) + 1 - _RESERVED_BYTES
             kernel = replace(kernel, shared_bytes=max(kernel.shared_bytes, room), starts_early=True)
         made.append(kernel)

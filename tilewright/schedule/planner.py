@@ -14,6 +14,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.launches import Unit, share_launches
 from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -37,21 +38,14 @@ class Part:
     behind: Mapping[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # by what a Scan gives: what it waits for
 
 
-@dataclass
-class _Unit:
-    """What is put in order as a whole: a kernel, or all steps of a Scan; what it writes and needs, by name."""
-
-    tile: Tile
-    writes: set[str]
-    needs: set[str]
-
-
 def make_plan(
-    program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None
-) -> Plan:
+    program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None,
+    whole: bool = True,
+) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
-    `memo` is what planning found out about nests before, for the same target.
+    `memo` is what planning found out about nests before, for the same target. Of a `whole` model kernels may share
+    launches; of a part that alternatives are compared by, others would be beside them.
     """
     backend = backend_for(target)
     memo = memo or Memo()
@@ -70,7 +64,8 @@ def make_plan(
             layouts.update({t: memo.layout(layout) for t, layout in packed.items()})
         planned.append((part, fused, nests, plans))
     context = replace(context, kinds={})  # layouts are settled
-    units: list[_Unit] = []
+    units: list[Unit] = []
+    builders: list[_Builder] = []
     for part, fused, nests, plans in planned:
         kept = kept_in_memory(part, context)
         costs = GroupCost(backend, search_context(part, context), plans, kept, readers_of(nests), streaming,
@@ -78,8 +73,13 @@ def make_plan(
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         refused = connector.refusals(groups) if schedule == "connected" else {}
-        units.extend(_Builder(part, fused, costs, refused, backend, context).units(groups))
-    body = in_tree(_in_order(units), program, target)
+        builders.append(_Builder(part, fused, costs, refused, backend, context))
+        units.extend(builders[-1].units(groups))
+    units = _in_order(units)
+    if whole and schedule == "connected":
+        given = frozenset(t.name for t in program.outputs)
+        units = _in_order(share_launches(units, given, builders[0].again, backend, target))
+    body = in_tree([unit.tile for unit in units], program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
 
@@ -106,15 +106,15 @@ def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
 
 def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:
     """The time all kernels of a Program are predicted to take, one after the other, those of a Scan at every step."""
-    return plan_seconds(make_plan(program, target, schedule, memo=memo), program)
+    return plan_seconds(make_plan(program, target, schedule, memo=memo, whole=False), program)
 
 
 def plan_seconds(plan: Plan, program: Program) -> float:
     """The time a Plan of a Program is predicted to take."""
     steps = {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
     return sum(
-        kernel.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
-        for kernel, around in plan.launches()
+        launch.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
+        for launch, around in plan.calls()
     )
 
 
@@ -210,28 +210,45 @@ class _Builder:
     def __post_init__(self) -> None:
         self.made = {t.name: c for c in self.part.computes for t in c.outputs}
 
-    def units(self, groups: Sequence[Group]) -> list[_Unit]:
+    def units(self, groups: Sequence[Group]) -> list[Unit]:
         scan = self.part.scan
         if scan is None:
             return [self._unit(group) for group in groups]
         steps = [StepKernel(g.nests, self._leaves(g), self.costs.stored(g.nests), choice_of(g)) for g in groups]
-        given, taken = {t.name for t in scan.outputs}, {t.name for t in reads(scan)}
+        given, taken = (frozenset(t.name for t in some) for some in (scan.outputs, reads(scan)))
         walked = self.backend.walk_steps(steps, scan, self.context)
         if walked is not None:
             (group,) = groups
             kernel = self._kernel(Group(group.nests, walked.choice), StepPlan(steps[0].leaves, walked.choice.seconds))
-            return [_Unit(with_steps_inside(kernel, scan.outputs[0].name, walked.kept), given, taken)]
+            return [Unit(with_steps_inside(kernel, scan.outputs[0].name, walked.kept), given, taken)]
         planned, keeps = self.backend.plan_steps(steps, scan, self.context)
         kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
         held = tuple(Hold(name, fill="read") for name in keeps)
         level = self.context.target.tile_level.name if keeps else self.context.target.main.name
         tile = Tile(level, over="steps", body=tuple(kernels), holds=held, scan=scan.outputs[0].name)
-        return [_Unit(tile, given, taken)]
+        return [Unit(tile, given, taken)]
 
-    def _unit(self, group: Group) -> _Unit:
+    def _unit(self, group: Group) -> Unit:
         inside = {t for n in group.nests for t in n.stores}
-        needs = {t.name for n in group.nests for t in n.reads() if t not in inside}
-        return _Unit(self._kernel(group, None), {t.name for t in self.costs.stored(group.nests)}, needs)
+        needs = frozenset(t.name for n in group.nests for t in n.reads() if t not in inside)
+        writes = frozenset(t.name for t in self.costs.stored(group.nests))
+        return Unit(self._kernel(group, None), writes, needs, group)
+
+    def again(self, feeder: Group, reader: Group) -> Unit | None:
+        """The second of two kernels with what it reads of the first computed again; None where it cannot be."""
+        nests = list(reader.nests)
+        for nest in reversed(feeder.nests):
+            if any(t in nest.stores for n in nests for t in n.reads()):
+                nests.insert(0, nest)
+        stored = self.costs.stored(reader.nests)
+        costs = GroupCost(self.backend, self.costs.context, self.costs.plans, stored, {}, "never")
+        choice = None if any(costs.plans[n].instruction for n in nests) else costs.cost(nests)
+        if choice is None:
+            return None
+        unit = replace(self, costs=costs, refused={})._unit(Group(nests, choice))
+        about = unit.tile.estimate
+        reason = f"computes {feeder.nests[-1].tensor.name} again instead of waiting for it; {about.reason}"
+        return replace(unit, tile=replace(unit.tile, estimate=replace(about, reason=reason)))
 
     def _leaves(self, group: Group) -> tuple[Leaf, ...]:
         return tuple(
@@ -244,7 +261,8 @@ class _Builder:
         leaves = self._leaves(group) if step is None else step.leaves
         leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
         seconds = choice.seconds if step is None else step.seconds
-        about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused))
+        about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused),
+                         round(choice.busy, 9))  # fmt: skip
         kernel = kernel_tile(
             self.backend.launch, choice.level or self.context.target.tile_level.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
@@ -284,11 +302,11 @@ def _inlined_by(nest: Nest, made: Mapping[str, Compute], fused: Fused) -> list[s
     return [t.name for t in found]
 
 
-def _in_order(units: Sequence[_Unit]) -> list[Tile]:
+def _in_order(units: Sequence[Unit]) -> list[Unit]:
     """Kernels so that each comes after what it reads; those of one Scan stay together."""
     maker = {name: i for i, unit in enumerate(units) for name in unit.writes}
 
     def before(unit: int) -> list[int]:
         return [maker[n] for n in sorted(units[unit].needs) if n in maker and maker[n] != unit]
 
-    return [units[i].tile for i in _needs_first(range(len(units)), before)]
+    return [units[i] for i in _needs_first(range(len(units)), before)]

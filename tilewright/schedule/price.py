@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.backend import backend_for
+from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -31,10 +32,22 @@ def priced(program: Program, plan: Plan, target: Target) -> Plan:
     found: dict[str, Tile] = {}
     for kernel, steps in plan.launches():
         nests = plan_nests(kernel, computes)
-        seconds = _seconds(kernel, nests, context) if steps is None and is_comparable(kernel) else None
-        if seconds is not None:
-            found[kernel.name] = replace(kernel, estimate=replace(kernel.estimate, seconds=round(seconds, 9)))
-    return plan.with_kernels(found)
+        choice = _choice(kernel, nests, context) if steps is None and is_comparable(kernel) else None
+        if choice is not None:
+            about = replace(kernel.estimate, seconds=round(choice.seconds, 9), busy=round(choice.busy, 9))
+            found[kernel.name] = replace(kernel, estimate=about)
+    made = plan.with_kernels(found)
+    return replace(made, body=_launches_priced(made.body, target))
+
+
+def _launches_priced(tile: Tile, target: Target) -> Tile:
+    """Kernels that share a launch with what they take together."""
+    body = tuple(_launches_priced(n, target) if isinstance(n, Tile) and not n.is_kernel else n for n in tile.body)
+    if not tile.is_launch:
+        return replace(tile, body=body)
+    kernels = [n for n in tile.body if isinstance(n, Tile)]
+    seconds = backend_for(target).launch_seconds(kernels, target) if all(k.estimate.seconds for k in kernels) else 0.0
+    return replace(tile, estimate=replace(tile.estimate, seconds=round(seconds, 9)))
 
 
 def plan_context(program: Program, plan: Plan, target: Target) -> NestContext:
@@ -59,7 +72,7 @@ def is_comparable(kernel: Tile) -> bool:
     )
 
 
-def _seconds(kernel: Tile, nests: list[Nest], context: NestContext) -> float | None:
+def _choice(kernel: Tile, nests: list[Nest], context: NestContext) -> Choice | None:
     """None where the cost knows no such tile."""
     backend, root = backend_for(context.target), nests[-1]
     leaves = [replace(leaf, composed=()) for leaf in kernel.leaves]  # without names, so that equal layers share costs
@@ -72,9 +85,7 @@ def _seconds(kernel: Tile, nests: list[Nest], context: NestContext) -> float | N
         if not overlaps:
             return None
         ((_, step),) = window.sizes
-        choice = backend.choose_window(nests, leaves, context, stored, overlaps, sizes, step)
-        return None if choice is None else choice.seconds
+        return backend.choose_window(nests, leaves, context, stored, overlaps, sizes, step)
     stream = stream_of(kernel, nests)
     blocks = () if kernel.stream is None else [size for _, size in kernel.stream.sizes]
-    choice = backend.choose_tile(nests, leaves, context, stored, sizes, stream, blocks)
-    return None if choice is None else choice.seconds
+    return backend.choose_tile(nests, leaves, context, stored, sizes, stream, blocks)

@@ -146,7 +146,7 @@ class _Walker:
         if tile.is_kernel:
             check_across(tile, self.computes)
             self._capacity(tile)
-            self.launched.add(tile.name)
+            self.launched.update([tile.name] if not around or not around[-1].is_launch else [])
             self.kernel = None
 
     def _capacity(self, kernel: Tile) -> None:
@@ -212,7 +212,7 @@ class _Walker:
                 raise ValueError(f"parts of {size} along {name} do not fill parts of {outer}")
         if tile.over == "warps":
             self._warps(tile, around)
-        if tile.over == "order" and around and not tile.sizes and not tile.holds:
+        if tile.over == "order" and around and not tile.sizes and not tile.holds and tile.runs == "order":
             raise ValueError("a tile that neither cuts nor holds anything")
         if (tile.over == "lanes") != (tile.count > 1):
             raise ValueError("threads are counted where a tile is handed out to lanes, and only there")

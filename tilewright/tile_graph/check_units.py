@@ -120,11 +120,35 @@ def check_runs(tile: Tile, around: Around, target: Target | None, computes: Mapp
         _check_shares(tile, children, around, target, computes)
     elif any(not any(isinstance(n, Tile) and n.is_kernel for n in child.walk()) for child in children):
         raise ValueError("what runs together outside of kernels are kernels")
+    if tile.is_launch:
+        _check_launch(tile, children, around, computes)
+        return
     for number, child in enumerate(children):
         beside = {name for n, other in enumerate(children) if n != number for name in stored_below(other)}
         shared = sorted((beside & read_below(child, computes)) - staged)
         if shared:
             raise ValueError(f"children run together, and one reads '{shared[0]}' of another: hold it in stages")
+
+
+def _check_launch(tile: Tile, kernels: Sequence[Tile], around: Around, computes: Mapping[str, Compute]) -> None:
+    """Kernels of one launch: none waits for another, and all blocks have as many threads."""
+    if tile.over != "order" or tile.sizes or tile.holds or any(t.over == "steps" for t in around):
+        raise ValueError("kernels that share a launch stand in a tile that does nothing else")
+    threads = {k.name: next((n.count for n in k.body if isinstance(n, Tile)), 1) for k in kernels}
+    (first, count), *others = threads.items()
+    for name, found in others:
+        if found != count:
+            raise ValueError(f"kernels that share a launch have as many threads a block: '{first}' has {count}, "
+                             f"'{name}' {found}")  # fmt: skip
+    stored = {k.name: stored_below(k) - k.held for k in kernels}
+    for kernel in kernels:
+        if any(_has_barrier(n) for n in kernel.walk()):
+            raise ValueError(f"blocks of '{kernel.name}' wait for each other: it has a launch of its own")
+        for other in kernels:
+            met = sorted(stored[other.name] & (stored[kernel.name] | read_below(kernel, computes) - kernel.held))
+            if other is not kernel and met:
+                raise ValueError(f"'{kernel.name}' reads or writes '{met[0]}', which '{other.name}' of the same launch "
+                                 "stores: put one after the other")  # fmt: skip
 
 
 def _check_shares(

@@ -14,7 +14,8 @@ memory (or the host's, beyond it), with every intermediate that crosses kernels.
 it persistent: its units meet at Barriers.
 
 A Tile runs its body in order, or together: each child on units of its own, meeting only through Holds in stages. Of a
-Hold in n stages there are n parts: what fills it runs n - 1 parts ahead of what reads it.
+Hold in n stages there are n parts: what fills it runs n - 1 parts ahead of what reads it. Kernels over blocks that run
+together are one launch: each block is of one of them.
 
 Axes of a nest are named by position: o0, o1... are those of its result, r0, r1... those it reduces over. An axis of
 the tree has a name of its own and says which axes of which nests it runs along.
@@ -150,6 +151,7 @@ class Estimate:
     seconds: float = 0.0
     footprint: int = 0  # bytes at the Tile's level
     reason: str = ""
+    busy: float = 0.0  # of the seconds, those that are left if nothing waits: others may run meanwhile; 0: not known
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ class Tile:
     @property
     def is_kernel(self) -> bool:
         return self.over in LAUNCHED
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether the kernels in it share a launch."""
+        return self.runs == "together" and all(isinstance(n, Tile) and n.over == "blocks" for n in self.body)
 
     def walk(self) -> Iterator[Tile | Leaf]:
         """This Tile and all below, in the order they run."""
@@ -268,12 +275,20 @@ class Plan:
 
     def launches(self) -> Iterator[tuple[Tile, Tile | None]]:
         """Every kernel in order, with the Tile of the steps it is part of."""
+        for node, steps in self.calls():
+            if node.is_kernel:
+                yield node, steps
+            else:
+                yield from ((kernel, steps) for kernel in node.body if isinstance(kernel, Tile))
+
+    def calls(self) -> Iterator[tuple[Tile, Tile | None]]:
+        """The same, kernels that share a launch as the Tile around them."""
 
         def below(tile: Tile, steps: Tile | None) -> Iterator[tuple[Tile, Tile | None]]:
             for node in tile.body:
                 if not isinstance(node, Tile):
                     continue
-                if node.is_kernel:
+                if node.is_kernel or node.is_launch:
                     yield node, steps
                 else:
                     yield from below(node, node if node.over == "steps" else steps)

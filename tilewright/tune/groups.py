@@ -47,13 +47,16 @@ class Group:
 
 
 def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
-    """The kernels of a plan, equal ones together."""
+    """The kernels of a plan, equal ones together; those that share a launch keep the threads they agreed on."""
     computes = all_computes(program)
     shared = shared_constants(program, plan)
     layouts = dict(plan.layouts)
     backend, context = backend_for(target), plan_context(program, plan, target)
     found: dict[Hashable, list[tuple[int, Variants]]] = {}
+    sharing = {kernel for launch, _ in plan.calls() if launch.is_launch for kernel in launch.body}
     for position, (kernel, steps) in enumerate(plan.launches()):
+        if kernel in sharing:
+            continue
         nests = plan_nests(kernel, computes)
 
         def about(t: Tensor, held: frozenset[str] = kernel.held) -> Hashable:

@@ -90,6 +90,12 @@ class CpuBackend:
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         return None  # a kernel is a stage of the team: it ends in the barrier that a step needs
 
+    def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
+        return None  # the team goes on to a kernel that waits for nothing without a barrier
+
+    def launch_seconds(self, kernels: Sequence[Tile], target: Target) -> float:
+        return sum(k.estimate.seconds for k in kernels)
+
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
     ) -> Binding:

@@ -16,6 +16,7 @@ from tilewright.backend.gpu.persistent import walk_steps
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.stream_form import register_form
 from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
+from tilewright.backend.gpu.together import launch_seconds, share_launch
 from tilewright.backend.gpu.variants import GpuVariants
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
@@ -96,6 +97,12 @@ class GpuBackend:
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         return walk_steps(kernels, scan, context)
+
+    def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
+        return share_launch(kernels, target)
+
+    def launch_seconds(self, kernels: Sequence[Tile], target: Target) -> float:
+        return launch_seconds(kernels, target)
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None

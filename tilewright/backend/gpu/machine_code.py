@@ -15,7 +15,8 @@ from tilewright.ir.tensor import elements
 from tilewright.lower.memory import arena
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
-from tilewright.render.cuda import launch_shape, meets, render_kernel, written_params
+from tilewright.render.cuda import render_kernel, written_params
+from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler, nvrtc
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage

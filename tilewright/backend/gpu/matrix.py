@@ -176,9 +176,10 @@ class MatrixContract:
             return [g for number, start in enumerate(starts) for g in self.fill(number, at, slot, start, fixed, valid)]
 
         parts = -(-self.length // self.step)
-        body: list[Stmt] = [*spot.around((Store(total, spot.index, first),))]
-        body.extend(self.walk(total, parts, copies, reused))
         epilogue = MatrixEpilogue(self)
+        body: list[Stmt] = list(epilogue.asked(total, fixed, valid, starts)) if base.plan.lanes > 1 else []
+        body.extend(spot.around((Store(total, spot.index, first),)))
+        body.extend(self.walk(total, parts, copies, reused))
         if base.plan.lanes > 1:
             body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
         else:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewright.backend.gpu.nest import Spot, guarded
-from tilewright.backend.gpu.packets import in_packets, in_registers, packet_place, packets_of
+from tilewright.backend.gpu.packets import certain_loads, in_line, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.pipeline import sync
 from tilewright.ir.compute import Monoid
-from tilewright.ir.expr import Axis, Expr, const, load, lt, replace_nodes, substitute, var
-from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.ir.expr import Axis, Expr, axes_of, const, load, lt, replace_nodes, substitute, var
+from tilewright.ir.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.nesting import alloc, serial, unrolled
 
@@ -58,6 +58,36 @@ class MatrixEpilogue:
             low = linear(part.low)
             even.extend((part.extent, low.constant, *low.terms.values()))
         return all(n % 2 == 0 for n in even)
+
+    def asked(
+        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr]
+    ) -> tuple[Stmt, ...]:
+        """What the epilogue reads in packets for all rows alike (a bias), asked for before the sum: weights that other
+        layers have driven out of the L2 cache come from device memory, which takes longer than what is left to do."""
+        block, base = self.block, self.block.base
+        monoid = base.nest.monoid
+        assert monoid is not None
+        size = base.plan.lanes
+        packets = block.block_columns // size
+        if packets > base.threads:
+            return ()
+        row, lane = Axis("row", block.block_rows), Axis("lane", size)
+        own, _ = block.coordinates(block.sides.rows, simplify(starts[0] + var(row)))
+        packet = simplify(starts[1] // size + var(base.thread))
+        across, limits = block.coordinates(block.sides.columns, packet, var(lane), size)
+        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
+        whole = Buffer("sums", (block.groups, block.block_rows, block.block_columns), total.dtype, Memory.SHARED)
+        results = self._of_all_groups(monoid, whole, (const(0), var(row), var(lane)))
+        stores = base.stores(Spot(env, (), (), (lane,), {}), results)
+        places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
+        for node in certain_loads(*(simplify(store.value) for store in stores)):
+            if node.source.memory is Memory.GLOBAL and in_line(node, lane) and row not in axes_of(*node.indices):
+                place = tuple(simplify(substitute(i, {lane: const(0)})) for i in node.indices)
+                places[node.source, place] = None
+        guards = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *limits)]
+        guards += [lt(var(base.thread), packets)] if packets < base.threads else []
+        asks = tuple(Instruction(PREFETCH, (Operand(buffer, place),)) for buffer, place in places)
+        return guarded(guards, asks) if asks else ()
 
     def in_rows(
         self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool

@@ -91,7 +91,9 @@ class _Walk:
 def _live_phases(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     """First and last phase that touches each shared buffer."""
     state = _Walk(0, {})
-    _visit(kernel.body, state, counted=True)
+    for stmt in kernel.body:
+        _visit((stmt,), state, counted=True)
+        state.phase += 1  # no block runs two loops over blocks that stand beside each other
     return state.live
 
 

@@ -126,6 +126,7 @@ def choose_gpu_tile(
     # loads overlap with arithmetic, but never wholly
     cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
     waiting = -(-alive // at_once) * latency
+    busy = cycles / target.clock
     cycles = np.maximum(cycles, waiting) + _WAIT_EXPOSED * np.minimum(cycles, waiting)
     seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
     # what one multiprocessor can draw from memory is not much more than its share
@@ -147,8 +148,9 @@ def choose_gpu_tile(
     tile = tuple(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
+    at_work = 0.0 if products else float(np.maximum(busy, far)[best])
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
-                  block if stream else 0)  # fmt: skip
+                  block if stream else 0, busy=at_work)  # fmt: skip
 
 
 def start(target: Target) -> float:

@@ -60,7 +60,7 @@ function inside(k) {
   const made = h("div", { class: "inside" },
     h("div", { class: "facts" },
       fact("result", h("code", {}, `${k.root} [${k.root_shape.join(", ")}]`)),
-      fact("predicted, a call", time(k.predicted_us)),
+      fact("predicted, a call", k.launch ? `in the launch of ${k.launch}` : time(k.predicted_us)),
       fact("measured, a call", k.measured_us == null ? null : time(k.measured_us) + ratio),
       ...traffic,
       fact("its tensors once, by its loops", k.counted_bytes == null ? null : size(k.counted_bytes)),
@@ -75,7 +75,7 @@ function inside(k) {
   if (k.instances.length > 1) made.append(more(`Also called for ${count(k.instances.length - 1, "equal kernel")}`, () =>
     [h("p", { class: "small" }, h("code", {}, k.instances.slice(1).map(i => i.root).join(", ")))]));
   made.append(more(`Nodes of the model: ${k.nodes.length}`, () => [h("p", { class: "small" }, k.nodes.join(", "))]));
-  const code = sources()[k.name];
+  const code = sources()[k.launch || k.name];
   if (code) made.append(more(`Code: ${count(code.split("\n").length, "line")}`, () => [h("pre", { tabindex: 0 }, ...coloured(code))]));
   return made;
 }

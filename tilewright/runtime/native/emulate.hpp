@@ -365,6 +365,7 @@ template <int N, class To, class From> TW_FN void copy_async_or_zero(const To& t
   const long long target = to.first(N);
   if (target >= 0) emulate::engine->zero_async(to.buffer, target, N);
 }
+template <class From> TW_FN void prefetch(const From&) {}
 TW_FN void begin() {}
 TW_FN int times(int count) { return count; }
 TW_FN void commit() { emulate::engine->commit(); }
