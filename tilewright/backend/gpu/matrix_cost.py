@@ -108,13 +108,24 @@ class Product:
     work: int = 0
 
 
-@lru_cache(maxsize=1 << 16)
-def fragments_for(
-    target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0
-) -> tuple[Fragments, MatrixCost] | None:
+Way = tuple[Fragments, MatrixCost]
+
+
+def fragments_for(target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0) -> Way | None:
     """The best way, with so many warps where that is given, in so much shared memory."""
-    chosen: tuple[Fragments, MatrixCost] | None = None
-    least = np.inf
+    found = ways_by_warps(target, instruction, product, room)
+    if warps and warps not in found:
+        found = ways_by_warps(target, instruction, product, room, warps)
+    kept = [way for number, way in found.items() if warps in (0, number)]
+    return min(kept, key=lambda way: way[0])[1:] if kept else None
+
+
+@lru_cache(maxsize=1 << 16)
+def ways_by_warps(
+    target: Target, instruction: str, product: Product, room: int = 0, warps: int = 0
+) -> dict[int, tuple[float, Fragments, MatrixCost]]:
+    """The best way by so many warps of a block, for all numbers that are tried or for one, with its seconds."""
+    found: dict[int, tuple[float, Fragments, MatrixCost]] = {}
     for name in instructions(target, instruction):
         ways = _ways(target, name, product, warps, room)
         if ways is None:
@@ -122,12 +133,12 @@ def fragments_for(
         tried, taken, (busy, alone, ring, resident) = ways
         # of equals warps that are wider than tall: results lie along their lines
         rated = taken * np.where(tried.height > tried.width, _TALL, 1.0)
-        best = int(np.argmin(rated))
-        if rated[best] < least:
-            least = rated[best]
-            cost = MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
-            chosen = tried.made(best), cost
-    return chosen
+        for number in np.unique(tried.warps):
+            best = int(np.argmin(np.where(tried.warps == number, rated, np.inf)))
+            if rated[best] < (found[number][0] if number in found else np.inf):
+                cost = MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+                found[int(number)] = float(rated[best]), tried.made(best), cost
+    return found
 
 
 def instructions(target: Target, instruction: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from tilewright.backend.gpu.matrix_cost import (
     fragments_for,
     layout_for,
     seconds,
+    ways_by_warps,
 )
 from tilewright.backend.gpu.matrix_sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
@@ -167,14 +168,12 @@ def of_equal_warps(
 ) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
     """The best way of every product of a kernel, all by as many warps: a block has as many for one as for the next."""
 
-    def ways(warps: int) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
-        found = tuple(fragments_for(target, *product, warps, room) for product in products)
-        return None if None in found else tuple(way for way in found if way is not None)
-
-    own = ways(0)
-    if own is None or len({way.warps for way, _ in own}) <= 1:
-        return own
-    tried = [found for found in map(ways, sorted({way.warps for way, _ in own})) if found is not None]
+    if len(products) == 1:
+        found = fragments_for(target, *products[0], 0, room)
+        return None if found is None else (found,)
+    ways = [ways_by_warps(target, *product, room) for product in products]
+    shared = set.intersection(*(set(by) for by in ways)) if ways else {0}
+    tried = [tuple(by[warps][1:] for by in ways) for warps in sorted(shared)]
     return min(tried, key=lambda found: sum(cost.alone for _, cost in found), default=None)
 
 
