@@ -215,7 +215,7 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
         chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits)
         staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
         final = choose_layouts(beside(staged, part), target)
-        plan = make_plan(final, target, schedule, memo=memo)
+        plan = make_plan(final, target, schedule, memo=memo, refine=False)
         return plan_seconds(plan, final), len(plan.kernels)
 
     def beside(made: Program, part: Program) -> Program:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.expr import Axis
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
@@ -104,6 +105,11 @@ class Backend(Protocol):
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         """How a nest runs as a kernel of its own."""
+
+    def other_leaves(
+        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
+    ) -> Sequence[Leaf]:
+        """Leaves that may suit a nest better than its own on parts of this shape, the most promising first."""
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         """Maps that only move data and are better computed by themselves than composed into what reads them."""

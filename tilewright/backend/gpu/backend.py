@@ -20,6 +20,7 @@ from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
 from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
@@ -45,6 +46,11 @@ class GpuBackend:
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return plan_gpu_nest(nest, context)
+
+    def other_leaves(
+        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
+    ) -> Sequence[Leaf]:
+        return ()  # leaves of a block are planned with its tile
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         return frozenset()

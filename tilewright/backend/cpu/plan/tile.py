@@ -49,7 +49,7 @@ from tilewright.tile_graph.propagate import (
     size_key,
     whole_blocks,
 )
-from tilewright.tile_graph.rolling import Overlap, reads_of
+from tilewright.tile_graph.rolling import Overlap, reads_of, step_boxes
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream
 
@@ -194,16 +194,7 @@ def predict(
         tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     )
     limits = stream.reduce_boxes(var(context.memo.tiles.block(stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits, known)
-    seen = dict(boxes)
-    fixed = {root: box}
-    for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
-        part = boxes[overlap.nest][overlap.dim]
-        added = Range(part.low, known.size(sizes[root.axes[overlap.axis]] * overlap.scale), part.extent)
-        window = boxes[overlap.nest]
-        fixed[overlap.nest] = overlap.of(window, added)
-        boxes = propagate(nests, fixed, limits, known)
-        seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
+    boxes, seen = step_boxes(nests, box, overlaps, known, limits)
     target = context.target
     grid = _grid(root, plans[-1], box, context)
     tiles, waves = grid.tiles, grid.waves
