@@ -14,6 +14,7 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.inner_tiles import inner_reason, tiled_again
 from tilewright.schedule.replan import Replanned, Replanner, packed_alone
 from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
@@ -89,8 +90,9 @@ def make_plan(
         refused = connector.refusals(groups) if schedule == "connected" else {}
         again = Replanner(costs, alone).replan(groups, _MOST_REFINED if refine else 0)
         final.update(again.layouts)
+        groups = tiled_again(again.groups, again.leaves, costs, settled, _MOST_REFINED if refine else 0)
         builder = _Builder(part, fused, costs, refused, backend, settled, again)
-        units.extend(builder.units(again.groups))
+        units.extend(builder.units(groups))
     body = in_tree(_in_order(units), program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in final.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
@@ -275,6 +277,8 @@ class _Builder:
             parts.append(f"joined: the prediction is {joined}")
         if root in self.again.reasons:
             parts.append(self.again.reasons[root])
+        if choice_of(group).inner is not None:
+            parts.append(inner_reason(group, self.costs))
         if root in self.refused:
             parts.append(f"goes no further: {self.refused[root]}")
         return "; ".join(parts)

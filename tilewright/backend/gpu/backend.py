@@ -17,7 +17,7 @@ from tilewright.backend.gpu.stream_form import register_form
 from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.variants import GpuVariants
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
-from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
 from tilewright.ir.expr import Axis
@@ -81,6 +81,12 @@ class GpuBackend:
         overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
         return None
+
+    def tile_again(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice, inner: Inner | None = None,
+    ) -> Choice | None:  # fmt: skip
+        return None  # what a block holds is in shared memory, or in registers by fragments
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
