@@ -85,4 +85,3 @@ def _is_plain(tile: Tile) -> bool:
 
 def _seconds(group: Group) -> float:
     return 0.0 if group.choice is None else group.choice.seconds
-

@@ -67,9 +67,7 @@ def _seconds(kernel: Tile, nests: list[Nest], context: NestContext) -> float | N
     return None if choice is None else choice.seconds
 
 
-def kernel_choice(
-    kernel: Tile, nests: Sequence[Nest], context: NestContext, with_inner: bool = True
-) -> Choice | None:
+def kernel_choice(kernel: Tile, nests: Sequence[Nest], context: NestContext, with_inner: bool = True) -> Choice | None:
     """A kernel as the search would have chosen it, also without the tile inside its own; None where the cost knows no
     such tile."""
     backend, root = backend_for(context.target), nests[-1]

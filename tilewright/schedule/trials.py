@@ -103,7 +103,6 @@ class Trials:
             reason = stored if dearer else "the search went another way"
         return Trial(kernel.level, whole, apart, reason)
 
-
     def nearer(self, kernel: Tile, made: str) -> Trial | None:
         """What a kernel takes with one of its results kept at a nearer level, by a tile inside its own from where it is
         made to where it is read for the last time, and with one tile; None where there is no nearer cache."""
