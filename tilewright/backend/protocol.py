@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.expr import Axis
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
@@ -23,6 +24,19 @@ from tilewright.tile_graph.streams import Stream
 
 
 @dataclass(frozen=True)
+class Inner:
+    """Some of a kernel's nests, one after the other, walked in parts of its tile: what passes between them alone stays
+    at a nearer level."""
+
+    first: int  # of the nests
+    last: int
+    tile: Sizes  # by the axes of the root, those that are cut
+    level: str
+    footprint: int
+    without: float = 0.0  # seconds of the kernel as one tile
+
+
+@dataclass(frozen=True)
 class Choice:
     """The best tile of a group of nests, and what it is predicted to cost."""
 
@@ -34,6 +48,7 @@ class Choice:
     step: int = 0  # rows of the root that a window moves on by; 0: there is no window
     resident: bool = False  # every tile has a unit to itself, for all steps of a Scan
     level: str = ""  # where intermediates live; empty: the tile level
+    inner: Inner | None = None  # nests that are tiled again inside the tile
     unhindered: float = 0.0  # seconds if every tile fitted and intermediates moved in no time; 0: not known
     busy: float = 0.0  # seconds that would be left if nothing waited; 0: not known
 
@@ -106,6 +121,11 @@ class Backend(Protocol):
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         """How a nest runs as a kernel of its own."""
 
+    def other_leaves(
+        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
+    ) -> Sequence[Leaf]:
+        """Leaves that may suit a nest better than its own on parts of this shape, the most promising first."""
+
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         """Maps that only move data and are better computed by themselves than composed into what reads them."""
 
@@ -130,6 +150,13 @@ class Backend(Protocol):
     ) -> Choice | None:  # fmt: skip
         """The best parts and steps of windows that move over some of the nests, or those given; None where none pays or
         fits."""
+
+    def tile_again(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice, inner: Inner | None = None,
+    ) -> Choice | None:  # fmt: skip
+        """The choice with some of its nests tiled again inside, at a nearer level, as best or as given; None where that
+        is not possible."""
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

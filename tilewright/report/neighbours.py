@@ -35,6 +35,8 @@ class Neighbours:
                     self._readers.setdefault(name, []).append((kernel, leaf))
         self._trials = Trials(view.program, view.plan, target)
         self._tried: dict[tuple[str, str, str], Trial] = {}
+        self._near: dict[tuple[str, str], Trial | None] = {}
+        self._alone = {kernel.name for kernel, steps in view.plan.launches() if steps is None}
         self._distances = reuse_distances(_units(view.plan.body), all_computes(view.program))
         self._kept = frozenset(t for part in parts_of(view.program) for t in part.kept)
 
@@ -57,11 +59,15 @@ class Neighbours:
         if view.tensors[tensor] not in view.program.staged:
             why = why_not_in_registers(core, view.tensors[tensor], made, user, self._users[tensor], self._kept)
         trial = self._trial(kernel, leaf, other)
+        nearer = self._nearer(kernel, leaf) if is_joined else None
+        is_near = nearer is not None and self._inner_level(kernel, leaf.tensor) == nearer.level
+        flat = nearer.apart if is_near and nearer is not None else trial.together
         place = trial.level if is_joined else view.between.get(tensor, target.main.name)
         outer = target.outer.name if target.outer is not None else ""
         tried = [
             _entry(target.levels[0].name, None, why, False),
-            _entry(trial.level, trial.together, "" if is_joined else trial.reason, is_joined),
+            *([_entry(nearer.level, nearer.together, nearer.reason, is_near)] if nearer is not None else []),
+            _entry(trial.level, flat, "" if is_joined else trial.reason, is_joined and not is_near),
             *([_entry(outer, trial.apart if place == outer else None, self._passes(tensor, place), place == outer)]
               if outer and not is_joined else []),
             _entry(target.main.name, trial.apart if place != outer else None, trial.reason if is_joined else "",
@@ -98,6 +104,20 @@ class Neighbours:
         if other is not kernel and schedule != "connected":
             return replace(self._tried[key], reason=f"schedule {schedule} joins no kernels")
         return self._tried[key]
+
+    def _nearer(self, kernel: Tile, leaf: Leaf) -> Trial | None:
+        """The same kernel with what a leaf stores nearer; those of a Scan's steps are not looked at."""
+        if self._view.plan.schedule != "connected" or kernel.name not in self._alone or leaf.tensor not in kernel.held:
+            return None
+        key = (kernel.name, leaf.tensor)
+        if key not in self._near:
+            self._near[key] = self._trials.nearer(kernel, leaf.tensor)
+        return self._near[key]
+
+    def _inner_level(self, kernel: Tile, tensor: str) -> str:
+        """The level of the innermost Tile of a kernel that holds a tensor."""
+        tiles = [t for t in kernel.walk() if isinstance(t, Tile) and any(h.tensor == tensor for h in t.holds)]
+        return tiles[-1].level if tiles else ""
 
     def _inside(self, leaf: Leaf) -> list[Compute]:
         return [self._view.by_name[n] for n in dict.fromkeys((leaf.core, *leaf.epilogue, *leaf.composed))]

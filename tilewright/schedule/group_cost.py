@@ -85,18 +85,44 @@ class GroupCost:
 
     def _shared(self, nests: tuple[Nest, ...]) -> Choice | None:
         """The cost of a group; equal groups share the work."""
-        stored = self.stored(nests)
-        context = self.context
-        known: dict[Hashable, Choice | None] = context.memo.choices
-        key = (
-            signature_by(nests, lambda t: 2 * self._number(t) + (t in stored)),
-            tuple([self.plans[n].unnamed for n in nests]), self.streaming, self.repeated, context.weights_fit,
-        )  # fmt: skip
+        known: dict[Hashable, Choice | None] = self.context.memo.choices
+        key = self.key(nests)
         if key in known:
             return known[key]
-        context.memo.trim()
-        found = known[key] = self._best(nests, stored)
+        self.context.memo.trim()
+        found = known[key] = self._best(nests, self.stored(nests))
         return found
+
+    def key(self, nests: tuple[Nest, ...]) -> Hashable:
+        """The same for groups that are planned alike."""
+        stored = self.stored(nests)
+        return (
+            signature_by(nests, lambda t: 2 * self._number(t) + (t in stored)),
+            tuple([self.plans[n].unnamed for n in nests]), self.streaming, self.repeated, self.context.weights_fit,
+        )  # fmt: skip
+
+    def priced(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice,
+    ) -> Choice | None:  # fmt: skip
+        """The same choice under other leaves, where nothing is streamed."""
+        root, cut = nests[-1], dict(choice.tile)
+        sizes = {f"o{i}": cut.get(f"o{i}", max(1, extent_of(a.extent))) for i, a in enumerate(root.axes)}
+        if choice.step:
+            overlaps = find_overlaps(nests, context.memo.tiles)
+            return self.backend.choose_window(nests, leaves, context, stored, overlaps, sizes, choice.step)
+        return self.backend.choose_tile(nests, leaves, context, stored, sizes)
+
+    def chosen(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice,
+    ) -> Choice | None:  # fmt: skip
+        """The best choice of the same kind under other leaves, where nothing is streamed."""
+        if choice.step:
+            overlaps = find_overlaps(nests, context.memo.tiles)
+            return self.backend.choose_window(nests, leaves, context, stored, overlaps)
+        fixed = self._uncut(nests, stored)
+        return None if fixed is None else self.backend.choose_tile(nests, leaves, context, stored, fixed)
 
     def _number(self, tensor: Tensor) -> int:
         """The same for tensors of which all that planning asks is the same; whether they are stored is not among it."""

@@ -14,7 +14,9 @@ from tilewright.ir.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.inner_tiles import inner_reason, tiled_again
 from tilewright.schedule.launches import Unit, share_launches
+from tilewright.schedule.replan import Replanned, Replanner, packed_alone
 from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
@@ -25,6 +27,7 @@ from tilewright.tile_graph.plan import Estimate, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tile_graph.signature import signature
 
+_MOST_REFINED = 24  # kernels that differ, those that take most time first
 _Item = TypeVar("_Item")
 
 
@@ -44,8 +47,8 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
-    `memo` is what planning found out about nests before, for the same target. Of a `whole` model kernels may share
-    launches; of a part that alternatives are compared by, others would be beside them.
+    `memo` is what planning found out about nests before, for the same target. Of a `whole` model chosen
+    kernels are refined once more and may share launches; plans that are only compared with each other stay as found.
     """
     backend = backend_for(target)
     memo = memo or Memo()
@@ -53,6 +56,7 @@ def make_plan(
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo, stepped=read_by_steps(program))  # fmt: skip
     planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+    packed: dict[Nest, Sequence[Tensor]] = {}
     for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
@@ -60,10 +64,14 @@ def make_plan(
         plans: dict[Nest, Leaf] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
             plans[nest] = _plan_once(nest, context, backend)
-            packed = backend.constant_layouts(nest, plans[nest], context)
-            layouts.update({t: memo.layout(layout) for t, layout in packed.items()})
+            wanted = backend.constant_layouts(nest, plans[nest], context)
+            layouts.update({t: memo.layout(layout) for t, layout in wanted.items()})
+            packed[nest] = tuple(wanted)
         planned.append((part, fused, nests, plans))
     context = replace(context, kinds={})  # layouts are settled
+    alone = packed_alone(packed, program.constants)
+    final = dict(layouts)  # with those of leaves that are planned again for their tiles
+    settled = context.with_layouts(lambda t: final.get(t) or Layout.natural(t.rank))
     units: list[Unit] = []
     builders: list[_Builder] = []
     for part, fused, nests, plans in planned:
@@ -73,14 +81,17 @@ def make_plan(
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         refused = connector.refusals(groups) if schedule == "connected" else {}
-        builders.append(_Builder(part, fused, costs, refused, backend, context))
+        again = Replanner(costs, alone).replan(groups, _MOST_REFINED if whole else 0)
+        final.update(again.layouts)
+        groups = tiled_again(again.groups, again.leaves, costs, settled, _MOST_REFINED if whole else 0)
+        builders.append(_Builder(part, fused, costs, refused, backend, settled, again))
         units.extend(builders[-1].units(groups))
     units = _in_order(units)
     if whole and schedule == "connected":
         given = frozenset(t.name for t in program.outputs)
-        units = _in_order(share_launches(units, given, builders[0].again, backend, target))
+        units = _in_order(share_launches(units, given, builders[0].computed_again, backend, target))
     body = in_tree([unit.tile for unit in units], program, target)
-    shown = tuple(sorted((t.name, layout) for t, layout in layouts.items() if not layout.is_natural))
+    shown = tuple(sorted((t.name, layout) for t, layout in final.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
 
 
@@ -205,6 +216,7 @@ class _Builder:
     refused: Mapping[Nest, str]  # by root: why its readers are other kernels
     backend: Backend
     context: NestContext
+    again: Replanned
     made: dict[str, Compute] = field(init=False)  # computes of the part by the names of what they give
 
     def __post_init__(self) -> None:
@@ -234,7 +246,7 @@ class _Builder:
         writes = frozenset(t.name for t in self.costs.stored(group.nests))
         return Unit(self._kernel(group, None), writes, needs, group)
 
-    def again(self, feeder: Group, reader: Group) -> Unit | None:
+    def computed_again(self, feeder: Group, reader: Group) -> Unit | None:
         """The second of two kernels with what it reads of the first computed again; None where it cannot be."""
         nests = list(reader.nests)
         for nest in reversed(feeder.nests):
@@ -251,9 +263,8 @@ class _Builder:
         return replace(unit, tile=replace(unit.tile, estimate=replace(about, reason=reason)))
 
     def _leaves(self, group: Group) -> tuple[Leaf, ...]:
-        return tuple(
-            replace(self.costs.plans[n], composed=tuple(_inlined_by(n, self.made, self.fused))) for n in group.nests
-        )
+        plans = {**self.costs.plans, **self.again.leaves}
+        return tuple(replace(plans[n], composed=tuple(_inlined_by(n, self.made, self.fused))) for n in group.nests)
 
     def _kernel(self, group: Group, step: StepPlan | None) -> Tile:
         nests, choice = group.nests, choice_of(group)
@@ -261,7 +272,7 @@ class _Builder:
         leaves = self._leaves(group) if step is None else step.leaves
         leaves, lanes = self.backend.finish(nests, leaves, choice, stream, self.context, step is not None)
         seconds = choice.seconds if step is None else step.seconds
-        about = Estimate(round(seconds, 9), choice.footprint, _reason(group, self.costs, self.refused),
+        about = Estimate(round(seconds, 9), choice.footprint, self._reason(group),
                          round(choice.busy, 9))  # fmt: skip
         kernel = kernel_tile(
             self.backend.launch, choice.level or self.context.target.tile_level.name, nests, leaves,
@@ -269,19 +280,23 @@ class _Builder:
         )  # fmt: skip
         return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)
 
-
-def _reason(group: Group, costs: GroupCost, refused: Mapping[Nest, str]) -> str:
-    """Why these nests share a kernel, and why the kernel that reads them is another, in the cost model's words."""
-    parts = []
-    if len(group.nests) > 1:
-        alone = [costs.cost([n]) for n in group.nests]
-        apart = microseconds(sum(c.seconds for c in alone if c is not None))
-        joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
-        parts.append(f"joined: the prediction is {joined}")
-    refusal = refused.get(group.nests[-1])
-    if refusal is not None:
-        parts.append(f"goes no further: {refusal}")
-    return "; ".join(parts)
+    def _reason(self, group: Group) -> str:
+        """Why these nests share a kernel, how its leaves differ from those of the nests alone, and why the kernel that
+        reads them is another, in the cost model's words."""
+        parts = []
+        root = group.nests[-1]
+        if len(group.nests) > 1:
+            alone = [self.costs.cost([n]) for n in group.nests]
+            apart = microseconds(sum(c.seconds for c in alone if c is not None))
+            joined = f"{microseconds(choice_of(group).seconds)} us against {apart} us as {len(alone)} kernels"
+            parts.append(f"joined: the prediction is {joined}")
+        if root in self.again.reasons:
+            parts.append(self.again.reasons[root])
+        if choice_of(group).inner is not None:
+            parts.append(inner_reason(group, self.costs))
+        if root in self.refused:
+            parts.append(f"goes no further: {self.refused[root]}")
+        return "; ".join(parts)
 
 
 def choice_of(group: Group) -> Choice:

@@ -3,13 +3,14 @@ edited by hand is told what the search would say of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
 from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.tensor import Layout, Tensor
+from tilewright.schedule.inner_tiles import inner_of
 from tilewright.target import Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.held import plan_nests
@@ -32,7 +33,7 @@ def priced(program: Program, plan: Plan, target: Target) -> Plan:
     found: dict[str, Tile] = {}
     for kernel, steps in plan.launches():
         nests = plan_nests(kernel, computes)
-        choice = _choice(kernel, nests, context) if steps is None and is_comparable(kernel) else None
+        choice = kernel_choice(kernel, nests, context) if steps is None and is_comparable(kernel) else None
         if choice is not None:
             about = replace(kernel.estimate, seconds=round(choice.seconds, 9), busy=round(choice.busy, 9))
             found[kernel.name] = replace(kernel, estimate=about)
@@ -61,7 +62,7 @@ def plan_context(program: Program, plan: Plan, target: Target) -> NestContext:
 
 def is_comparable(kernel: Tile) -> bool:
     """Whether a kernel has a form that the search compares: tiles of one result handed out, all leaves inside them,
-    in order, streamed, or under windows that move over rows."""
+    in order, some of them tiled again, streamed, or under windows that move over rows."""
     inner = [n for n in kernel.walk() if isinstance(n, Tile) and n is not kernel]
     cutting = [t for t in inner if t.sizes and t.over == "order"]
     leaves = [n for n in kernel.walk() if isinstance(n, Leaf)]
@@ -72,8 +73,9 @@ def is_comparable(kernel: Tile) -> bool:
     )
 
 
-def _choice(kernel: Tile, nests: list[Nest], context: NestContext) -> Choice | None:
-    """None where the cost knows no such tile."""
+def kernel_choice(kernel: Tile, nests: Sequence[Nest], context: NestContext, with_inner: bool = True) -> Choice | None:
+    """A kernel as the search would have chosen it, also without the tile inside its own; None where the cost knows no
+    such tile."""
     backend, root = backend_for(context.target), nests[-1]
     leaves = [replace(leaf, composed=()) for leaf in kernel.leaves]  # without names, so that equal layers share costs
     stored = frozenset(t for n in nests if n.tensor.name not in kernel.held for t in n.stores)
@@ -88,4 +90,8 @@ def _choice(kernel: Tile, nests: list[Nest], context: NestContext) -> Choice | N
         return backend.choose_window(nests, leaves, context, stored, overlaps, sizes, step)
     stream = stream_of(kernel, nests)
     blocks = () if kernel.stream is None else [size for _, size in kernel.stream.sizes]
-    return backend.choose_tile(nests, leaves, context, stored, sizes, stream, blocks)
+    choice = backend.choose_tile(nests, leaves, context, stored, sizes, stream, blocks)
+    inner = inner_of(kernel) if with_inner else None
+    return choice if inner is None or choice is None else backend.tile_again(
+        nests, leaves, context, stored, choice, inner
+    )  # fmt: skip

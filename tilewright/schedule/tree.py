@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.backend.protocol import Choice
+from tilewright.backend.protocol import Choice, Inner
 from tilewright.ir.compute import Program, all_computes
 from tilewright.ir.expr import Axis, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import Target
-from tilewright.tile_graph.nest import Nest, roots_of
+from tilewright.tile_graph.nest import Nest, held_inside, roots_of
 from tilewright.tile_graph.plan import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.propagate import Range, extent_of, propagate
 from tilewright.tile_graph.residence import reuse_distances
@@ -41,6 +41,13 @@ def kernel_tile(
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
     axes, sizes = cut_axes(root.tensor.name, extents, dict(choice.tile))
     axes = _tied(axes, nests)
+    if choice.inner is not None:
+        inner = choice.inner
+        walked, axes = _tiled_again(inner, leaves[inner.first : inner.last], axes, root, extents)
+        near = {n.tensor.name for n in held_inside(nests, inner.first, inner.last, stored)}
+        walked = replace(walked, holds=tuple(h for h in held if h.tensor in near))
+        held = [h for h in held if h.tensor not in near]
+        body = (*leaves[: inner.first], walked, *leaves[inner.last :])
     if choice.step:
         overlaps = find_overlaps(nests)
         name = f"t{overlaps[0].axis}"
@@ -52,6 +59,15 @@ def kernel_tile(
         body = (Tile(level, ((name, choice.step),), "order", body, tuple(held)),)
         held = []
     return Tile(level, sizes, launch, body, tuple(held), axes, estimate=about)
+
+
+def _tiled_again(
+    inner: Inner, leaves: Sequence[Leaf], axes: Sequence[TileAxis], root: Nest, extents: Mapping[str, int]
+) -> tuple[Tile, tuple[TileAxis, ...]]:
+    """Leaves in parts of the kernel's tile, and the kernel's axes with those that only such parts cut."""
+    along, sizes = cut_axes(root.tensor.name, extents, dict(inner.tile))
+    known = {a.name for a in axes}
+    return Tile(inner.level, sizes, "order", tuple(leaves)), (*axes, *(a for a in along if a.name not in known))
 
 
 def with_steps_inside(kernel: Tile, scan: str, kept: Sequence[Tensor]) -> Tile:

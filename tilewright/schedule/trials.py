@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.backend import backend_for
-from tilewright.backend.protocol import Choice
+from tilewright.backend.protocol import Choice, Inner
 from tilewright.ir.compute import Program, all_computes
 from tilewright.schedule.connect import Connector, Group, readers_of
 from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.inner_tiles import inner_of
 from tilewright.schedule.planner import kept_in_memory, parts_of, search_context
-from tilewright.schedule.price import plan_context
+from tilewright.schedule.price import is_comparable, kernel_choice, plan_context
 from tilewright.target import Target
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.nest import Nest
@@ -55,7 +56,7 @@ class Trials:
             nests = {k.name: plan_nests(k, computes) for k in kernels}
             # without names, so that equal layers share their costs
             plans: dict[Nest, Leaf] = {
-                n: replace(leaf, composed=()) for k in kernels for n, leaf in zip(nests[k.name], k.leaves, strict=True)
+                n: leaf for k in kernels for n, leaf in zip(nests[k.name], kernel_leaves(k), strict=True)
             }
             costs = GroupCost(backend, search_context(part, context), plans, kept_in_memory(part, context),
                               readers_of(list(plans)), repeated=scan is not None)  # fmt: skip
@@ -101,6 +102,44 @@ class Trials:
             dearer = sum(p.score for p in parts) >= group.score
             reason = stored if dearer else "the search went another way"
         return Trial(kernel.level, whole, apart, reason)
+
+    def nearer(self, kernel: Tile, made: str) -> Trial | None:
+        """What a kernel takes with one of its results kept at a nearer level, by a tile inside its own from where it is
+        made to where it is read for the last time, and with one tile; None where there is no nearer cache."""
+        side = self._sides[self._scans[kernel.name]]
+        costs, nests = side.connector.costs, side.groups[kernel.name].nests
+        level = self._nearer_level(kernel)
+        choice = kernel_choice(kernel, nests, costs.context, with_inner=False) if is_comparable(kernel) else None
+        if level is None or choice is None:
+            return None
+        first = next(i for i, n in enumerate(nests) if n.tensor.name == made)
+        last = 1 + max(i for i, n in enumerate(nests) if any(t in n.reads() for t in nests[first].stores))
+        given = inner_of(kernel)
+        if given is not None and given.first <= first and last <= given.last:
+            return Trial(level, kernel.estimate.seconds, choice.seconds)
+        if choice.footprint <= self._target.level(level).capacity // 2:
+            return Trial(level, None, choice.seconds, "all that the tile holds fits it as it is")
+        if choice.block or choice.step:
+            walk = "a stream" if choice.block else "windows"
+            return Trial(level, None, choice.seconds, f"the kernel is walked in {walk} already")
+        found = costs.backend.tile_again(nests, kernel_leaves(kernel), costs.context, costs.stored(nests), choice,
+                                         Inner(first, last, (), level, 0))  # fmt: skip
+        if found is None:
+            return Trial(level, None, choice.seconds, "no parts of the tile fit there and are all that others read")
+        faster = found.seconds < choice.seconds
+        reason = "it saves less than predictions of such kernels err" if faster else "it is predicted to be no faster"
+        return Trial(level, found.seconds, choice.seconds, reason)
+
+    def _nearer_level(self, kernel: Tile) -> str | None:
+        """The cache inside that of a kernel's tile."""
+        places = [self._target.levels[i].name for i in backend_for(self._target).caches(self._target)]
+        place = places.index(kernel.level) if kernel.level in places else 0
+        return places[place - 1] if place else None
+
+
+def kernel_leaves(kernel: Tile) -> list[Leaf]:
+    """Without names, so that equal layers share costs."""
+    return [replace(leaf, composed=()) for leaf in kernel.leaves]
 
 
 def _too_little(one: Group, apart: float, score: float) -> str:

@@ -117,7 +117,8 @@ def _stream_rings(kernel: Tile) -> int:
 
 
 def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
-    """The part of every nest that the innermost Tile around it covers, wherever it begins."""
+    """The part of every nest that the Tile which holds it covers, or else the innermost around it, wherever it
+    begins."""
     by_name = {n.tensor.name: n for n in nests}
     groups = between_barriers(kernel, by_name)
     found: dict[Nest, Box] = {}
@@ -136,6 +137,8 @@ def boxes_of(kernel: Tile, nests: Sequence[Nest]) -> dict[Nest, Box]:
             elif isinstance(node, Leaf):
                 nest = by_name[node.tensor]
                 found.setdefault(nest, boxes[nest])
+        for nest in (by_name[h.tensor] for h in tile.holds if h.mode == "store" and h.tensor in by_name):
+            found[nest] = boxes[nest]  # computed in parts, where a Tile inside walks them
 
     known: dict[str, TileAxis] = {}
     origins: dict[str, Axis] = {}  # nests that run along one axis of the tree begin at the same place

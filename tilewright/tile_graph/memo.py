@@ -52,6 +52,9 @@ class Memo:
 
     plans: dict[Hashable, Leaf] = field(default_factory=dict)
     choices: dict[Hashable, Any] = field(default_factory=dict)
+    replanned: dict[Hashable, Any] = field(default_factory=dict)  # kernels with leaves planned again for their tiles
+    inner: dict[Hashable, Any] = field(default_factory=dict)  # and with tiles inside those
+    suited: dict[Hashable, list[Leaf]] = field(default_factory=dict)  # leaves for a nest's part of a tile
     tensors: dict[Hashable, int] = field(default_factory=dict)  # numbers that stand for facts of tensors in keys
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
     ahead: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # what the nests of a kernel ask for early

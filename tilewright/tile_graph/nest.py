@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -398,3 +398,10 @@ def is_identity_read(node: Load, axes: Sequence[Axis]) -> bool:
         (isinstance(i, Var) and i.axis is a) or (a.extent == 1 and isinstance(i, Const) and i.value == 0)
         for i, a in zip(node.indices, axes, strict=True)
     )
+
+
+def held_inside(nests: Sequence[Nest], first: int, last: int, stored: Container[Tensor]) -> list[Nest]:
+    """Nests of a kernel, from `first` up to `last`, whose results no other one reads, and that are not stored."""
+    outside = {t for n in (*nests[:first], *nests[last:]) for t in n.reads()}
+    inside = [n for n in nests[first:last] if n is not nests[-1]]
+    return [n for n in inside if not any(t in outside or t in stored for t in n.stores)]

@@ -15,7 +15,7 @@ from tilewright.ir.expr import Axis, Const, Expr, Load, Var, axes_of, const, max
 from tilewright.ir.simplify import linear, simplify
 from tilewright.tile_graph.memo import Tiles
 from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate
+from tilewright.tile_graph.propagate import Box, Known, Range, extent_of, propagate
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,27 @@ def _overlaps(
                 found.append(Overlap(nest, dim, number, scale, int(part.size) - scale))
                 break
     return found
+
+
+def step_boxes(
+    nests: Sequence[Nest], box: Box, overlaps: Sequence[Overlap], known: Known,
+    limits: Mapping[Nest, Mapping[Axis, Range]] | None = None,
+) -> tuple[dict[Nest, Box], dict[Nest, Box]]:  # fmt: skip
+    """What every nest computes for a part of the root, and what is seen of it: a step of a window computes what is new
+    of it, and sees all of it."""
+    root = nests[-1]
+    limits = limits or {}
+    boxes = propagate(nests, box, limits, known)
+    seen = dict(boxes)
+    fixed = {root: box}
+    for overlap in overlaps:
+        window = boxes[overlap.nest]
+        part = window[overlap.dim]
+        added = Range(part.low, known.size(box[overlap.axis].size * overlap.scale), part.extent)
+        fixed[overlap.nest] = overlap.of(window, added)
+        boxes = propagate(nests, fixed, limits, known)
+        seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
+    return boxes, seen
 
 
 def reads_of(nest: Nest, nests: Sequence[Nest]) -> list[Nest]:

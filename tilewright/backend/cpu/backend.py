@@ -10,15 +10,18 @@ from typing import Any
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.plan.homes import farthest_hold
+from tilewright.backend.cpu.plan.inner import tile_again
 from tilewright.backend.cpu.plan.panels import constant_layouts
+from tilewright.backend.cpu.plan.replan import other_leaves
 from tilewright.backend.cpu.plan.select import select_plan
 from tilewright.backend.cpu.plan.separate_views import separate_views
 from tilewright.backend.cpu.plan.steps import plan_steps
 from tilewright.backend.cpu.plan.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.plan.variants import Variants, variants_of
 from tilewright.backend.cpu.walk import cpu_walk
-from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.expr import Axis
 from tilewright.ir.loops import LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
@@ -44,6 +47,11 @@ class CpuBackend:
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return select_plan(nest, context)
 
+    def other_leaves(
+        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
+    ) -> Sequence[Leaf]:
+        return other_leaves(nest, leaf, shape, context)
+
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         return separate_views(computes, context)
 
@@ -67,6 +75,12 @@ class CpuBackend:
         overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
         return choose_window(nests, leaves, context, stored, overlaps, fixed, step)
+
+    def tile_again(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice, inner: Inner | None = None,
+    ) -> Choice | None:  # fmt: skip
+        return tile_again(nests, leaves, context, stored, choice, inner)
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

@@ -19,9 +19,10 @@ from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.together import launch_seconds, share_launch
 from tilewright.backend.gpu.variants import GpuVariants
 from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
-from tilewright.backend.protocol import Choice, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.compute import Compute, Program, Scan
+from tilewright.ir.expr import Axis
 from tilewright.ir.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
@@ -47,6 +48,11 @@ class GpuBackend:
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return plan_gpu_nest(nest, context)
+
+    def other_leaves(
+        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
+    ) -> Sequence[Leaf]:
+        return ()  # leaves of a block are planned with its tile
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         return frozenset()
@@ -77,6 +83,12 @@ class GpuBackend:
         overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
     ) -> Choice | None:  # fmt: skip
         return None
+
+    def tile_again(
+        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+        choice: Choice, inner: Inner | None = None,
+    ) -> Choice | None:  # fmt: skip
+        return None  # what a block holds is in shared memory, or in registers by fragments
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,

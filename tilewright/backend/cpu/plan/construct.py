@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.plan.contraction_facts import ContractionFacts, Form, Operand, overlap
-from tilewright.backend.cpu.plan.micro import core_seconds, dot_seconds, moving_seconds
+from tilewright.backend.cpu.plan.micro import blocks_along, core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.expr import Axis, axes_of
 from tilewright.tile_graph.nest import period
 from tilewright.tile_graph.propagate import Size, extent_of
@@ -42,15 +42,18 @@ class Built:
     seconds: float
 
 
-def build_tiles(facts: ContractionFacts) -> list[Built]:
-    """Every form the machine has room for, the best first."""
+def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None) -> list[Built]:
+    """Every form the machine has room for, the best first: over some cuts of the output, or for parts of one shape."""
     forms = _forms(facts)
-    cuts = np.meshgrid(*_output_cuts(facts), indexing="ij")
+    along = _output_cuts(facts) if shape is None else [[shape[a]] for a in facts.nest.axes]
+    cuts = np.meshgrid(*along, indexing="ij")
     # every form with every cut of the output: one flat batch, the cuts of a form side by side
     columns = {a: np.tile(sizes.ravel(), len(forms)) for a, sizes in zip(facts.nest.axes, cuts, strict=True)}
     form = Form(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
     seconds = predicted(facts, form, columns).reshape(len(forms), -1).min(axis=1)
-    height = _reach(facts, facts.row) if facts.row not in facts.runs else 0  # a run has one rest alone
+    height = 0  # a run has one rest alone
+    if facts.row not in facts.runs:
+        height = _reach(facts, facts.row) if shape is None else int(blocks_along(facts, facts.row, shape)[0])
     seconds = seconds * np.array([_REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
     whole = _whole(facts)
     found = [
@@ -194,12 +197,15 @@ def _output_cuts(facts: ContractionFacts) -> list[list[int]]:
     return choices
 
 
-def dot_tiles(facts: ContractionFacts, rows: Sequence[Axis]) -> list[tuple[float, dict[Axis, int]]]:
-    """Register tiles for dot products along the vector: outputs along up to two axes, or several chains of one."""
+def dot_tiles(
+    facts: ContractionFacts, rows: Sequence[Axis], shape: Mapping[Axis, int] | None = None
+) -> list[tuple[float, dict[Axis, int]]]:
+    """Register tiles for dot products along the vector, of the whole output or of parts of one shape: outputs along up
+    to two axes, or several chains of one."""
     assert facts.vector is not None
     names = facts.nest.axis_names()
     ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
-    tile = {a: max(1, extent_of(a.extent)) for a in facts.nest.axes}
+    tile = shape or {a: max(1, extent_of(a.extent)) for a in facts.nest.axes}
     found = []
     for sizes in product(*(range(1, min(_MOST_DOTS, extent_of(a.extent)) + 1) for a in ranked)):
         outputs = prod(sizes)

@@ -25,6 +25,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
+from tilewright.backend.cpu.plan.parts import Parts
 from tilewright.backend.cpu.plan.tile_traffic import (
     Numbers,
     outer_scratch_seconds,
@@ -49,7 +50,7 @@ from tilewright.tile_graph.propagate import (
     size_key,
     whole_blocks,
 )
-from tilewright.tile_graph.rolling import Overlap, reads_of
+from tilewright.tile_graph.rolling import Overlap, reads_of, step_boxes
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream
 
@@ -184,8 +185,10 @@ class Times:
 def predict(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: Size = 0, overlaps: Sequence[Overlap] = (),
+    parts: Parts | None = None,
 ) -> Times:  # fmt: skip
-    """The time of a kernel with output tiles of these sizes; infinite where a tile's intermediates do not fit."""
+    """The time of a kernel with output tiles of these sizes, some of its nests in `parts` of them; infinite where a
+    tile's intermediates do not fit."""
     root = nests[-1]
     known = context.memo.tiles.boxes
     origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
@@ -194,43 +197,42 @@ def predict(
         tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
     )
     limits = stream.reduce_boxes(var(context.memo.tiles.block(stream.extent)), block) if stream else {}
-    boxes = propagate(nests, box, limits, known)
-    seen = dict(boxes)
-    fixed = {root: box}
-    for overlap in overlaps:  # a step computes what is new of a window, and holds all of it
-        part = boxes[overlap.nest][overlap.dim]
-        added = Range(part.low, known.size(sizes[root.axes[overlap.axis]] * overlap.scale), part.extent)
-        window = boxes[overlap.nest]
-        fixed[overlap.nest] = overlap.of(window, added)
-        boxes = propagate(nests, fixed, limits, known)
-        seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
+    boxes, seen = step_boxes(nests, box, overlaps, known, limits)
     target = context.target
     grid = _grid(root, plans[-1], box, context)
     tiles, waves = grid.tiles, grid.waves
-    held = np.broadcast_to(footprint(nests, seen, stored, stream, steps=bool(overlaps), known=known), tiles.shape)
+    nearer = parts.near if parts else frozenset()
+    held = np.broadcast_to(
+        footprint(nests, seen, stored | nearer, stream, steps=bool(overlaps), known=known), tiles.shape
+    )
     farthest = farthest_hold(nests, context, stored)
     fits = (held <= farthest.capacity // 2) & whole_blocks(nests, boxes)
     if not fits.any():
         return Times(np.full(tiles.shape, np.inf), tiles, held)
     turns = known.size(-(-stream.extent // block)) if stream else 1
     repeats = dict.fromkeys(stream.wide, turns) if stream else {}
-    compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, turns)
-    far, near = traffic_seconds(nests, boxes, context, stored, repeats, waves)
+    if parts is None:
+        compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, turns)
+    else:
+        times = dict.fromkeys(parts.boxes, parts.count)
+        compute = _compute_seconds(nests, plans, {**boxes, **parts.boxes}, context, times, None, 1) + parts.starting
+    far, near = traffic_seconds(nests, boxes, context, stored, repeats, waves, parts.boxes if parts else None)
     far = far * grid.lone
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     outside = far  # of what is no intermediate
-    scratch = scratch_seconds(nests, boxes, context, stored, repeats, stream, turns, held)
+    scratch = scratch_seconds(nests, boxes, context, stored | nearer, repeats, stream, turns, held)
     if farthest is not target.tile_level:
         beyond = held > target.tile_level.capacity // 2
-        far = far + np.where(beyond, outer_scratch_seconds(nests, boxes, context, stored, repeats), 0.0) * grid.lone
+        passed = outer_scratch_seconds(nests, boxes, context, stored | nearer, repeats)
+        far = far + np.where(beyond, passed, 0.0) * grid.lone
         scratch = np.where(beyond, 0.0, scratch)
-    near = near + scratch
+    near = near + scratch + (parts.seconds if parts else 0.0)
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     if context.cached is None and stream is None:
-        walked = {root} if overlaps else {root, *filter(is_contraction, nests)}
+        walked = {root} if overlaps else {root, *filter(is_contraction, nests)}.difference(parts.boxes if parts else ())
         hidden = sum((_prefetched_seconds(n, p, boxes[n], context) for n, p in zip(nests, plans, strict=True)
                       if n in walked), 0.0)  # fmt: skip
         exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)

@@ -116,15 +116,17 @@ def _read_seconds(
 
 def traffic_seconds(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
-    repeats: Mapping[Nest, Size], waves: Numbers,
+    repeats: Mapping[Nest, Size], waves: Numbers, parts: Mapping[Nest, Box] | None = None,
 ) -> tuple[Size, Size]:  # fmt: skip
-    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones."""
+    """Seconds that one tile's bytes take from levels beyond its own, in whole transactions, and from near ones. Nests
+    that have `parts` are walked in those, and find near what others of them have just read of theirs."""
     far: Size = 0.0
     near: Size = 0.0
     inside = {t for n in nests for t in n.stores}
     seen: dict[Tensor, Size] = {}
     written: dict[Tensor, Size] = {}
     tiles = context.memo.tiles
+    walked: set[Tensor] = set()  # that nests in parts have read
     combined: set[Tensor] = set()  # of which no nest alone says how much is read
     counted: set[Tensor] = set()  # near reads that a contraction's own model has in it
     for nest in nests:
@@ -142,12 +144,17 @@ def traffic_seconds(
                 combined.add(tensor)
             if tensor in seen and not is_contraction(nest):  # again: near only where all of it stayed there
                 size = tiles.boxes.elements(box) * tensor.dtype.bytes
+                if parts and nest in parts and tensor in walked:
+                    (part,) = reads_box(nest, parts[nest], {}, {tensor}, tiles.boxes).values()
+                    size = tiles.boxes.elements(part) * tensor.dtype.bytes
                 fits = size <= context.target.levels[1].capacity // 2
                 near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
             if tensor in seen:
                 combined.add(tensor)
                 moved = np.maximum(seen[tensor], moved)
             seen[tensor] = moved
+            if parts and nest in parts:
+                walked.add(tensor)
         for tensor in nest.stores:
             if tensor in stored:
                 written[tensor], lost = _stored(tensor, boxes[nest], context)

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.construct import build_tiles, dot_tiles
+from tilewright.backend.cpu.plan.construct import Built, build_tiles, dot_tiles
 from tilewright.backend.cpu.plan.contraction_facts import ContractionFacts, factors_of, operands_of
 from tilewright.backend.cpu.plan.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.backend.cpu.plan.transposes import transposed_block
@@ -73,7 +73,7 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, f
     panel = _stored_panel(nest, context)
     if panel is not None:
         base = _base_plan(nest, panel[0], context)
-        return [_with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
+        return [with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
     if not is_contraction(nest):  # nothing is packed for it
         context = replace(context, constants=frozenset(), staged=frozenset())
     found: list[_Candidate] = []
@@ -94,7 +94,7 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, f
             _, shared, _, loops = candidate
             first.setdefault((shared.vector, shared.lanes, shared.order, shared.cut, *loops), candidate)
         best = list(first.values())
-    return [_with_loops(nest, shared, sizes, loops) for _, shared, sizes, loops in best]
+    return [with_loops(nest, shared, sizes, loops) for _, shared, sizes, loops in best]
 
 
 def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
@@ -140,7 +140,7 @@ def _stored_panel(nest: Nest, context: NestContext) -> tuple[Axis, int] | None:
     return (nest.axes[last[0].axis], last[0].size) if last and last[0].size and last[0].size > 1 else None
 
 
-def _with_loops(nest: Nest, base: Leaf, register: Mapping[Axis, int], order: Sequence[Axis]) -> Leaf:
+def with_loops(nest: Nest, base: Leaf, register: Mapping[Axis, int], order: Sequence[Axis]) -> Leaf:
     names = nest.axis_names()
     sizes = tuple((names[a], n) for a, n in register.items())
     return replace(base, register=sizes, order=(*(names[a] for a in order), *base.order))
@@ -150,33 +150,52 @@ def _contraction_plans(
     nest: Nest, vector: Axis, base: Leaf, context: NestContext
 ) -> list[_Candidate]:
     """Plans of a contraction along one vector axis, each with its predicted seconds."""
-    names = nest.axis_names()
     row = _row_axis(nest, vector, context)
     facts = contraction_facts(
         nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
     )
     result: list[_Candidate] = []
     if vector in nest.reduce_axes:
-        rows = [a for a in nest.axes if extent_of(a.extent) > 1 and shares_a_read(nest, a)]
         scatter = _scatter_seconds(nest, vector, {}, context)
-        for seconds, sizes in dot_tiles(facts, rows):
-            outer = sorted((a for a in sizes if a is not vector), key=lambda a: -extent_of(a.extent))
-            order = [*(a for a in nest.axes if a not in outer), *outer]
-            result.append((seconds * _DOT_WORTH + scatter, base, sizes, order))
-        return result
+        return [(seconds * _DOT_WORTH + scatter, base, sizes, dot_order(nest, sizes))
+                for seconds, sizes in dot_tiles(facts, dot_rows(nest))]  # fmt: skip
     scattered: dict[int, float] = {}
-    passes: dict[int | None, Leaf] = {None: base}
+    passes: dict[int | None, Leaf] = {}
     for built in build_tiles(facts):
-        rows = [row] if row is not None and built.rows > 1 else []
-        sizes = {**dict.fromkeys(rows, built.rows), vector: built.vectors * base.lanes}
-        plain = [a for a in nest.axes if a is not vector and a not in rows]
-        blocks = [vector, *rows] if built.row_inside else [*rows, vector]
-        if built.cut not in passes and facts.cut_axis is not None:
-            passes[built.cut] = replace(base, cut=((names[facts.cut_axis], built.cut),))  # type: ignore[arg-type]
+        sizes, order = block_loops(facts, built)
+        if built.cut not in passes:
+            passes[built.cut] = replace(base, cut=passes_of(facts, built))
         if built.rows not in scattered:
             scattered[built.rows] = _scatter_seconds(nest, vector, sizes, context)
-        result.append((built.seconds + scattered[built.rows], passes[built.cut], sizes, [*plain, *blocks]))
+        result.append((built.seconds + scattered[built.rows], passes[built.cut], sizes, order))
     return result
+
+
+def dot_rows(nest: Nest) -> list[Axis]:
+    """Output axes along which dot products share a read."""
+    return [a for a in nest.axes if extent_of(a.extent) > 1 and shares_a_read(nest, a)]
+
+
+def dot_order(nest: Nest, sizes: Mapping[Axis, int]) -> list[Axis]:
+    """The output loops around a register tile of dot products."""
+    outer = sorted((a for a in sizes if a in nest.axes), key=lambda a: -extent_of(a.extent))
+    return [*(a for a in nest.axes if a not in outer), *outer]
+
+
+def block_loops(facts: ContractionFacts, built: Built) -> tuple[dict[Axis, int], list[Axis]]:
+    """The register tile of a form, and the output loops around it."""
+    assert facts.vector is not None
+    rows = [facts.row] if facts.row is not None and built.rows > 1 else []
+    sizes = {**dict.fromkeys(rows, built.rows), facts.vector: built.vectors * facts.lanes}
+    plain = [a for a in facts.nest.axes if a is not facts.vector and a not in rows]
+    return sizes, [*plain, *([facts.vector, *rows] if built.row_inside else [*rows, facts.vector])]
+
+
+def passes_of(facts: ContractionFacts, built: Built) -> tuple[tuple[str, int], ...]:
+    """The reduction axis that a form walks in passes, and how much of it in each."""
+    if built.cut is None or facts.cut_axis is None:
+        return ()
+    return ((facts.nest.axis_names()[facts.cut_axis], built.cut),)
 
 
 def scatter_cycles(
