@@ -11,7 +11,7 @@ from onnx import ModelProto
 from tests.cpu_stages import model_of
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
-from tilewright.ir.loops import PREFETCH, Instruction, statements
+from tilewright.ir.loops import HINTS, PREFETCH, PREFETCH_TILE, Instruction, statements
 from tilewright.options import Options
 from tilewright.target import Target, machine
 
@@ -76,3 +76,22 @@ def test_places_that_data_decides_are_not_guessed() -> None:
     nodes = [("Gather", ["x", "i"], "g", {}), ("Relu", ["g"], "y", {})]
     model = model_of(nodes, {"x": (4096, 512)}, {"y": (1024, 512)}, {"i": np.arange(1024)[::-1].copy()})
     assert not hints(made(model, N1))
+
+
+def test_steps_that_read_the_same_lines_share_what_they_ask_for() -> None:
+    """A transform of tiles of 6 x 6 reads 36 lines in four steps, a vector of each in every step: nine are asked for in
+    one. Of the windows that tiles are made of, six columns of six rows, the next one has two columns that are here."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((64, 64, 3, 3)).astype(np.float32) for n in ("w", "v")}
+    shape = (8, 64, 64, 64)
+    nodes = [("Relu", ["x"], "r", {}), ("Conv", ["r", "w"], "c", {"pads": [1, 1, 1, 1]}),
+             ("Conv", ["c", "v"], "y", {"pads": [1, 1, 1, 1]})]  # fmt: skip
+    artifact = made(model_of(nodes, {"x": shape}, {"y": shape}, weights), N1)
+    assert artifact.loops is not None and artifact.plan is not None
+    found: dict[str, set[tuple[str, int]]] = {}
+    for kernel, name in ((k, k.name) for k in artifact.loops.kernels):
+        asked = [s.name for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in HINTS]
+        found[name] = {(each, asked.count(each)) for each in asked}
+    transforms = [k for k in artifact.plan.kernels if any(len(leaf.register) == 3 for leaf in k.leaves)]
+    asked_for = [found[k.name] for k in transforms if k.name in found]
+    assert {(PREFETCH_TILE, 6)} in asked_for and {(PREFETCH_TILE, 9)} in asked_for

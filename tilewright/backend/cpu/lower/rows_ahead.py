@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tilewright.ir.expr import Axis, Expr, Load, const, loads, substitute, var
 from tilewright.ir.loops import (
     PREFETCH,
+    PREFETCH_TILE,
     Alloc,
     Buffer,
     For,
@@ -29,6 +31,8 @@ from tilewright.ir.loops import (
 from tilewright.ir.simplify import Linear, linear, simplify
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import extent_of
+
+_Way = tuple[Buffer, frozenset[tuple[Expr, int]], int]  # what is read, how it moves, and how far in a step of the loop
 
 
 def with_rows_ahead(body: Sequence[Stmt], rows: int, around: Axis | None = None) -> tuple[Stmt, ...]:
@@ -58,22 +62,47 @@ def _has_loops(stmt: Stmt) -> bool:
 
 
 def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
-    """One for every line that a step of the loop reads `rows` rows later."""
-    asked: dict[tuple[Buffer, frozenset[tuple[Expr, int]]], list[tuple[int, tuple[Expr, ...]]]] = {}
+    """One for every line that steps of the loop read `rows` rows later and not in this row."""
+    asked: dict[_Way, list[tuple[int, Operand]]] = {}
+    here: dict[_Way, set[int]] = {}
     for node, places in _reads(inner.body, {}):
-        here = _offset(node, places)
-        step, row = (here.terms.get(var(axis), 0) for axis in (inner.axis, around))
+        now = _offset(node, places)
+        step, row = (now.terms.get(var(axis), 0) for axis in (inner.axis, around))
+        line = ALIGNMENT // node.dtype.bytes
+        here.setdefault((node.source, frozenset(now.terms.items()), step), set()).add(now.constant)
         if not step or not row:
             continue
         later = {**places, around: var(around) + rows}
         indices = tuple(simplify(substitute(index, later)) for index in node.indices)
         there = _offset(node, later)
-        same = asked.setdefault((node.source, frozenset(there.terms.items())), [])
-        line = ALIGNMENT // node.dtype.bytes
+        same = asked.setdefault((node.source, frozenset(there.terms.items()), step), [])
         if all(abs(there.constant - other) >= line for other, _ in same):
-            same.append((there.constant, indices))
-    return [Instruction(PREFETCH, (Operand(source, indices),))
-            for (source, _), found in asked.items() for _, indices in sorted(found, key=lambda x: x[0])]  # fmt: skip
+            same.append((there.constant, Operand(node.source, indices)))
+    hints: list[Stmt] = []
+    for way, found in asked.items():
+        fresh = [(place, operand) for place, operand in found if place not in here.get(way, ())]
+        hints += _spread(sorted(fresh, key=lambda x: x[0]), inner, way[2], ALIGNMENT // way[0].dtype.bytes)
+    return hints
+
+
+def _spread(found: Sequence[tuple[int, Operand]], inner: For, step: int, line: int) -> list[Stmt]:
+    """Of steps that read the same lines each asks for some of them: processors drop what is asked for all at once."""
+    turns = line // step if step > 0 and line % step == 0 else 1
+    trips = inner.axis.extent
+    if turns == 1 or not isinstance(trips, int) or trips % turns:
+        return [Instruction(PREFETCH, (operand,)) for _, operand in found]
+    hints: list[Stmt] = []
+    turn = var(inner.axis) % turns
+    for first in range(0, len(found), turns):
+        places = [place for place, _ in found[first : first + turns]]
+        apart = {b - a for a, b in pairwise(places)}
+        if len(places) < turns or len(apart) > 1:
+            hints += [Instruction(PREFETCH, (operand,)) for _, operand in found[first : first + turns]]
+            continue
+        *outer, last = found[first][1].origin
+        place = (*outer, simplify(last + turn * (apart.pop() - step)))
+        hints.append(Instruction(PREFETCH_TILE, (replace(found[first][1], origin=place),)))
+    return hints
 
 
 def _reads(body: Sequence[Stmt], places: dict[Axis, Expr]) -> Iterator[tuple[Load, dict[Axis, Expr]]]:
