@@ -95,3 +95,25 @@ def test_steps_that_read_the_same_lines_share_what_they_ask_for() -> None:
     transforms = [k for k in artifact.plan.kernels if any(len(leaf.register) == 3 for leaf in k.leaves)]
     asked_for = [found[k.name] for k in transforms if k.name in found]
     assert {(PREFETCH_TILE, 6)} in asked_for and {(PREFETCH_TILE, 9)} in asked_for
+
+
+def sums_of_rows(rows: int) -> ModelProto:
+    steps = [("ReduceMean", ["x"], "y", {"axes": [1], "keepdims": 0})]
+    return model_of(steps, {"x": (2, rows, 256)}, {"y": (2, 256)})
+
+
+def test_sums_of_rows_ask_for_later_ones() -> None:
+    artifact = made(sums_of_rows(4096), N1)
+    found = [s for k in artifact.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)]  # type: ignore[union-attr]
+    assert set(ahead(artifact)) == {4} and found and all(s.name == PREFETCH_TILE for s in found)
+
+
+@pytest.mark.parametrize(("rows", "target"), [(64, N1), (4096, machine("emerald_rapids"))], ids=["stays near", "x86"])
+def test_sums_of_rows_without_hints(rows: int, target: Target) -> None:
+    assert set(ahead(made(sums_of_rows(rows), target))) == {0}
+
+
+def test_asking_for_rows_of_a_sum_changes_nothing() -> None:
+    small = replace(N1, levels=tuple(replace(x, capacity=16384) if x.name == "L2" else x for x in N1.levels))
+    artifact = build(load(sums_of_rows(67), {}), small, Options(stop_after="loops", verify=True))
+    assert 4 in ahead(artifact)

@@ -422,8 +422,7 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in leaf.unroll:
         _check_axis(axis, "r", reductions, "unroll")
-    tiled = isinstance(core, Map) or len(leaf.register) == 2
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or not tiled or leaf.ahead < 0):
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or leaf.ahead < 0):
         raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
     if leaf.near_rows:
         _check_near_rows(leaf, isinstance(core, Reduce))

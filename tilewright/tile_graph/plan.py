@@ -63,7 +63,7 @@ class Leaf:
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
-    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; rows, of a map
+    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; else rows
     near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     split: int = 1  # threads that share one reduction

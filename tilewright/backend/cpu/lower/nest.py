@@ -61,8 +61,9 @@ class CpuNest(LaneSums):
             self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
             self.outer = [a for a in self.outer if a not in self.run[:-1]]
         loops = self._output_loops(0, {}, [])
-        is_map = self.nest.monoid is None
-        return with_rows_ahead(loops, self.plan.ahead) if is_map and self.plan.ahead else loops
+        if not self.plan.ahead or (len(self.plan.register) == 2 and self.nest.monoid is not None):
+            return loops  # of a sum in panels each step asks for weights
+        return with_rows_ahead(loops, self.plan.ahead, own=self.nest.monoid is not None)
 
     def _passes_start(self, depth: int) -> bool:
         """Passes go around the loops over register tiles, inside those over single positions."""
@@ -165,7 +166,8 @@ class CpuNest(LaneSums):
         start = simplify(extent.low + piece.base + walked * piece.size)
         before = self.backwards
         self.backwards = backwards or before
-        self.row_block = var(loop) if self.plan.ahead and axis is self.outer[-1] and backwards is None else None
+        asks = self.plan.ahead and len(self.register) == 2 and axis is self.outer[-1] and backwards is None
+        self.row_block = var(loop) if asks else None
         inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
         self.backwards, self.row_block = before, None
         return (For(loop, ForKind.SERIAL, inner),)

@@ -1,4 +1,4 @@
-"""Asks for the rows that a map reads next while it walks those before.
+"""Asks for the rows that a map, or a sum of rows, reads next while it walks those before.
 
     for row: for column: y[row, column] = p[row, 0, column] + p[row, 3, column]
 
@@ -28,31 +28,34 @@ from tilewright.ir.loops import (
     Stmt,
     stmt_exprs,
 )
-from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import extent_of
 
 _Way = tuple[Buffer, frozenset[tuple[Expr, int]], int]  # what is read, how it moves, and how far in a step of the loop
 
 
-def with_rows_ahead(body: Sequence[Stmt], rows: int, around: Axis | None = None) -> tuple[Stmt, ...]:
-    """The loops of a map, with hints in the innermost for what the loop `around` them reads so many turns later."""
-    return tuple(_asking(stmt, rows, around) for stmt in body)
+def with_rows_ahead(
+    body: Sequence[Stmt], rows: int, around: Axis | None = None, own: bool = False
+) -> tuple[Stmt, ...]:
+    """The loops of a map, with hints in the innermost for what the loop `around` them reads so many turns later; of a
+    sum of rows, for what the innermost reads in its `own` later turns."""
+    return tuple(_asking(stmt, rows, around, own) for stmt in body)
 
 
-def _asking(stmt: Stmt, rows: int, around: Axis | None) -> Stmt:
+def _asking(stmt: Stmt, rows: int, around: Axis | None, own: bool) -> Stmt:
     if isinstance(stmt, Alloc):
-        return replace(stmt, body=with_rows_ahead(stmt.body, rows, around))
+        return replace(stmt, body=with_rows_ahead(stmt.body, rows, around, own))
     if isinstance(stmt, If):
-        then, otherwise = (with_rows_ahead(part, rows, around) for part in (stmt.then, stmt.otherwise))
+        then, otherwise = (with_rows_ahead(part, rows, around, own) for part in (stmt.then, stmt.otherwise))
         return replace(stmt, then=then, otherwise=otherwise)
     if not isinstance(stmt, For) or stmt.kind is not ForKind.SERIAL:
         return stmt
     if any(_has_loops(inner) for inner in stmt.body):
-        return replace(stmt, body=with_rows_ahead(stmt.body, rows, stmt.axis))
-    if around is None:
+        return replace(stmt, body=with_rows_ahead(stmt.body, rows, stmt.axis, own))
+    if around is None and not own:
         return stmt
-    return replace(stmt, body=(*_hints(stmt, rows, around), *stmt.body))
+    return replace(stmt, body=(*_hints(stmt, rows, stmt.axis if own or around is None else around), *stmt.body))
 
 
 def _has_loops(stmt: Stmt) -> bool:
@@ -70,7 +73,7 @@ def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
         step, row = (now.terms.get(var(axis), 0) for axis in (inner.axis, around))
         line = ALIGNMENT // node.dtype.bytes
         here.setdefault((node.source, frozenset(now.terms.items()), step), set()).add(now.constant)
-        if not step or not row:
+        if not step or not row or (around is inner.axis and abs(step) < line):
             continue
         later = {**places, around: var(around) + rows}
         indices = tuple(simplify(substitute(index, later)) for index in node.indices)
@@ -81,7 +84,11 @@ def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
     hints: list[Stmt] = []
     for way, found in asked.items():
         fresh = [(place, operand) for place, operand in found if place not in here.get(way, ())]
-        hints += _spread(sorted(fresh, key=lambda x: x[0]), inner, way[2], ALIGNMENT // way[0].dtype.bytes)
+        fresh.sort(key=lambda x: x[0])
+        if around is inner.axis:
+            hints += [Instruction(PREFETCH_TILE, (operand,)) for _, operand in fresh]
+        else:
+            hints += _spread(fresh, inner, way[2], ALIGNMENT // way[0].dtype.bytes)
     return hints
 
 
@@ -125,4 +132,4 @@ def _offset(node: Load, places: dict[Axis, Expr]) -> Linear:
     offset: Expr = const(0)
     for index, size in zip(node.indices, node.source.shape, strict=True):
         offset = offset * size + substitute(index, places)
-    return linear(simplify(offset))
+    return join_divisions(linear(simplify(offset)))

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead, is_walked_map, panel_read, prefetched_seconds, rows_ahead
+from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
 from tilewright.backend.cpu.plan.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -260,7 +260,7 @@ def weights_ahead(
     """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows, and with
     the rows that stay near while panels pass."""
     if not any(
-        may_keep_rows(nest, leaf, context) or is_walked_map(nest, leaf, context) or panel_read(nest, leaf, context)
+        may_keep_rows(nest, leaf, context) or walks_rows(nest, leaf, context) or panel_read(nest, leaf, context)
         for nest, leaf in zip(nests, leaves, strict=True)
     ):
         return tuple(leaves)
@@ -288,7 +288,7 @@ def _asked_ahead(
     made = {t for nest in nests for t in nest.stores}
 
     def asked(nest: Nest, leaf: Leaf) -> tuple[int, int]:
-        if is_walked_map(nest, leaf, context):
+        if walks_rows(nest, leaf, context):
             return rows_ahead(nest, context, made), 0
         if nest not in walked:
             return leaf.ahead, 0
