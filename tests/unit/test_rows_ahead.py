@@ -117,3 +117,46 @@ def test_asking_for_rows_of_a_sum_changes_nothing() -> None:
     small = replace(N1, levels=tuple(replace(x, capacity=16384) if x.name == "L2" else x for x in N1.levels))
     artifact = build(load(sums_of_rows(67), {}), small, Options(stop_after="loops", verify=True))
     assert 4 in ahead(artifact)
+
+
+def windows(batch: int, channels: int, size: int, step: int = 1) -> ModelProto:
+    """A window of 3 x 3 over every channel by itself, of rows that a map leaves with channels side by side."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((channels, 1, 3, 3)).astype(np.float32),
+               "v": rng.standard_normal((channels, 8, 1, 1)).astype(np.float32)}  # fmt: skip
+    sliding = {"group": channels, "pads": [1, 1, 1, 1], "strides": [step, step]}
+    nodes = [("Conv", ["x", "v"], "c", {}), ("Conv", ["c", "w"], "y", sliding)]
+    end = (size - 1) // step + 1
+    return model_of(nodes, {"x": (batch, 8, size, size)}, {"y": (batch, channels, end, end)}, weights)
+
+
+def apart(model: ModelProto, target: Target, **options: object) -> Artifact:
+    chosen = Options(stop_after="loops", schedule="register", **options)  # type: ignore[arg-type]
+    return build(load(model, {}), target, chosen)
+
+
+@pytest.mark.parametrize(("step", "rows"), [(1, 1), (2, 2)])
+def test_windows_ask_for_what_the_next_row_reads_anew(step: int, rows: int) -> None:
+    artifact = apart(windows(8, 576, 28, step), N1)
+    assert artifact.plan is not None and artifact.loops is not None
+    (leaf,) = (each for kernel in artifact.plan.kernels for each in kernel.leaves if len(each.order) == 6)
+    register = dict(leaf.register)
+    lines = -(-register["o1"] * 4 // 64)
+    first = [s for k in artifact.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)]
+    asked = [s for s in first if s.name == PREFETCH]
+    blocks = [register["o3"], *([leftover] if (leftover := -(-28 // step) % register["o3"]) else [])]
+    assert leaf.ahead == 1 and len(asked) == sum(each * step * rows * lines for each in blocks)
+
+
+@pytest.mark.parametrize(
+    ("model", "target"), [(windows(1, 64, 28), N1), (windows(8, 576, 28), machine("avx2_desktop"))],
+    ids=["stays near", "x86"],
+)  # fmt: skip
+def test_windows_without_hints(model: ModelProto, target: Target) -> None:
+    assert set(ahead(apart(model, target))) == {0}
+
+
+def test_asking_for_rows_of_windows_changes_nothing() -> None:
+    small = replace(N1, levels=tuple(replace(x, capacity=16384) if x.name == "L2" else x for x in N1.levels))
+    artifact = apart(windows(2, 24, 15), small, verify=True)
+    assert 1 in ahead(artifact) and hints(artifact)

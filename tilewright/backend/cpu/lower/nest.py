@@ -23,6 +23,7 @@ from tilewright.backend.cpu.lower.remainders import (
 )
 from tilewright.backend.cpu.lower.rows import places, range_of, run_of_blocks
 from tilewright.backend.cpu.lower.rows_ahead import with_rows_ahead
+from tilewright.backend.cpu.lower.window_rows import rows_asked
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.expr import (
@@ -49,7 +50,7 @@ from tilewright.lower.blocks import Piece, Remainder, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.cuts import cut
-from tilewright.tile_graph.nest import heavy, period
+from tilewright.tile_graph.nest import heavy, is_window, period, shares_a_read
 from tilewright.tile_graph.propagate import Range, extent_of
 
 
@@ -166,8 +167,8 @@ class CpuNest(LaneSums):
         start = simplify(extent.low + piece.base + walked * piece.size)
         before = self.backwards
         self.backwards = backwards or before
-        asks = self.plan.ahead and len(self.register) == 2 and axis is self.outer[-1] and backwards is None
-        self.row_block = var(loop) if asks else None
+        asks = self.plan.ahead and axis is self.outer[-1] and backwards is None and shares_a_read(self.nest, axis)
+        self.row_block = var(loop) if asks and not is_window(self.nest, self.vector) else None
         inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
         self.backwards, self.row_block = before, None
         return (For(loop, ForKind.SERIAL, inner),)
@@ -267,7 +268,7 @@ class CpuNest(LaneSums):
         loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
         if self.works is not None:
             loops = (If(self.works, loops),)
-        return alloc(states, [*begin, *loops, *end])
+        return alloc(states, [*rows_asked(self, block, across), *begin, *loops, *end])
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.

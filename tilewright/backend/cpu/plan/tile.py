@@ -289,7 +289,7 @@ def _asked_ahead(
 
     def asked(nest: Nest, leaf: Leaf) -> tuple[int, int]:
         if walks_rows(nest, leaf, context):
-            return rows_ahead(nest, context, made), 0
+            return rows_ahead(nest, leaf, context, made), 0
         if nest not in walked:
             return leaf.ahead, 0
         ahead = int(asked_ahead(nest, leaf, walked[nest], context))
