@@ -6,6 +6,7 @@ infinities and NaN included (an exhaustive test holds this), without branches ex
 large argument. Polynomials are split in two so that more of them runs at once: the time an operation waits for the one
 before it counts as well as their number.
 Nothing relies on a fused multiply-add: where a product must be exact, its factors are short or doubles.
+Every value has a name of its own: compilers that are told to keep variables apart copy one that is assigned again.
 A division stays one: it runs beside the multiply-adds, and iterating from an estimate would take their slots.
 
 $V is the vector type, $W its lanes, $I its integer twin, $D and $L doubles and 64-bit integers of as many lanes.
@@ -80,18 +81,18 @@ static inline $V tw_sign_$V($V x) {
     "exp": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_exp_$V($V x) {
     $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
-    c = tw_min_constant_$V(c, ($V){} + 89.0f);
-    $V t = c * 0.72134752f + tw_addend_$V(12583039.0f);
+    $V c1 = tw_min_constant_$V(c, ($V){} + 89.0f);
+    $V t = c1 * 0.72134752f + tw_addend_$V(12583039.0f);
     $V k = t - 12583039.0f;
-    $V r = c - k * 1.38671875f;
-    r = r + k * 4.24388880e-4f;
-    $V s = r * r;
-    $V p = 1.96289577e-4f * r + tw_addend_$V(0.00141054485f);
-    p = p * s + (0.0083359722f * r + tw_addend_$V(0.0416611992f));
-    p = p * s + (0.166666165f * r + tw_addend_$V(0.500000358f));
-    p = p * s + (r + 1.0f);
+    $V r = c1 - k * 1.38671875f;
+    $V r1 = r + k * 4.24388880e-4f;
+    $V s = r1 * r1;
+    $V p = 1.96289577e-4f * r1 + tw_addend_$V(0.00141054485f);
+    $V p1 = p * s + (0.0083359722f * r1 + tw_addend_$V(0.0416611992f));
+    $V p2 = p1 * s + (0.166666165f * r1 + tw_addend_$V(0.500000358f));
+    $V p3 = p2 * s + (r1 + 1.0f);
     $V n = ($V)(($I)t << 23);
-    return p * n * n;
+    return p3 * n * n;
 }
 """),
     "log": (("select", "addend"), """
@@ -103,16 +104,16 @@ static inline $V tw_log_$V($V x) {
     $V k = ($V)((bits >> 23) - (tiny & 23) + 0x4b400000) - 12582912.0f;
     $V s = f * f;
     $V p = 0.0674578324f * s + (-0.1167499721f * f + tw_addend_$V(0.1188818812f));
-    p = p * s + (-0.1240569800f * f + tw_addend_$V(0.1421956271f));
-    p = p * s + (-0.1666799039f * f + tw_addend_$V(0.2000211775f));
-    p = p * s + (-0.2500000894f * f + tw_addend_$V(0.3333331347f));
-    p = p * (f * s) + k * -2.12194440e-4f;
-    p = p - 0.5f * s;
-    p = p + f;
-    p = p + k * 0.693359375f;
-    p = tw_select_$V(x < INFINITY, p, x);
+    $V p1 = p * s + (-0.1240569800f * f + tw_addend_$V(0.1421956271f));
+    $V p2 = p1 * s + (-0.1666799039f * f + tw_addend_$V(0.2000211775f));
+    $V p3 = p2 * s + (-0.2500000894f * f + tw_addend_$V(0.3333331347f));
+    $V p4 = p3 * (f * s) + k * -2.12194440e-4f;
+    $V p5 = p4 - 0.5f * s;
+    $V p6 = p5 + f;
+    $V p7 = p6 + k * 0.693359375f;
+    $V p8 = tw_select_$V(x < INFINITY, p7, x);
     $V below = tw_select_$V(x == 0.0f, ($V){} - INFINITY, ($V){} + NAN);
-    return tw_select_$V(x <= 0.0f, below, p);
+    return tw_select_$V(x <= 0.0f, below, p8);
 }
 """),
     # -m / (2 + m), m = e^-2|x| - 1 = 2^n (e^-2r - 1) + (2^n - 1): exact to the last places also where x is small. Only
@@ -126,10 +127,10 @@ static inline $V tw_tanh_$V($V x) {
     $V r = k * 0.34657359f + c;
     $V s = r * r;
     $V p = 0.08812212199f * s + (-0.2677895725f * r + tw_addend_$V(0.6667103767f));
-    p = p * s + (-1.333321929f * r + tw_addend_$V(1.999999523f));
-    p = p * s + -2.0f * r;
+    $V p1 = p * s + (-1.333321929f * r + tw_addend_$V(1.999999523f));
+    $V p2 = p1 * s + -2.0f * r;
     $V n = ($V)(($I)t << 23);
-    $V m = p * n + (n - 1.0f);
+    $V m = p2 * n + (n - 1.0f);
     $V y = m / (-2.0f - m);
     return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
@@ -143,15 +144,15 @@ static inline $V tw_erf_$V($V x) {
     $V s = c * c;
     $V s2 = s * s;
     $V p = -5.829478614e-4f * s + tw_addend_$V(0.004959411919f);
-    p = p * s2 + (-0.02674181014f * s + tw_addend_$V(0.1128106862f));
-    p = p * s2 + (-0.3761241436f * s + tw_addend_$V(0.1283791363f));
-    $V near = p * c + c;
+    $V p1 = p * s2 + (-0.02674181014f * s + tw_addend_$V(0.1128106862f));
+    $V p2 = p1 * s2 + (-0.3761241436f * s + tw_addend_$V(0.1283791363f));
+    $V near = p2 * c + c;
     $V g = 1.432728895e-4f * s + (-0.002401351696f * c + tw_addend_$V(0.01263690367f));
-    g = g * s + (-0.01073800679f * c + tw_addend_$V(-0.06219419464f));
-    g = g * s + (-0.1445770562f * c + tw_addend_$V(1.000710607f));
-    g = g * g;
-    g = g * g;
-    $V far = tw_addend_$V(1.0f) - g * g;
+    $V g1 = g * s + (-0.01073800679f * c + tw_addend_$V(-0.06219419464f));
+    $V g2 = g1 * s + (-0.1445770562f * c + tw_addend_$V(1.000710607f));
+    $V g3 = g2 * g2;
+    $V g4 = g3 * g3;
+    $V far = tw_addend_$V(1.0f) - g4 * g4;
     $V y = tw_select_$V(c < 0.9453125f, near, far);
     return tw_select_$V(($I){} + (int)0x80000000, x, y);
 }
@@ -164,17 +165,17 @@ static inline $V tw_exp2_$V($V x) { return tw_exp_$V(x * 0.693147181f); }
     "sigmoid": (("addend", "max_constant", "min_constant"), """
 static inline $V tw_sigmoid_$V($V x) {
     $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
-    c = tw_min_constant_$V(c, ($V){} + 60.0f);
-    $V t = c * -1.44269504f + tw_addend_$V(12582912.0f);
+    $V c1 = tw_min_constant_$V(c, ($V){} + 60.0f);
+    $V t = c1 * -1.44269504f + tw_addend_$V(12582912.0f);
     $V k = t - 12582912.0f;
-    $V r = k * 0.693359375f + c;
-    r = k * -2.12194440e-4f + r;
-    $V s = r * r;
+    $V r = k * 0.693359375f + c1;
+    $V r1 = k * -2.12194440e-4f + r;
+    $V s = r1 * r1;
     $V b = 1.94025546e-12f * s + tw_addend_$V(1.16415322e-10f);
     $V a = 2.32830647e-11f * s + tw_addend_$V(2.32830644e-10f);
-    b = b * r;
-    $V p = a + b;
-    $V q = a - b;
+    $V b1 = b * r1;
+    $V p = a + b1;
+    $V q = a - b1;
     $V e = ($V)(($I)q + (($I)t << 23));
     return p / (p + e);
 }

@@ -422,9 +422,20 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
     for axis in leaf.unroll:
         _check_axis(axis, "r", reductions, "unroll")
-    tiled = isinstance(core, Map) or len(leaf.register) == 2
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or not tiled or leaf.ahead < 0):
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or leaf.ahead < 0):
         raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
+    if leaf.near_rows:
+        _check_near_rows(leaf, isinstance(core, Reduce))
+
+
+def _check_near_rows(leaf: Leaf, is_sum: bool) -> None:
+    """Rows stay near while panels pass: blocks of rows are the innermost loop, those along the vector around it."""
+    outputs = [a for a in leaf.order if a[0] == "o"]
+    inside = len(leaf.register) == 2 and outputs[-1:] and outputs[-1] in dict(leaf.register)
+    if not is_sum or not inside or outputs[-2:-1] != [leaf.vector] or leaf.cut or leaf.ahead or leaf.instruction:
+        raise ValueError(f"leaf '{leaf.tensor}': rows stay near in a sum whose blocks of rows are inside its panels")
+    if leaf.near_rows < 0 or leaf.near_rows % dict(leaf.register)[outputs[-1]]:
+        raise ValueError(f"leaf '{leaf.tensor}': {leaf.near_rows} rows near are not whole register tiles")
 
 
 def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:

@@ -57,7 +57,7 @@ class Memo:
     suited: dict[Hashable, list[Leaf]] = field(default_factory=dict)  # leaves for a nest's part of a tile
     tensors: dict[Hashable, int] = field(default_factory=dict)  # numbers that stand for facts of tensors in keys
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
-    ahead: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # what the nests of a kernel ask for early
+    ahead: dict[Hashable, Any] = field(default_factory=dict)  # what the nests of a kernel ask for early and keep near
     blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are

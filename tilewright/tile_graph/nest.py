@@ -240,6 +240,11 @@ def moves(node: Load, axis: Axis) -> bool:
     return any(_moves(index, axis) for index in node.indices)
 
 
+def is_window(nest: Nest, vector: Axis | None) -> bool:
+    """Whether all that a sum of products reads moves along the vector, as windows over every channel by itself do."""
+    return nest.is_contraction and vector is not None and all(moves(n, vector) for n in nest.element_loads)
+
+
 def shares_a_read(nest: Nest, axis: Axis) -> bool:
     """Whether some operand does not depend on the axis, so that a row of the tile reuses it."""
     return any(not moves(n, axis) for n in nest.element_loads)

@@ -64,7 +64,7 @@ class Leaf:
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
     cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
-    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; rows, of a map
+    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; else rows
     row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
     split: int = 1  # threads that share one reduction
     rolled: bool = False  # parts of a sum one after the other in a loop, no turn around their ring written out
@@ -73,6 +73,7 @@ class Leaf:
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
+    near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
 
     @cached_property
     def unnamed(self) -> Leaf:

@@ -376,19 +376,37 @@ class _Leaf:
             grow(axis, min(cut[axis], self.placed.mean(axis)) if axis in cut else self.placed.mean(axis))
         after = len(parts) - 1
         first = next((i for i, a in enumerate(self.outer) if a in low.register), len(self.outer))
+        parted = self._near_part()
         for number in range(len(self.outer) - 1, -1, -1):
             axis = self.outer[number]
             if number == first - 1:
                 for each in cut:
                     grow(each, self.placed.mean(each))
                     cut = {}
-            if axis in self.run and self.flat is not None:
-                grow(self.flat, self.spreads[axis].mean(), self._blocks(axis) if axis in self.blocked else None)
-            else:
-                grow(axis, self.placed.mean(axis), self._blocks(axis) if axis in self.blocked else None)
+            count = self._blocks(axis) if axis in self.blocked else None
+            along = self.flat if axis in self.run and self.flat is not None else axis
+            whole = self.spreads[axis].mean() if along is self.flat else self.placed.mean(axis)
+            if parted and number == len(self.outer) - 1:
+                grow(along, np.minimum(parted, whole), np.minimum(parted / low.register[axis], self._blocks(axis)))
+                continue
+            grow(along, whole, count)
+            if parted and number == len(self.outer) - 2:  # all panels have passed by the part: the next one
+                row = self.outer[-1]
+                along = self.flat if row in self.run and self.flat is not None else row
+                whole = self.spreads[row].mean() if along is self.flat else self.placed.mean(row)
+                grow(along, whole, whole / np.minimum(parted, whole))
         for each in cut:
             grow(each, self.placed.mean(each))
         return self._walk(parts, trips, after)
+
+    def _near_part(self) -> int:
+        """Rows that stay near while panels pass; 0 where all of them pass by each panel."""
+        low, near = self.low, self.low.plan.near_rows
+        if not near or low.vector in self.run:
+            return 0
+        row = self.outer[-1]
+        piece, trips = self.cuts[row][0]
+        return near if piece.size == low.register[row] and trips > near // piece.size else 0
 
     def _mixes(self) -> dict[Axis, list[tuple[int, float]]]:
         found = {}

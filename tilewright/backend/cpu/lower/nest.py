@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilewright.backend.cpu.lower.ahead import hints
 from tilewright.backend.cpu.lower.guards import strip, worst
 from tilewright.backend.cpu.lower.lanes import LaneSums
+from tilewright.backend.cpu.lower.near_rows import blocks_of_part, part_loop, with_last
 from tilewright.backend.cpu.lower.remainders import (
     Group,
     are_whole_groups,
@@ -22,6 +23,7 @@ from tilewright.backend.cpu.lower.remainders import (
 )
 from tilewright.backend.cpu.lower.rows import places, range_of, run_of_blocks
 from tilewright.backend.cpu.lower.rows_ahead import with_rows_ahead
+from tilewright.backend.cpu.lower.window_rows import rows_asked
 from tilewright.ir.bounds import static
 from tilewright.ir.compute import Monoid
 from tilewright.ir.expr import (
@@ -48,7 +50,7 @@ from tilewright.lower.blocks import Piece, Remainder, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.cuts import cut
-from tilewright.tile_graph.nest import heavy, period
+from tilewright.tile_graph.nest import heavy, is_window, period, shares_a_read
 from tilewright.tile_graph.propagate import Range, extent_of
 
 
@@ -60,8 +62,9 @@ class CpuNest(LaneSums):
             self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
             self.outer = [a for a in self.outer if a not in self.run[:-1]]
         loops = self._output_loops(0, {}, [])
-        is_map = self.nest.monoid is None
-        return with_rows_ahead(loops, self.plan.ahead) if is_map and self.plan.ahead else loops
+        if not self.plan.ahead or (len(self.plan.register) == 2 and self.nest.monoid is not None):
+            return loops  # of a sum in panels each step asks for weights
+        return with_rows_ahead(loops, self.plan.ahead, own=self.nest.monoid is not None)
 
     def _passes_start(self, depth: int) -> bool:
         """Passes go around the loops over register tiles, inside those over single positions."""
@@ -80,6 +83,8 @@ class CpuNest(LaneSums):
     ) -> tuple[Stmt, ...]:
         if depth == len(self.outer):
             return self._block(env, blocked)
+        if self.plan.near_rows and self.part_of_rows is None and self.outer[depth:-1] == [self.vector]:
+            return self._parts_of_rows(depth, env, blocked)
         fresh = self._invariant(env) if self.nest.monoid is None else []
         if fresh:
             return self._held_before(fresh, env, lambda: self._axis_loops(depth, env, blocked))
@@ -132,35 +137,62 @@ class CpuNest(LaneSums):
     def _blocks(
         self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
-        result: list[Stmt] = []
         lanes = self.plan.lanes if axis is self.vector else 1
         cuts = self._pieces(axis, extent, lanes)
         if axis is self.transposed:
             cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
-        for piece in cuts:
-            trips = static(piece.trips)
-            if trips == 0:
-                continue
-            if trips == 1:
-                start = simplify(extent.low + piece.base)
-                result.extend(self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)]))
-                continue
-            loop = Axis(f"{axis.name}_block", trip_count(piece.trips))
-            walked: Expr = var(loop)
-            backwards: Expr | None = None
-            # the outermost loop over blocks goes the other way round in odd steps
-            if self.alternating is not None and trips is not None and all(static(p.trips) == 1 for _, p, _ in blocked):
-                odd = var(self.alternating) % 2
-                walked = walked + odd * (trips - 1 - 2 * var(loop))
-                backwards = odd * select(eq(var(loop) % (trips - 1), 0), 1, 0)
-            start = simplify(extent.low + piece.base + walked * piece.size)
-            before = self.backwards
-            self.backwards = backwards or before
-            self.row_block = var(loop) if self.plan.ahead and axis is self.outer[-1] and backwards is None else None
-            inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
-            self.backwards, self.row_block = before, None
-            result.append(For(loop, ForKind.SERIAL, inner))
-        return tuple(result)
+        if self.part_of_rows is not None and self.part_of_rows.extent != 1 and axis is self.outer[-1]:
+            return self._near_blocks(self.part_of_rows, cuts, extent, depth, env, blocked)
+        return tuple(s for piece in cuts for s in self._piece(axis, piece, extent, depth, env, blocked))
+
+    def _piece(
+        self, axis: Axis, piece: Piece, extent: Range, depth: int, env: dict[Axis, Expr],
+        blocked: list[tuple[Axis, Piece, Expr]],
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """All blocks of one size."""
+        trips = static(piece.trips)
+        if trips == 0:
+            return ()
+        if trips == 1:
+            start = simplify(extent.low + piece.base)
+            return self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
+        loop = Axis(f"{axis.name}_block", trip_count(piece.trips))
+        walked: Expr = var(loop)
+        backwards: Expr | None = None
+        # the outermost loop over blocks goes the other way round in odd steps
+        if self.alternating is not None and trips is not None and all(static(p.trips) == 1 for _, p, _ in blocked):
+            odd = var(self.alternating) % 2
+            walked = walked + odd * (trips - 1 - 2 * var(loop))
+            backwards = odd * select(eq(var(loop) % (trips - 1), 0), 1, 0)
+        start = simplify(extent.low + piece.base + walked * piece.size)
+        before = self.backwards
+        self.backwards = backwards or before
+        asks = self.plan.ahead and axis is self.outer[-1] and backwards is None and shares_a_read(self.nest, axis)
+        self.row_block = var(loop) if asks and not is_window(self.nest, self.vector) else None
+        inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
+        self.backwards, self.row_block = before, None
+        return (For(loop, ForKind.SERIAL, inner),)
+
+    def _parts_of_rows(
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+    ) -> tuple[Stmt, ...]:
+        row = self.outer[-1]
+        extent = range_of(self.run, self.ranges) if row in self.run else self.ranges[row]
+        self.part_of_rows = part_loop(row, self._pieces(row, extent, 1)[0], self.plan.near_rows // self.register[row])
+        inner = self._axis_loops(depth, env, blocked)
+        part, self.part_of_rows = self.part_of_rows, None
+        return inner if part.extent == 1 else (For(part, ForKind.SERIAL, inner),)
+
+    def _near_blocks(
+        self, part: Axis, cuts: Sequence[Piece], extent: Range, depth: int, env: dict[Axis, Expr],
+        blocked: list[tuple[Axis, Piece, Expr]],
+    ) -> tuple[Stmt, ...]:  # fmt: skip
+        """The blocks of one part of the rows; those that are not full come with the last."""
+        row = self.outer[-1]
+        loop, start = blocks_of_part(part, row, cuts[0], self.plan.near_rows // self.register[row], extent)
+        blocks = self._output_loops(depth + 1, env, [*blocked, (row, cuts[0], start)])
+        rest = [s for piece in cuts[1:] for s in self._piece(row, piece, extent, depth, env, blocked)]
+        return (For(loop, ForKind.SERIAL, blocks), *with_last(part, rest))
 
     def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[Piece]:
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
@@ -236,7 +268,7 @@ class CpuNest(LaneSums):
         loops = self._reduce_loops(0, ordered, states, monoid, elements, conditions)
         if self.works is not None:
             loops = (If(self.works, loops),)
-        return alloc(states, [*begin, *loops, *end])
+        return alloc(states, [*rows_asked(self, block, across), *begin, *loops, *end])
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.

@@ -65,6 +65,7 @@ class NestParts:
         self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
         self.panel: dict[Axis, Expr] = {}  # where the next panel of weights begins
         self.row_block: Expr | None = None  # the number of the block of rows inside this panel
+        self.part_of_rows: Axis | None = None  # whose blocks of rows stay near while panels pass
         self.group: Group | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]

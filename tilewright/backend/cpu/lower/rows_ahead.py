@@ -1,4 +1,4 @@
-"""Asks for the rows that a map reads next while it walks those before.
+"""Asks for the rows that a map, or a sum of rows, reads next while it walks those before.
 
     for row: for column: y[row, column] = p[row, 0, column] + p[row, 3, column]
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from tilewright.ir.expr import Axis, Expr, Load, const, loads, substitute, var
 from tilewright.ir.loops import (
     PREFETCH,
+    PREFETCH_TILE,
     Alloc,
     Buffer,
     For,
@@ -26,29 +28,34 @@ from tilewright.ir.loops import (
     Stmt,
     stmt_exprs,
 )
-from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
 from tilewright.lower.memory import ALIGNMENT
 from tilewright.tile_graph.propagate import extent_of
 
-
-def with_rows_ahead(body: Sequence[Stmt], rows: int, around: Axis | None = None) -> tuple[Stmt, ...]:
-    """The loops of a map, with hints in the innermost for what the loop `around` them reads so many turns later."""
-    return tuple(_asking(stmt, rows, around) for stmt in body)
+_Way = tuple[Buffer, frozenset[tuple[Expr, int]], int]  # what is read, how it moves, and how far in a step of the loop
 
 
-def _asking(stmt: Stmt, rows: int, around: Axis | None) -> Stmt:
+def with_rows_ahead(
+    body: Sequence[Stmt], rows: int, around: Axis | None = None, own: bool = False
+) -> tuple[Stmt, ...]:
+    """The loops of a map, with hints in the innermost for what the loop `around` them reads so many turns later; of a
+    sum of rows, for what the innermost reads in its `own` later turns."""
+    return tuple(_asking(stmt, rows, around, own) for stmt in body)
+
+
+def _asking(stmt: Stmt, rows: int, around: Axis | None, own: bool) -> Stmt:
     if isinstance(stmt, Alloc):
-        return replace(stmt, body=with_rows_ahead(stmt.body, rows, around))
+        return replace(stmt, body=with_rows_ahead(stmt.body, rows, around, own))
     if isinstance(stmt, If):
-        then, otherwise = (with_rows_ahead(part, rows, around) for part in (stmt.then, stmt.otherwise))
+        then, otherwise = (with_rows_ahead(part, rows, around, own) for part in (stmt.then, stmt.otherwise))
         return replace(stmt, then=then, otherwise=otherwise)
     if not isinstance(stmt, For) or stmt.kind is not ForKind.SERIAL:
         return stmt
     if any(_has_loops(inner) for inner in stmt.body):
-        return replace(stmt, body=with_rows_ahead(stmt.body, rows, stmt.axis))
-    if around is None:
+        return replace(stmt, body=with_rows_ahead(stmt.body, rows, stmt.axis, own))
+    if around is None and not own:
         return stmt
-    return replace(stmt, body=(*_hints(stmt, rows, around), *stmt.body))
+    return replace(stmt, body=(*_hints(stmt, rows, stmt.axis if own or around is None else around), *stmt.body))
 
 
 def _has_loops(stmt: Stmt) -> bool:
@@ -58,22 +65,51 @@ def _has_loops(stmt: Stmt) -> bool:
 
 
 def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
-    """One for every line that a step of the loop reads `rows` rows later."""
-    asked: dict[tuple[Buffer, frozenset[tuple[Expr, int]]], list[tuple[int, tuple[Expr, ...]]]] = {}
+    """One for every line that steps of the loop read `rows` rows later and not in this row."""
+    asked: dict[_Way, list[tuple[int, Operand]]] = {}
+    here: dict[_Way, set[int]] = {}
     for node, places in _reads(inner.body, {}):
-        here = _offset(node, places)
-        step, row = (here.terms.get(var(axis), 0) for axis in (inner.axis, around))
-        if not step or not row:
+        now = _offset(node, places)
+        step, row = (now.terms.get(var(axis), 0) for axis in (inner.axis, around))
+        line = ALIGNMENT // node.dtype.bytes
+        here.setdefault((node.source, frozenset(now.terms.items()), step), set()).add(now.constant)
+        if not step or not row or (around is inner.axis and abs(step) < line):
             continue
         later = {**places, around: var(around) + rows}
         indices = tuple(simplify(substitute(index, later)) for index in node.indices)
         there = _offset(node, later)
-        same = asked.setdefault((node.source, frozenset(there.terms.items())), [])
-        line = ALIGNMENT // node.dtype.bytes
+        same = asked.setdefault((node.source, frozenset(there.terms.items()), step), [])
         if all(abs(there.constant - other) >= line for other, _ in same):
-            same.append((there.constant, indices))
-    return [Instruction(PREFETCH, (Operand(source, indices),))
-            for (source, _), found in asked.items() for _, indices in sorted(found, key=lambda x: x[0])]  # fmt: skip
+            same.append((there.constant, Operand(node.source, indices)))
+    hints: list[Stmt] = []
+    for way, found in asked.items():
+        fresh = [(place, operand) for place, operand in found if place not in here.get(way, ())]
+        fresh.sort(key=lambda x: x[0])
+        if around is inner.axis:
+            hints += [Instruction(PREFETCH_TILE, (operand,)) for _, operand in fresh]
+        else:
+            hints += _spread(fresh, inner, way[2], ALIGNMENT // way[0].dtype.bytes)
+    return hints
+
+
+def _spread(found: Sequence[tuple[int, Operand]], inner: For, step: int, line: int) -> list[Stmt]:
+    """Of steps that read the same lines each asks for some of them: processors drop what is asked for all at once."""
+    turns = line // step if step > 0 and line % step == 0 else 1
+    trips = inner.axis.extent
+    if turns == 1 or not isinstance(trips, int) or trips % turns:
+        return [Instruction(PREFETCH, (operand,)) for _, operand in found]
+    hints: list[Stmt] = []
+    turn = var(inner.axis) % turns
+    for first in range(0, len(found), turns):
+        places = [place for place, _ in found[first : first + turns]]
+        apart = {b - a for a, b in pairwise(places)}
+        if len(places) < turns or len(apart) > 1:
+            hints += [Instruction(PREFETCH, (operand,)) for _, operand in found[first : first + turns]]
+            continue
+        *outer, last = found[first][1].origin
+        place = (*outer, simplify(last + turn * (apart.pop() - step)))
+        hints.append(Instruction(PREFETCH_TILE, (replace(found[first][1], origin=place),)))
+    return hints
 
 
 def _reads(body: Sequence[Stmt], places: dict[Axis, Expr]) -> Iterator[tuple[Load, dict[Axis, Expr]]]:
@@ -96,4 +132,4 @@ def _offset(node: Load, places: dict[Axis, Expr]) -> Linear:
     offset: Expr = const(0)
     for index, size in zip(node.indices, node.source.shape, strict=True):
         offset = offset * size + substitute(index, places)
-    return linear(simplify(offset))
+    return join_divisions(linear(simplify(offset)))

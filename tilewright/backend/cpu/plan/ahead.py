@@ -1,5 +1,5 @@
 """What comes from beyond the tile level: how much of the next panel of weights every step of a sum asks for, and how
-many rows early a map asks for what it reads.
+many rows early a map, a window over every channel by itself or a sum of rows asks for what it reads.
 
 Few rows make little of a panel: reading it takes a good part of the time they compute, all of it while the first rows
 wait and none while the others do. Asked for a little at a time, while the panel before is multiplied, it hides behind
@@ -18,10 +18,11 @@ from tilewright.backend.cpu.plan.vectorise import facts_of
 from tilewright.ir.expr import Axis, Load
 from tilewright.ir.tensor import Tensor
 from tilewright.tile_graph.context import NestContext, is_contraction, packed_axis
-from tilewright.tile_graph.nest import Nest, period
+from tilewright.tile_graph.nest import Nest, is_window, period
 from tilewright.tile_graph.plan import Leaf
 from tilewright.tile_graph.propagate import Size, extent_of
 
+_STEPS = 4  # of a sum of rows, until what it asks for is there
 _WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at least
 
 
@@ -69,16 +70,37 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
 
 
-def rows_ahead(nest: Nest, context: NestContext, near: Collection[Tensor]) -> int:
-    """How many rows before it reads them a map asks for them: one, where some of what it reads is neither `near` nor
-    small enough to have stayed in the tile level."""
-    return int(any(t.most_bytes > context.target.tile_level.capacity for t in nest.reads() if t not in near))
+def rows_ahead(nest: Nest, plan: Leaf, context: NestContext, near: Collection[Tensor]) -> int:
+    """How many rows before it reads them a map or a window asks for them, or a sum of rows: one and some, where some of
+    what it reads is neither `near` nor small enough to have stayed in the tile level."""
+    if all(t.most_bytes <= context.target.tile_level.capacity for t in nest.reads() if t not in near):
+        return 0
+    return 1 if nest.monoid is None or _is_window_in_blocks(nest, plan) else _STEPS
 
 
-def is_walked_map(nest: Nest, plan: Leaf, context: NestContext) -> bool:
-    """Whether a nest is a map in loops along a vector, on a processor that loses rows that take turns."""
-    loses = context.asks_ahead and context.cached is None and context.target.stream_cost > 0
-    return loses and nest.monoid is None and plan.vector is not None and plan.instruction is None
+def walks_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:
+    """Whether a nest is a map in loops along a vector, such a window, or sums of rows side by side in a vector, on a
+    processor that loses rows that take turns."""
+    if not context.asks_ahead or context.cached is not None or context.target.stream_cost == 0:
+        return False
+    if plan.vector is None or plan.instruction is not None:
+        return False
+    if nest.monoid is None or _is_window_in_blocks(nest, plan):
+        return True
+    return _adds_rows(plan) and all(t not in context.constants for t in nest.reads())
+
+
+def _is_window_in_blocks(nest: Nest, plan: Leaf) -> bool:
+    in_blocks = len(plan.register) == 2 and plan.vector is not None and plan.part == "whole" and not plan.cut
+    return in_blocks and is_window(nest, nest.named(plan.vector or ""))
+
+
+def _adds_rows(plan: Leaf) -> bool:
+    """Whether lanes of a vector are results, and a loop goes over what is added to them; no rows share what they read,
+    as they do in a product."""
+    inner = [a for a in plan.order if a[0] == "r"]
+    is_loop = bool(inner) and inner[-1] not in plan.unroll and plan.row_lanes == 1 and len(plan.register) == 1
+    return is_loop and plan.vector is not None and plan.vector[0] == "o" and plan.part == "whole"
 
 
 def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:

@@ -379,14 +379,14 @@ def _held(operand: Operand, depths: Sequence[Mapping[Axis, Size]], line: int) ->
     for sizes in depths:
         along = [sizes.get(axis) for axis in operand.axes]
         if before is None or any(a is not b for a, b in zip(along, before, strict=True)):
-            found.append(_lines(operand, sizes, line))
+            found.append(lines_of(operand, sizes, line))
         else:
             found.append(found[-1])
         before = along
     return found
 
 
-def _lines(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
+def lines_of(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
     """The same in whole lines of a cache: of a short run most of a line is carried for nothing."""
     along = [index_size(index, sizes, extent) for index, extent in operand.dims]
     total = _product(operand, along, sizes)

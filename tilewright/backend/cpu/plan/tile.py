@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.ahead import asked_ahead, is_walked_map, panel_read, prefetched_seconds, rows_ahead
+from tilewright.backend.cpu.plan.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
 from tilewright.backend.cpu.plan.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.plan.instructions import crowding
 from tilewright.backend.cpu.plan.leaf_seconds import (
@@ -25,6 +25,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
     row_starts,
 )
 from tilewright.backend.cpu.plan.micro import fold_cycles
+from tilewright.backend.cpu.plan.near_rows import may_keep_rows, near_rows
 from tilewright.backend.cpu.plan.parts import Parts
 from tilewright.backend.cpu.plan.tile_traffic import (
     Numbers,
@@ -258,21 +259,25 @@ def predict(
 def weights_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
 ) -> tuple[Leaf, ...]:
-    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows."""
-    if all(panel_read(nest, leaf, context) is None and not is_walked_map(nest, leaf, context)
-           for nest, leaf in zip(nests, leaves, strict=True)):  # fmt: skip
+    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows, and with
+    the rows that stay near while panels pass."""
+    if not any(
+        may_keep_rows(nest, leaf, context) or walks_rows(nest, leaf, context) or panel_read(nest, leaf, context)
+        for nest, leaf in zip(nests, leaves, strict=True)
+    ):
         return tuple(leaves)
     known = context.memo.ahead
     key = (signature(nests, lambda t: (t in context.constants, t in context.staged, context.layout(t))),
            tuple([leaf.unnamed for leaf in leaves]), choice.tile, choice.step, context.weights_fit)  # fmt: skip
     if key not in known:
         known[key] = _asked_ahead(nests, leaves, choice, context)
-    return tuple(replace(leaf, ahead=ahead) for leaf, ahead in zip(leaves, known[key], strict=True))
+    found = zip(leaves, known[key], strict=True)
+    return tuple(replace(leaf, ahead=ahead, near_rows=near) for leaf, (ahead, near) in found)
 
 
 def _asked_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
-) -> tuple[int, ...]:
+) -> tuple[tuple[int, int], ...]:
     root, tile = nests[-1], dict(choice.tile)
     sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
     walked = {root: sizes}
@@ -284,10 +289,13 @@ def _asked_ahead(
         walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
     made = {t for nest in nests for t in nest.stores}
 
-    def asked(nest: Nest, leaf: Leaf) -> int:
-        if is_walked_map(nest, leaf, context):
-            return rows_ahead(nest, context, made)
-        return int(asked_ahead(nest, leaf, walked[nest], context)) if nest in walked else leaf.ahead
+    def asked(nest: Nest, leaf: Leaf) -> tuple[int, int]:
+        if walks_rows(nest, leaf, context):
+            return rows_ahead(nest, leaf, context, made), 0
+        if nest not in walked:
+            return leaf.ahead, 0
+        ahead = int(asked_ahead(nest, leaf, walked[nest], context))
+        return ahead, 0 if ahead else near_rows(nest, leaf, walked[nest], context)
 
     return tuple(asked(nest, leaf) for nest, leaf in zip(nests, leaves, strict=True))
 
