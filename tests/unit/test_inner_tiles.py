@@ -13,6 +13,7 @@ from onnx import ModelProto
 from tests.cpu_stages import error, evaluated, lowered, model_of, random_inputs
 from tests.stages.test_search_oracle import graph
 from tilewright import ops
+from tilewright.backend.cpu.plan.variants import variants_of
 from tilewright.backend.predict import predict
 from tilewright.compiler import build
 from tilewright.errors import InternalError
@@ -150,6 +151,21 @@ def test_tree_and_traffic_agree() -> None:
     for memory, (loaded, stored) in traffic.memories.items():
         assert loaded == pytest.approx(counted.loaded_by[memory], rel=0.02)
         assert stored == pytest.approx(counted.stored_by[memory], rel=0.02)
+
+
+def test_other_ways_to_run_it_are_kernels_of_one_tile() -> None:
+    """What tuning measures: parts of the tile inside would not fill other tiles."""
+    program, plan = planned()
+    (kernel,) = plan.kernels
+    nests = plan_nests(kernel, all_computes(program))
+    variants = variants_of(kernel, nests, program, plan, DESKTOP)
+    found = [*variants.best(4), *variants.random(4, np.random.default_rng(0))]
+    assert len(found) > 4
+    for other in (*found, *(variants.like(k, variants) for k in found)):
+        changed = plan.with_kernels({kernel.name: other})
+        assert not inner(changed)
+        check_plan(changed, program, DESKTOP)
+    assert variants.like(kernel, variants).body == kernel.body
 
 
 def test_explain_tells_the_levels_of_each_edge() -> None:

@@ -23,7 +23,7 @@ from tilewright.tile_graph.rolling import find_overlaps, step_boxes
 
 _WORTH = 0.995  # of the kernel's time with the leaf it had
 _LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
-_LEAST_SHARE = 0.004  # of the model's time that all kernels like one must take
+_LEAST_SHARE = 0.005  # of the model's time that all kernels like one must take
 
 
 @dataclass(frozen=True)

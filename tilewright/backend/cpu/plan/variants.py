@@ -130,6 +130,8 @@ class Variants:
             replace(a, binds=tuple(replace(b, tensor=ours if b.tensor == theirs else b.tensor) for b in a.binds))
             for a in chosen.axes
         )
+        if len(chosen.body) == len(chosen.leaves):
+            kernel = in_one_tile(kernel)
         reason = chosen.estimate.reason or kernel.estimate.reason
         about = replace(kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
         return replace(kernel.with_leaves(leaves), axes=axes, sizes=chosen.sizes, estimate=about)
@@ -139,8 +141,18 @@ def _like(model: Leaf, own: Leaf) -> Leaf:
     return replace(own, **{f.name: getattr(model, f.name) for f in fields(Leaf) if f.name not in _OF_THE_PLACE})
 
 
+def in_one_tile(kernel: Tile) -> Tile:
+    """A kernel without the tile inside its own that keeps some of its results nearer: its parts fill tiles of one size
+    alone."""
+    inside = [t for t in kernel.body if isinstance(t, Tile) and t.over == "order" and t.level != kernel.level]
+    if not inside:
+        return kernel
+    return replace(kernel, body=kernel.leaves, holds=(*kernel.holds, *(h for t in inside for h in t.holds)))
+
+
 def run_another_way(kernel: Tile, leaves: Sequence[Leaf], tile: Sizes, root: Nest, seconds: float) -> Tile:
     """A kernel with other leaves and another output tile, by the root's axes."""
+    kernel = in_one_tile(kernel)
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
     axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
     about = replace(kernel.estimate, seconds=round(seconds, 9))
