@@ -160,3 +160,13 @@ def test_asking_for_rows_of_windows_changes_nothing() -> None:
     small = replace(N1, levels=tuple(replace(x, capacity=16384) if x.name == "L2" else x for x in N1.levels))
     artifact = apart(windows(2, 24, 15), small, verify=True)
     assert 1 in ahead(artifact) and hints(artifact)
+
+
+def test_dot_products_of_rows_are_no_windows() -> None:
+    """All they read moves along the vector too, which is the axis they sum over."""
+    weights = {"w": np.ones((1, 64, 1, 1), np.float32), "v": np.ones((64, 8, 1, 1), np.float32)}
+    nodes = [("Conv", ["x", "v"], "c", {}), ("Conv", ["c", "w"], "y", {})]
+    artifact = apart(model_of(nodes, {"x": (8, 8, 128, 128)}, {"y": (8, 1, 128, 128)}, weights), N1)
+    assert artifact.plan is not None
+    along = [leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves if (leaf.vector or "o")[0] == "r"]
+    assert [len(leaf.register) for leaf in along] == [2] and not any(leaf.ahead for leaf in along)

@@ -242,7 +242,7 @@ def moves(node: Load, axis: Axis) -> bool:
 
 def is_window(nest: Nest, vector: Axis | None) -> bool:
     """Whether all that a sum of products reads moves along the vector, as windows over every channel by itself do."""
-    return nest.is_contraction and vector is not None and all(moves(n, vector) for n in nest.element_loads)
+    return nest.is_contraction and vector in nest.axes and all(moves(n, vector) for n in nest.element_loads)
 
 
 def shares_a_read(nest: Nest, axis: Axis) -> bool:

@@ -35,9 +35,7 @@ from tilewright.tile_graph.propagate import extent_of
 _Way = tuple[Buffer, frozenset[tuple[Expr, int]], int]  # what is read, how it moves, and how far in a step of the loop
 
 
-def with_rows_ahead(
-    body: Sequence[Stmt], rows: int, around: Axis | None = None, own: bool = False
-) -> tuple[Stmt, ...]:
+def with_rows_ahead(body: Sequence[Stmt], rows: int, around: Axis | None = None, own: bool = False) -> tuple[Stmt, ...]:
     """The loops of a map, with hints in the innermost for what the loop `around` them reads so many turns later; of a
     sum of rows, for what the innermost reads in its `own` later turns."""
     return tuple(_asking(stmt, rows, around, own) for stmt in body)
