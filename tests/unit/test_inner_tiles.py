@@ -76,7 +76,7 @@ def test_softmax_stays_next_to_the_core_and_its_product_in_the_tile() -> None:
 
 def test_it_is_predicted_to_be_faster_and_told_so_again() -> None:
     program, plan = planned()
-    before = make_plan(program, DESKTOP, refine=False)
+    before = make_plan(program, DESKTOP, whole=False)
     assert plan_seconds(plan, program) < 0.997 * plan_seconds(before, program)
     again = priced(program, Plan.from_json(plan.to_json()), DESKTOP)
     assert plan_seconds(again, program) == pytest.approx(plan_seconds(plan, program), abs=2e-9)
@@ -106,7 +106,7 @@ def test_where_it_is_chosen() -> None:
     for name in ("avx2_desktop", "emerald_rapids", "neoverse_n1"):
         target = machine(name)
         program = program_of(attended(8, 4, 128, 32), target)
-        plan, before = make_plan(program, target), make_plan(program, target, refine=False)
+        plan, before = make_plan(program, target), make_plan(program, target, whole=False)
         assert len(inner(plan)) == 1
         gains[name] = plan_seconds(before, program) / plan_seconds(plan, program)
     assert gains["emerald_rapids"] > 1.015 and gains["avx2_desktop"] > 1.005 and gains["neoverse_n1"] > 1.003

@@ -47,7 +47,7 @@ def test_register_tile_for_the_rows_of_a_tile(shape: tuple[int, int, int, int]) 
     """Tiles of the two products have fewer rows than the products: another register tile fills them better, and the
     weights lie in panels of its width."""
     program = program_of(products(*shape), DESKTOP)
-    plan, before = make_plan(program, DESKTOP), make_plan(program, DESKTOP, refine=False)
+    plan, before = make_plan(program, DESKTOP), make_plan(program, DESKTOP, whole=False)
     (kernel,), (first,) = plan.kernels, before.kernels
     assert [leaf.register for leaf in kernel.leaves] != [leaf.register for leaf in first.leaves]
     assert kernel.estimate.seconds < 0.995 * first.estimate.seconds
@@ -68,7 +68,7 @@ def test_never_slower_and_priced_alike(name: str) -> None:
     target, gained = machine(name), 0
     for seed in range(10):
         program = program_of(graph(seed), target)
-        plan, before = make_plan(program, target), make_plan(program, target, refine=False)
+        plan, before = make_plan(program, target), make_plan(program, target, whole=False)
         check_plan(plan, program, target)
         assert seconds(plan, program) <= seconds(before, program)
         gained += seconds(plan, program) < seconds(before, program)
@@ -95,4 +95,4 @@ def test_weights_that_others_read_stay() -> None:
     steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "g", {}), ("MatMul", ["g", "w"], "y", {})]
     model = model_of(steps, {"x": (196, 96)}, {"y": (196, 96)}, {"w": shared})
     program = program_of(model, DESKTOP)
-    assert dict(make_plan(program, DESKTOP).layouts) == dict(make_plan(program, DESKTOP, refine=False).layouts)
+    assert dict(make_plan(program, DESKTOP).layouts) == dict(make_plan(program, DESKTOP, whole=False).layouts)

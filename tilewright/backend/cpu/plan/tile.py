@@ -27,12 +27,7 @@ from tilewright.backend.cpu.plan.leaf_seconds import (
 from tilewright.backend.cpu.plan.micro import fold_cycles
 from tilewright.backend.cpu.plan.near_rows import may_keep_rows, near_rows
 from tilewright.backend.cpu.plan.parts import Parts
-from tilewright.backend.cpu.plan.tile_traffic import (
-    Numbers,
-    outer_scratch_seconds,
-    scratch_seconds,
-    traffic_seconds,
-)
+from tilewright.backend.cpu.plan.tile_traffic import Numbers, outer_scratch_seconds, scratch_seconds, traffic_seconds
 from tilewright.backend.cpu.plan.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.protocol import Choice
 from tilewright.ir.expr import Axis, var
