@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from tilewright.backend.protocol import Choice, Inner
 from tilewright.schedule.connect import Group, microseconds
 from tilewright.schedule.group_cost import GroupCost
+from tilewright.schedule.replan import LEAST_GAIN, group_seconds
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest, held_inside
 from tilewright.tile_graph.plan import Leaf, Tile
 
 _WORTH = 0.997  # of the kernel's time with one tile
-_LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
 _LEAST_NESTS = 3
 
 
@@ -28,7 +28,7 @@ def tiled_again(
     result = list(groups)
     known = context.memo.inner
     tries = 0
-    for place in sorted(range(len(groups)), key=lambda i: -_seconds(groups[i])):
+    for place in sorted(range(len(groups)), key=lambda i: -group_seconds(groups[i])):
         group = groups[place]
         if group.choice is None or len(group.nests) < _LEAST_NESTS or costs.repeated:
             continue
@@ -47,7 +47,7 @@ def tiled_again(
 def _better(group: Group, plans: Sequence[Leaf], costs: GroupCost, context: NestContext) -> Choice | None:
     assert group.choice is not None
     found = costs.backend.tile_again(group.nests, plans, context, costs.stored(group.nests), group.choice)
-    limit = min(_WORTH * group.choice.seconds, group.choice.seconds - _LEAST_GAIN)
+    limit = min(_WORTH * group.choice.seconds, group.choice.seconds - LEAST_GAIN)
     return found if found is not None and found.seconds < limit else None
 
 
@@ -81,7 +81,3 @@ def _is_plain(tile: Tile) -> bool:
     return tile.over == "order" and tile.runs == "order" and all(isinstance(n, Leaf) for n in tile.body) and all(
         h.mode == "store" and h.fill is None and h.stages == 1 for h in tile.holds
     )  # fmt: skip
-
-
-def _seconds(group: Group) -> float:
-    return 0.0 if group.choice is None else group.choice.seconds

@@ -22,7 +22,7 @@ from tilewright.tile_graph.propagate import Range, extent_of
 from tilewright.tile_graph.rolling import find_overlaps, step_boxes
 
 _WORTH = 0.995  # of the kernel's time with the leaf it had
-_LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
+LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
 _LEAST_SHARE = 0.005  # of the model's time that all kernels like one must take
 
 
@@ -57,8 +57,8 @@ class Replanner:
         for place, group in enumerate(groups):
             if self._is_open(group):
                 alike.setdefault(self._key(group), []).append(place)
-        taken = {key: sum(_seconds(groups[i]) for i in places) for key, places in alike.items()}
-        least = _LEAST_SHARE * sum(map(_seconds, groups))
+        taken = {key: sum(group_seconds(groups[i]) for i in places) for key, places in alike.items()}
+        least = _LEAST_SHARE * sum(map(group_seconds, groups))
         result = Replanned(list(groups), {}, {}, {})
         known = self.costs.context.memo.replanned
         for key in sorted(alike, key=lambda k: -taken[k])[:most]:
@@ -80,7 +80,7 @@ class Replanner:
             result.layouts.update(self._packed_for(nest, result.leaves[nest]))
             texts.append(f"{nest.tensor.name} in {_form_text(leaf)} instead of {_form_text(self.costs.plans[nest])}")
         result.groups[place] = Group(group.nests, found.choice, group.score)
-        times = f"{microseconds(found.choice.seconds)} us against {microseconds(_seconds(group))} us"
+        times = f"{microseconds(found.choice.seconds)} us against {microseconds(group_seconds(group))} us"
         result.reasons[group.nests[-1]] = f"planned again for the tile: {', '.join(texts)}, {times}"
 
     def _is_open(self, group: Group) -> bool:
@@ -110,7 +110,7 @@ class Replanner:
                 packed = {**lying, **self._packed_for(nest, leaf)}
                 tried = [*leaves[:number], leaf, *leaves[number + 1 :]]
                 found = costs.priced(nests, tried, _with(costs.context, packed), stored, choice)
-                if found is not None and found.seconds < min(_WORTH * choice.seconds, choice.seconds - _LEAST_GAIN):
+                if found is not None and found.seconds < min(_WORTH * choice.seconds, choice.seconds - LEAST_GAIN):
                     choice = replace(choice, seconds=found.seconds)
                     leaves, lying, changed[number] = tried, packed, leaf
                     break
@@ -160,7 +160,7 @@ def _with(context: NestContext, layouts: Mapping[Tensor, Layout]) -> NestContext
     return context.with_layouts(lambda t: layouts.get(t) or context.layout(t)) if layouts else context
 
 
-def _seconds(group: Group) -> float:
+def group_seconds(group: Group) -> float:
     return 0.0 if group.choice is None else group.choice.seconds
 
 

@@ -52,6 +52,7 @@ _BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than
 _WARP_BYTES = 512
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
+BESIDE_BYTES = 8 << 10  # of shared memory that leaves take besides what is held
 _SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
@@ -111,7 +112,7 @@ def choose_gpu_tile(
     traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
     held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
-    beside = np.maximum(ring, 8 << 10)
+    beside = np.maximum(ring, BESIDE_BYTES)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))
     for cost in products.values():
         at_once = np.minimum(at_once, cost.resident)

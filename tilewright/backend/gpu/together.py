@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.backend.gpu.tile import start
+from tilewright.backend.gpu.tile import BESIDE_BYTES, start
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.runtime.gpu_model import MOST_SPREAD
 from tilewright.target import Target
 from tilewright.tile_graph.plan import Barrier, Tile
-
-_BESIDE_BYTES = 8 << 10  # of shared memory that leaves take besides what is held
 
 
 def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
@@ -47,7 +45,7 @@ def _places(kernels: Sequence[Tile], threads: int, target: Target) -> int:
     if any(leaf.instruction in FORMS for k in kernels for leaf in k.leaves):
         return 1  # fragments fill the registers, and operands in their stages shared memory
     held = max(k.estimate.footprint for k in kernels)
-    return min(MOST_SPREAD, target.resident_threads // threads, target.tile_level.capacity // (held + _BESIDE_BYTES))
+    return min(MOST_SPREAD, target.resident_threads // threads, target.tile_level.capacity // (held + BESIDE_BYTES))
 
 
 def _lanes(kernel: Tile) -> Tile:
