@@ -287,17 +287,20 @@ def test_qgemm(run_model, quantised) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_dynamic_quantize_lstm(run_model, direction) -> None:  # noqa: F811
-    """The runtime rounds activations to 8 bits as well; so does not this one, and the two are near each other."""
+    """The runtime rounds activations to 8 bits as well; so does not this one, and the two are near each other.
+
+    Weights are of 7 bits: with 8 and without VNNI, the runtime's sums of two products overflow 16 bits and saturate.
+    """
     ways = 2 if direction == "bidirectional" else 1
     constants = {
-        "w": bytes_of(ways, 5, 16, dtype=np.int8), "r": bytes_of(ways, 4, 16, dtype=np.int8),
+        "w": bytes_of(ways, 5, 16, dtype=np.int8) // 2, "r": bytes_of(ways, 4, 16, dtype=np.int8) // 2,
         "b": normal(ways, 32, seed=1) * 0.1,
-        "ws": np.full(ways, 0.005, np.float32), "wz": np.zeros(ways, np.int8),
-        "rs": np.full(ways, 0.004, np.float32), "rz": np.zeros(ways, np.int8),
+        "ws": np.full(ways, 0.01, np.float32), "wz": np.zeros(ways, np.int8),
+        "rs": np.full(ways, 0.008, np.float32), "rz": np.zeros(ways, np.int8),
     }  # fmt: skip
     order = ["x", "w", "r", "b", None, None, None, None, "ws", "wz", "rs", "rz"]
     check(run_model, "DynamicQuantizeLSTM", {"x": normal(6, 2, 5)}, constants, ("y", "h", "c"), order=order,
-          rtol=0.05, atol=0.03, hidden_size=4, direction=direction)  # fmt: skip
+          rtol=0.02, atol=0.01, hidden_size=4, direction=direction)  # fmt: skip
 
 
 def test_qlinear_where(run_model) -> None:  # noqa: F811
