@@ -23,7 +23,9 @@ _MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a 
 _MOST_SIBLINGS = 3  # other readers of a result that are joined with it all at once
 # Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
 _LEAST_GAIN = 0.035
-_DISPLACED = 0.25  # of the time that an intermediate takes to main memory and back
+# Of the time that an intermediate takes to main memory and back: a line that it pushes out of the caches is mostly one
+# that would have been read again, a weight at the next call at the latest.
+_DISPLACED = 0.4
 _MOST_LOSS = 1.02  # times as long as its parts: a join that loses more is not made up for by those that follow
 KEPT = 2  # partitions of the nests looked at so far
 
