@@ -119,6 +119,16 @@ def test_a_level_that_is_renamed_changes_nothing() -> None:
     assert plan.text().replace("near tile", "L1 tile").replace("at near", "at L1") == planned()[1].text()
 
 
+@pytest.mark.parametrize("clock", [0.0, 4e9, 4e8])
+def test_starting_a_part_takes_cycles(clock: float) -> None:
+    """Eight tiles, one a core, of twelve parts with four nests, ten cycles each; a clock that is not measured is what
+    the rate of multiply-adds makes of it."""
+    target = replace(DESKTOP, clock=clock)
+    program, plan = planned()
+    found, fast = (plan_seconds(priced(program, plan, t), program) for t in (target, replace(DESKTOP, clock=4e12)))
+    assert found - fast == pytest.approx(12 * 4 * 10 / (clock or 4e9), abs=2e-9)
+
+
 def test_tiles_that_do_not_fit_are_refused() -> None:
     program, plan = planned()
     (kernel,) = plan.kernels

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.backend.cpu.plan.contraction_facts import PIPES
 from tilewright.ir.expr import Axis, Var, axes_of, var
 from tilewright.ir.tensor import Tensor
-from tilewright.target import MemoryLevel
+from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, held_inside
 from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propagate
 
-_PART_SECONDS = 4e-9  # starting a nest on a part: a few divisions
+# Cycles to start a nest on a part. Parts are loops inside the tile, without a call or a counter that units share, so
+# this is no hand-out (`tile_cost`): addresses, constants and, of loops too long to be remembered, one branch that is
+# mispredicted (11 cycles on a Neoverse N1, 14 to 17 on x86; a Xeon whose branches were all predicted took 5).
+_PART_CYCLES = 10
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,16 @@ def parts_of(
     for nest in walked:
         passed = passed + sum(known.elements(boxes[nest]) * t.dtype.bytes * count for t in nest.stores if t in near)
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
+    starting = _PART_CYCLES / _cycles_a_second(context.target) * count * len(walked)
     return Parts(
         {n: boxes[n] for n in walked}, near, count, footprint(walked, boxes, kept, None, known=known),
-        passed / level.bandwidth + passed / level.writing, _PART_SECONDS * count * len(walked),
+        passed / level.bandwidth + passed / level.writing, starting,
     )  # fmt: skip
+
+
+def _cycles_a_second(target: Target) -> float:
+    """The clock, or where it is not measured what two pipes of multiply-adds make of it."""
+    return target.clock or target.fma_rate / (PIPES * target.lanes(4))
 
 
 def _makes_up(
