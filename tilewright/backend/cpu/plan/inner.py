@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.parts import parts_of, passed_between
+from tilewright.backend.cpu.plan.parts import boxes_of, parts_in, parts_of, passed_between
 from tilewright.backend.cpu.plan.tile import predict
+from tilewright.backend.cpu.plan.tile_traffic import Numbers
 from tilewright.backend.protocol import Choice, Inner
 from tilewright.ir.expr import Axis
 from tilewright.ir.tensor import Tensor
@@ -23,7 +24,8 @@ from tilewright.tile_graph.plan import Leaf, Sizes
 from tilewright.tile_graph.propagate import extent_of
 
 _MOST_RUNS = 6  # of nests that are tried, those that pass and read again most first
-_WORTH_TRYING = 0.01  # of the kernel's time that moving this at the tile level must take
+_TWICE = 2  # times what a nest computes for the tile, or more: a sum over all rows of it does, in any parts
+_WORTH_TRYING = 0.01  # of the kernel's time that moving this at the kernel's level must take
 
 
 def tile_again(
@@ -41,10 +43,10 @@ def tile_again(
         part = dict(inner.tile)
         sizes = [tuple(part.get(f"o{i}", whole[a]) for i, a in enumerate(root.axes))] if part else candidates
         return _walked(nests, leaves, context, stored, choice, inner.first, inner.last, near, sizes) if sizes else None
-    if not candidates or choice.footprint <= context.target.levels[1].capacity // 2:
+    if not candidates or choice.footprint <= near.capacity // 2:
         return None  # all of it is near already
     best: Choice | None = None
-    for first, last in _runs(nests, stored, context, choice, whole):
+    for first, last in _runs(nests, stored, context, choice, whole, candidates, near.capacity // 2):
         found = _walked(nests, leaves, context, stored, choice, first, last, near, candidates)
         if found is not None and (best is None or found.seconds < best.seconds):
             best = found
@@ -67,23 +69,29 @@ def _walked(
     root, cut = nests[-1], dict(choice.tile)
     known = context.memo.tiles.boxes
     whole = {a: cut.get(f"o{i}", max(1, extent_of(a.extent))) for i, a in enumerate(root.axes)}
-    columns = np.array(candidates, dtype=np.int64)
-    sizes = {a: known.size(np.ascontiguousarray(columns[:, i])) for i, a in enumerate(root.axes)}
+    sizes = _columns(root, candidates, context)
     parts = parts_of(nests, first, last, near, stored, context, whole, sizes)
     if parts is None:
         return None
-    tile = {a: known.size(np.full(len(columns), n, dtype=np.int64)) for a, n in whole.items()}
+    tile = {a: known.size(np.full(len(candidates), n, dtype=np.int64)) for a, n in whole.items()}
     times = predict(nests, leaves, context, stored, tile, parts=parts)
     seconds = np.where(parts.held <= near.capacity // 2, times.seconds, np.inf)
     best = int(np.argmin(seconds))
     if not np.isfinite(seconds[best]):
         return None
     inside: Sizes = tuple(
-        (f"o{i}", int(n)) for i, (n, a) in enumerate(zip(columns[best], root.axes, strict=True)) if n < whole[a]
+        (f"o{i}", int(n)) for i, (n, a) in enumerate(zip(candidates[best], root.axes, strict=True)) if n < whole[a]
     )
     held = int(np.broadcast_to(parts.held, seconds.shape)[best])
     return replace(choice, seconds=float(seconds[best]), footprint=int(times.held[best]),
                    inner=Inner(first, last, inside, near.name, held, choice.seconds))  # fmt: skip
+
+
+def _columns(root: Nest, candidates: Sequence[Sequence[int]], context: NestContext) -> dict[Axis, Numbers]:
+    """Sizes by axis, with an entry a candidate."""
+    columns = np.array(candidates, dtype=np.int64)
+    known = context.memo.tiles.boxes
+    return {a: known.size(np.ascontiguousarray(columns[:, i])) for i, a in enumerate(root.axes)}
 
 
 def _candidates(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
@@ -102,25 +110,32 @@ def _candidates(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
 
 
 def _runs(
-    nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext, choice: Choice, whole: dict[Axis, int]
-) -> list[tuple[int, int]]:
-    """Nests that follow each other, first and last, by what they pass to each other or read several times."""
-    parts = parts_of(nests, 0, len(nests), context.target.levels[1], stored, context, whole, whole)
-    if parts is None:
-        return []
-    elements = {n: context.memo.tiles.boxes.elements(box) for n, box in parts.boxes.items()}
-    level = context.target.tile_level
+    nests: Sequence[Nest], stored: frozenset[Tensor], context: NestContext, choice: Choice, whole: dict[Axis, int],
+    candidates: Sequence[Sequence[int]], room: int,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Nests that follow each other, first and last, by what they pass to each other or read several times; in parts
+    of some size none of them computes everything twice, and nothing that they pass is more than `room`."""
+    known = context.memo.tiles.boxes
+    elements = {n: known.elements(box) for n, box in boxes_of(nests, context, whole).items()}
+    columns = _columns(nests[-1], candidates, context)
+    count = parts_in(whole, columns)
+    each = {n: known.elements(box) for n, box in boxes_of(nests, context, columns).items()}
+    level = context.target.level(choice.level) if choice.level else context.target.tile_level
     turns = -(-choice.tiles // context.target.units)
     ranked = []
     made = {t for n in nests for t in n.stores}
     for first in range(len(nests) - 1):
         if is_contraction(nests[first]) and not choice.level:
-            continue
+            continue  # next to the first cache: its register tiles want all the rows there are
         for last in range(first + 2, len(nests) + 1):
             near = passed_between(nests, first, last, stored)
             inside = nests[first:last]
-            if is_contraction(inside[-1]) and not choice.level:
-                break  # next to the first cache: its register tiles want all the rows there are
+            possible = np.ones(len(candidates), dtype=bool)
+            for nest in inside:
+                passed = sum(t.dtype.bytes for t in nest.stores if t in near)
+                possible = possible & (each[nest] * count < _TWICE * elements[nest]) & (each[nest] * passed <= room)
+            if not possible.any() or (is_contraction(inside[-1]) and not choice.level):
+                break  # nor with more of them
             moved = sum(int(elements[n]) * t.dtype.bytes * 2 for n in inside for t in n.stores if t in near)
             again = sum(int(elements[n]) * t.dtype.bytes for number, n in enumerate(inside) for t in n.reads()
                         if t not in made and any(t in m.reads() for m in inside[:number]))  # fmt: skip

@@ -11,10 +11,10 @@ from tilewright.backend.cpu.plan.contraction_facts import PIPES
 from tilewright.ir.expr import Axis, Var, axes_of, var
 from tilewright.ir.tensor import Tensor
 from tilewright.target import MemoryLevel, Target
-from tilewright.tile_graph.context import NestContext
+from tilewright.tile_graph.context import NestContext, is_contraction
 from tilewright.tile_graph.moving import footprint
 from tilewright.tile_graph.nest import Nest, held_inside
-from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propagate
+from tilewright.tile_graph.propagate import Box, Range, Size, extent_of, propagate, reads_box
 
 # Cycles to start a nest on a part. Parts are loops inside the tile, without a call or a counter that units share, so
 # this is no hand-out (`tile_cost`): addresses, constants and, of loops too long to be remembered, one branch that is
@@ -31,12 +31,28 @@ class Parts:
     count: Size  # parts of a tile
     held: Size  # bytes that one of them keeps
     seconds: Size  # that this takes to and from the nearer level, in all parts of a tile
+    again: tuple[Size, Size]  # seconds of what several parts read, after the first: from beyond the tile level, from it
     starting: Size
 
 
 def passed_between(nests: Sequence[Nest], first: int, last: int, stored: frozenset[Tensor]) -> frozenset[Tensor]:
     """What nests of a kernel, one after the other, leave to each other and to no one else."""
     return frozenset(t for n in held_inside(nests, first, last, stored) for t in n.stores)
+
+
+def boxes_of(nests: Sequence[Nest], context: NestContext, sizes: Mapping[Axis, Size]) -> dict[Nest, Box]:
+    """What nests compute for a part of these sizes of the last one's result."""
+    tiles, root = context.memo.tiles, nests[-1]
+    box = [Range(var(o), sizes[a], extent_of(a.extent)) for o, a in zip(tiles.origins(root), root.axes, strict=True)]
+    return propagate(nests, tiles.boxes.box(tuple(box)), known=tiles.boxes)
+
+
+def parts_in(whole: Mapping[Axis, int], sizes: Mapping[Axis, Size]) -> Size:
+    """Parts of these sizes in a tile, the last along an axis perhaps less than whole."""
+    count: Size = 1
+    for axis, size in sizes.items():
+        count = count * -(-whole[axis] // size)
+    return count
 
 
 def parts_of(
@@ -48,20 +64,12 @@ def parts_of(
     tiles, root = context.memo.tiles, nests[-1]
     known, origins = tiles.boxes, tiles.origins(root)
     near, walked = passed_between(nests, first, last, stored), nests[first:last]
-
-    def boxes_of(along: Mapping[Axis, Size]) -> dict[Nest, Box]:
-        box = [Range(var(o), along[a], extent_of(a.extent)) for o, a in zip(origins, root.axes, strict=True)]
-        return propagate(nests, known.box(tuple(box)), known=known)
-
-    boxes, around = boxes_of(sizes), boxes_of(whole)
+    boxes, around = boxes_of(nests, context, sizes), boxes_of(nests, context, whole)
     cut = {o: a for o, a in zip(origins, root.axes, strict=True) if np.any(np.asarray(sizes[a]) < whole[a])}
     for nest in walked:
         if nest is not root and nest.tensor not in near and not _makes_up(boxes[nest], around[nest], cut, sizes, whole):
             return None
-    count: Size = 1
-    for axis in root.axes:
-        count = count * -(-whole[axis] // sizes[axis])
-    count = known.size(count)
+    count = known.size(parts_in(whole, sizes))
     passed: Size = 0
     for nest in walked:
         passed = passed + sum(known.elements(boxes[nest]) * t.dtype.bytes * count for t in nest.stores if t in near)
@@ -69,8 +77,43 @@ def parts_of(
     starting = _PART_CYCLES / _cycles_a_second(context.target) * count * len(walked)
     return Parts(
         {n: boxes[n] for n in walked}, near, count, footprint(walked, boxes, kept, None, known=known),
-        passed / level.bandwidth + passed / level.writing, starting,
+        passed / level.bandwidth + passed / level.writing,
+        _read_again(walked, boxes, around, near, count, _filled(whole, sizes), context), starting,
     )  # fmt: skip
+
+
+def _filled(whole: Mapping[Axis, int], sizes: Mapping[Axis, Size]) -> Size:
+    """Parts that fill a tile, with a fraction where the last along an axis is less than whole."""
+    count: Size = 1.0
+    for axis, size in sizes.items():
+        count = count * whole[axis] / size
+    return count
+
+
+def _read_again(
+    walked: Sequence[Nest], boxes: Mapping[Nest, Box], around: Mapping[Nest, Box], near: frozenset[Tensor],
+    count: Size, filled: Size, context: NestContext,
+) -> tuple[Size, Size]:  # fmt: skip
+    """Seconds from beyond the tile level, and from it, of what parts read that others of the same tile have read, as a
+    sum over rows does of all of them in each. It comes from the nearest cache that half of holds what the tile reads;
+    from the first one, and to a contraction from the tile level, it is in the arithmetic."""
+    target, known = context.target, context.memo.tiles.boxes
+    nearest, level, outer = target.levels[1].capacity // 2, target.tile_level.capacity // 2, target.outer
+    beyond: Size = 0.0
+    close: Size = 0.0
+    for nest in walked:
+        wanted = {t for t in nest.reads() if t not in near and t not in nest.tables}
+        all_of_it = reads_box(nest, around[nest], {}, wanted, known)
+        for tensor, part in reads_box(nest, boxes[nest], {}, wanted, known).items():
+            once = known.elements(all_of_it[tensor]) * tensor.dtype.bytes
+            each = known.elements(part) * tensor.dtype.bytes
+            more = np.maximum(0.0, each * count - once * (count / filled))
+            is_outer = outer is not None and np.asarray(once <= outer.capacity // 2)
+            byte = np.where(is_outer, 1 / (outer or target.main).bandwidth, 1 / target.main.bandwidth)
+            beyond = beyond + np.where(once <= level, 0.0, more * byte)
+            if not is_contraction(nest):
+                close = close + np.where((once > nearest) & (once <= level), more / target.tile_level.bandwidth, 0.0)
+    return beyond, close
 
 
 def _cycles_a_second(target: Target) -> float:

@@ -213,17 +213,20 @@ def predict(
         times = dict.fromkeys(parts.boxes, parts.count)
         compute = _compute_seconds(nests, plans, {**boxes, **parts.boxes}, context, times, None, 1) + parts.starting
     far, near = traffic_seconds(nests, boxes, context, stored, repeats, waves, parts.boxes if parts else None)
+    beside: Size = 0  # the tile level has what parts keep together with the rest, if that is to be there
+    if parts is not None:
+        far, near, beside = far + parts.again[0], near + parts.again[1] + parts.seconds, parts.held
     far = far * grid.lone
     again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
                  for o in overlaps), 0.0) / compute  # fmt: skip
     outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored | nearer, repeats, stream, turns, held)
     if farthest is not target.tile_level:
-        beyond = held > target.tile_level.capacity // 2
+        beyond = held + beside > target.tile_level.capacity // 2
         passed = outer_scratch_seconds(nests, boxes, context, stored | nearer, repeats)
         far = far + np.where(beyond, passed, 0.0) * grid.lone
         scratch = np.where(beyond, 0.0, scratch)
-    near = near + scratch + (parts.seconds if parts else 0.0)
+    near = near + scratch
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
