@@ -1,5 +1,5 @@
-"""The best partition of small graphs by brute force: every partition, every tile, block and step, under the planner's
-own cost."""
+"""The best partition of small graphs by brute force: every partition, every tile, block and step, and where asked for
+the tiles inside tiles, under the planner's own cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
+from tests.oracle_again import best_score_again, every_part, score_again
+from tilewright.backend.cpu.plan import inner as cpu_inner
 from tilewright.backend.cpu.plan import tile as cpu_tile
 from tilewright.backend.gpu import tile as gpu_tile
 from tilewright.ir.compute import Program
@@ -23,28 +25,48 @@ from tilewright.tile_graph.propagate import extent_of
 _MOST_TILES = 40_000
 
 
-def found_by_search(program: Program, target: Target) -> tuple[float, int]:
-    """What the planner's partition is predicted to take, and how many nests the graph has."""
-    return _scored(program, target, Connector.connect)
+def found_by_search(program: Program, target: Target, again: bool = False) -> tuple[float, int]:
+    """What the planner's partition is predicted to take, tiled `again` inside its tiles or not, and how many nests the
+    graph has."""
+    return _scored(program, target, Connector.connect, score_again if again else _score)
 
 
-def best_of_all(program: Program, target: Target) -> float:
+def best_of_all(program: Program, target: Target, again: bool = False) -> float:
     """The same for the best of all partitions and tiles."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_tile, "_axis_sizes", _every_size)
         patch.setattr(gpu_tile, "_candidates", lambda root, plan, fixed: _every_tile(root, plan, fixed))
         patch.setattr(group_cost, "_BLOCKS", tuple(range(16, 513, 16)))
         patch.setattr(cpu_tile, "_STEP_ROWS", tuple(range(1, 65)))
-        return _scored(program, target, _best_partition)[0]
+        if not again:
+            return _scored(program, target, _best_partition, _score)[0]
+        patch.setattr(cpu_inner, "_candidates", every_part)
+        return _scored(program, target, Connector.separate, lambda connector, _: _best_again(connector))[0]
 
 
-def _scored(program: Program, target: Target, connecting) -> tuple[float, int]:  # type: ignore[no-untyped-def]
+def _score(_: Connector, groups: Sequence[Group]) -> float:
+    return sum(g.score for g in groups)
+
+
+def _best_again(connector: Connector) -> float:
+    """What the best partition takes with the best tile inside each of its kernels."""
+    known: dict[tuple[Nest, ...], float] = {}
+    best = float("inf")
+    for groups in _partitions(connector):
+        for group in groups:
+            if tuple(group.nests) not in known:
+                known[tuple(group.nests)] = best_score_again(connector, group, _usual_sizes)
+        best = min(best, sum(known[tuple(g.nests)] for g in groups))
+    return best
+
+
+def _scored(program: Program, target: Target, connecting, scoring) -> tuple[float, int]:  # type: ignore[no-untyped-def]
     scores: list[float] = []
     counts: list[int] = []
 
     def connected(self: Connector) -> list[Group]:
         groups: list[Group] = connecting(self)
-        scores.append(sum(g.score for g in groups))
+        scores.append(scoring(self, groups))
         counts.append(len(self.nests))
         return groups
 
