@@ -71,11 +71,9 @@ def _walked(
     whole = {a: cut.get(f"o{i}", max(1, extent_of(a.extent))) for i, a in enumerate(root.axes)}
     sizes = _columns(root, candidates, context)
     parts = parts_of(nests, first, last, near, stored, context, whole, sizes)
-    if parts is None:
-        return None
     tile = {a: known.size(np.full(len(candidates), n, dtype=np.int64)) for a, n in whole.items()}
     times = predict(nests, leaves, context, stored, tile, parts=parts)
-    seconds = np.where(parts.held <= near.capacity // 2, times.seconds, np.inf)
+    seconds = np.where(parts.filling & (parts.held <= near.capacity // 2), times.seconds, np.inf)
     best = int(np.argmin(seconds))
     if not np.isfinite(seconds[best]):
         return None

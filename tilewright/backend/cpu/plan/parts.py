@@ -28,6 +28,7 @@ class Parts:
 
     boxes: Mapping[Nest, Box]  # of the nests that are, what they compute in one
     near: frozenset[Tensor]  # what passes between them alone
+    filling: Size  # whether they make up what others read of the whole tile
     count: Size  # parts of a tile
     held: Size  # bytes that one of them keeps
     seconds: Size  # that this takes to and from the nearer level, in all parts of a tile
@@ -58,17 +59,16 @@ def parts_in(whole: Mapping[Axis, int], sizes: Mapping[Axis, Size]) -> Size:
 def parts_of(
     nests: Sequence[Nest], first: int, last: int, level: MemoryLevel, stored: frozenset[Tensor], context: NestContext,
     whole: Mapping[Axis, int], sizes: Mapping[Axis, Size],
-) -> Parts | None:  # fmt: skip
-    """The nests from `first` up to `last` in parts of these sizes, what passes between them at a nearer level; None
-    where parts do not make up what others read of the whole tile."""
-    tiles, root = context.memo.tiles, nests[-1]
-    known, origins = tiles.boxes, tiles.origins(root)
+) -> Parts:  # fmt: skip
+    """The nests from `first` up to `last` in parts of these sizes, what passes between them at a nearer level."""
+    known, root = context.memo.tiles.boxes, nests[-1]
+    origins = dict(zip(context.memo.tiles.origins(root), root.axes, strict=True))
     near, walked = passed_between(nests, first, last, stored), nests[first:last]
     boxes, around = boxes_of(nests, context, sizes), boxes_of(nests, context, whole)
-    cut = {o: a for o, a in zip(origins, root.axes, strict=True) if np.any(np.asarray(sizes[a]) < whole[a])}
+    filling: Size = np.True_
     for nest in walked:
-        if nest is not root and nest.tensor not in near and not _makes_up(boxes[nest], around[nest], cut, sizes, whole):
-            return None
+        if nest is not root and nest.tensor not in near:
+            filling = filling & _make_up(boxes[nest], around[nest], origins, sizes, whole)
     count = known.size(parts_in(whole, sizes))
     passed: Size = 0
     for nest in walked:
@@ -76,7 +76,7 @@ def parts_of(
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
     starting = _PART_CYCLES / _cycles_a_second(context.target) * count * len(walked)
     return Parts(
-        {n: boxes[n] for n in walked}, near, count, footprint(walked, boxes, kept, None, known=known),
+        {n: boxes[n] for n in walked}, near, filling, count, footprint(walked, boxes, kept, None, known=known),
         passed / level.bandwidth + passed / level.writing,
         _read_again(walked, boxes, around, near, count, _filled(whole, sizes), context), starting,
     )  # fmt: skip
@@ -121,16 +121,19 @@ def _cycles_a_second(target: Target) -> float:
     return target.clock or target.fma_rate / (PIPES * target.lanes(4))
 
 
-def _makes_up(
-    part: Box, around: Box, cut: Mapping[Axis, Axis], sizes: Mapping[Axis, Size], whole: Mapping[Axis, int]
-) -> bool:
+def _make_up(
+    part: Box, around: Box, origins: Mapping[Axis, Axis], sizes: Mapping[Axis, Size], whole: Mapping[Axis, int]
+) -> Size:
     """Whether what a nest computes in the parts of a tile is what it computes for all of it: each of its dimensions is
     one of those that are cut, or is there whole in every part."""
+    result: Size = np.True_
     for own, all_of_it in zip(part, around, strict=True):
-        if isinstance(own.low, Var) and own.low.axis in cut:
-            axis = cut[own.low.axis]
-            if not np.array_equal(own.size, sizes[axis]) or all_of_it.size != whole[axis]:
-                return False
-        elif any(o in axes_of(own.low) for o in cut) or np.any(own.size != all_of_it.size):
-            return False
-    return True
+        follows = [origins[o] for o in axes_of(own.low) if o in origins]
+        is_whole = np.equal(own.size, all_of_it.size)
+        for axis in follows:
+            is_whole = is_whole & np.equal(sizes[axis], whole[axis])
+        if isinstance(own.low, Var) and follows:
+            (axis,) = follows
+            is_whole = is_whole | (np.equal(own.size, sizes[axis]) & np.equal(all_of_it.size, whole[axis]))
+        result = result & is_whole
+    return result
