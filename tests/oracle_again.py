@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.plan import inner
 from tilewright.backend.cpu.plan.tile import predict
 from tilewright.backend.protocol import Choice, Inner
 from tilewright.ir.expr import Axis
@@ -22,6 +23,7 @@ _MOST_PARTS = 1000
 _BEST, _OTHERS = 24, 24  # tiles: those that take least as they are, and others evenly over all that there are
 _EVERY_GROUP = 1 << 20
 
+_usual_parts = inner._candidates
 _Sizes = Callable[[Nest, Leaf, Mapping[str, int], int], list[np.ndarray]]
 
 
@@ -43,15 +45,16 @@ def best_score_again(connector: Connector, group: Group, sizes: _Sizes) -> float
     best = group.score
     for choice in _choices(connector, group, sizes):
         for first, last in runs:
-            inner = Inner(first, last, (), "", 0)
-            found = costs.backend.tile_again(nests, leaves, costs.context, stored, choice, inner)
+            run = Inner(first, last, (), "", 0)
+            found = costs.backend.tile_again(nests, leaves, costs.context, stored, choice, run)
             if found is not None:
                 best = min(best, _scored(connector, nests, found))
     return best
 
 
 def every_part(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
-    """Parts of every shape that fill a tile, evenly fewer where those are too many, and all that are rows of it."""
+    """Parts of every shape that fill a tile, evenly fewer where those are too many, all that are rows of it, and those
+    that the search looks at."""
     along = [[n for n in range(1, size + 1) if size == extent_of(a.extent) or size % n == 0]
              for a, size in whole.items()]  # fmt: skip
     rows = [(*(1 for _ in along[:place]), n, *(c[-1] for c in along[place + 1 :]))
@@ -59,7 +62,7 @@ def every_part(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
     while prod(len(c) for c in along) > _MOST_PARTS:
         longest = max(range(len(along)), key=lambda i: len(along[i]))
         along[longest] = sorted({*along[longest][::2], along[longest][-1]})
-    found = dict.fromkeys([*rows, *product(*along)])
+    found = dict.fromkeys([*rows, *_usual_parts(root, whole), *product(*along)])
     return [part for part in found if part != tuple(whole.values())]
 
 
@@ -68,7 +71,7 @@ def _scored(connector: Connector, nests: Sequence[Nest], choice: Choice) -> floa
 
 
 def _choices(connector: Connector, group: Group, sizes: _Sizes) -> list[Choice]:
-    """Tiles of a group, also such whose intermediates fit no cache before they are tiled again."""
+    """Tiles of a group whose intermediates fit before they are tiled again."""
     costs, nests = connector.costs, group.nests
     context, root, stored = costs.context, nests[-1], costs.stored(nests)
     fixed = costs._uncut(nests, stored)
@@ -78,7 +81,7 @@ def _choices(connector: Connector, group: Group, sizes: _Sizes) -> list[Choice]:
     columns = [known.size(each.ravel()) for each in np.meshgrid(*along, indexing="ij")]
     by_axis = dict(zip(root.axes, columns, strict=True))
     times = predict(nests, [costs.plans[n] for n in nests], context, stored, by_axis)
-    order = np.lexsort((times.tiles, np.round(times.seconds * 1e9)))
+    order = np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[: np.isfinite(times.seconds).sum()]
     kept = {*order[:_BEST].tolist(), *order[:: max(1, len(order) // _OTHERS)].tolist()}
     level = context.target.tile_level
     outer = context.target.outer

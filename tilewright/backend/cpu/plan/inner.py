@@ -1,13 +1,15 @@
 """A second tile inside a kernel's: nests that follow each other walked in parts of it, so that what passes between them
 stays at a nearer level (Welder's recursion, one level up from the tile that is chosen).
 
-Parts are rows of the tile as the root's axes lie: whole along the inner axes, one element along the outer ones.
+Parts are rows or columns of the tile as the root's axes lie: cut along one of them, whole along those inside it, whole
+or one element along each of those around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -94,17 +96,16 @@ def _columns(root: Nest, candidates: Sequence[Sequence[int]], context: NestConte
 
 def _candidates(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
     """Parts of a tile, as sizes of the root's axes: they fill it, unless the tile is all there is along an axis."""
-    found: list[tuple[int, ...]] = []
-    outer: list[int] = []
+    found: dict[tuple[int, ...], None] = {}
     for place, axis in enumerate(root.axes):
         rest = [whole[a] for a in root.axes[place + 1 :]]
+        outer = list(product(*(dict.fromkeys((1, whole[a])) for a in root.axes[:place])))
         size = 1
         while size < whole[axis]:
             if whole[axis] == extent_of(axis.extent) or whole[axis] % size == 0:
-                found.append((*outer, size, *rest))
+                found.update(dict.fromkeys((*around, size, *rest) for around in outer))
             size *= 2
-        outer.append(1)
-    return found
+    return list(found)
 
 
 def _runs(

@@ -29,7 +29,7 @@ class Parts:
     boxes: Mapping[Nest, Box]  # of the nests that are, what they compute in one
     near: frozenset[Tensor]  # what passes between them alone
     filling: Size  # whether they make up what others read of the whole tile
-    count: Size  # parts of a tile
+    times: Mapping[Nest, Size]  # that each of them computes as much as that, the last part less
     held: Size  # bytes that one of them keeps
     seconds: Size  # that this takes to and from the nearer level, in all parts of a tile
     again: tuple[Size, Size]  # seconds of what several parts read, after the first: from beyond the tile level, from it
@@ -69,16 +69,20 @@ def parts_of(
     for nest in walked:
         if nest is not root and nest.tensor not in near:
             filling = filling & _make_up(boxes[nest], around[nest], origins, sizes, whole)
-    count = known.size(parts_in(whole, sizes))
+    count, filled = parts_in(whole, sizes), _filled(whole, sizes)
+    times: dict[Nest, Size] = {}
     passed: Size = 0
     for nest in walked:
-        passed = passed + sum(known.elements(boxes[nest]) * t.dtype.bytes * count for t in nest.stores if t in near)
+        each = known.elements(boxes[nest])
+        is_cut = each * count < 2 * known.elements(around[nest])  # else it computes the same in several parts
+        times[nest] = known.size(np.where(is_cut, filled, count))
+        passed = passed + sum(each * t.dtype.bytes * times[nest] for t in nest.stores if t in near)
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
     starting = _PART_CYCLES / _cycles_a_second(context.target) * count * len(walked)
     return Parts(
-        {n: boxes[n] for n in walked}, near, filling, count, footprint(walked, boxes, kept, None, known=known),
+        {n: boxes[n] for n in walked}, near, filling, times, footprint(walked, boxes, kept, None, known=known),
         passed / level.bandwidth + passed / level.writing,
-        _read_again(walked, boxes, around, near, count, _filled(whole, sizes), context), starting,
+        _read_again(walked, boxes, around, near, count, filled, context), starting,
     )  # fmt: skip
 
 

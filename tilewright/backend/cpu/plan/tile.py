@@ -210,8 +210,8 @@ def predict(
     if parts is None:
         compute = _compute_seconds(nests, plans, boxes, context, repeats, stream, turns)
     else:
-        times = dict.fromkeys(parts.boxes, parts.count)
-        compute = _compute_seconds(nests, plans, {**boxes, **parts.boxes}, context, times, None, 1) + parts.starting
+        walked = {**boxes, **parts.boxes}
+        compute = _compute_seconds(nests, plans, walked, context, parts.times, None, 1) + parts.starting
     far, near = traffic_seconds(nests, boxes, context, stored, repeats, waves, parts.boxes if parts else None)
     beside: Size = 0  # the tile level has what parts keep together with the rest, if that is to be there
     if parts is not None:
@@ -231,9 +231,9 @@ def predict(
     far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
     exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
     if context.cached is None and stream is None:
-        walked = {root} if overlaps else {root, *filter(is_contraction, nests)}.difference(parts.boxes if parts else ())
+        ahead = {root} if overlaps else {root, *filter(is_contraction, nests)}.difference(parts.boxes if parts else ())
         hidden = sum((_prefetched_seconds(n, p, boxes[n], context) for n, p in zip(nests, plans, strict=True)
-                      if n in walked), 0.0)  # fmt: skip
+                      if n in ahead), 0.0)  # fmt: skip
         exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
     starting = _TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
