@@ -87,10 +87,12 @@ def parts_of(
 
 
 def _filled(whole: Mapping[Axis, int], sizes: Mapping[Axis, Size]) -> Size:
-    """Parts that fill a tile, with a fraction where the last along an axis is less than whole."""
+    """Parts that fill a tile, the last along an axis counted as far as it goes; not so along the innermost axis, where
+    vectors lie: what is left over there takes lanes one by one, and is no faster than a whole part."""
     count: Size = 1.0
+    innermost = list(sizes)[-1] if sizes else None
     for axis, size in sizes.items():
-        count = count * whole[axis] / size
+        count = count * (-(-whole[axis] // size) if axis is innermost else whole[axis] / size)
     return count
 
 
