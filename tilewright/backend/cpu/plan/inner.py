@@ -26,6 +26,8 @@ from tilewright.tile_graph.plan import Leaf, Sizes
 from tilewright.tile_graph.propagate import extent_of
 
 _MOST_RUNS = 6  # of nests that are tried, those that pass and read again most first
+_PIECES = (2, 3, 4, 6, 8, 12, 16)  # of an axis
+_VECTOR = 16  # elements: 64 bytes are the widest
 _TWICE = 2  # times what a nest computes for the tile, or more: a sum over all rows of it does, in any parts
 _WORTH_TRYING = 0.01  # of the kernel's time that moving this at the kernel's level must take
 
@@ -100,12 +102,17 @@ def _candidates(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
     for place, axis in enumerate(root.axes):
         rest = [whole[a] for a in root.axes[place + 1 :]]
         outer = list(product(*(dict.fromkeys((1, whole[a])) for a in root.axes[:place])))
-        size = 1
-        while size < whole[axis]:
+        for size in _sizes_below(whole[axis]):
             if whole[axis] == extent_of(axis.extent) or whole[axis] % size == 0:
                 found.update(dict.fromkeys((*around, size, *rest) for around in outer))
-            size *= 2
     return list(found)
+
+
+def _sizes_below(whole: int) -> list[int]:
+    """Powers of two, and even cuts, also as whole vectors of any machine."""
+    powers = {1 << n for n in range(whole.bit_length())}
+    even = {-(-whole // pieces) for pieces in _PIECES}
+    return sorted(n for n in powers | even | {-(-n // _VECTOR) * _VECTOR for n in even} if n < whole)
 
 
 def _runs(
