@@ -71,7 +71,7 @@ class Trials:
             return Trial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
         side = self._sides[self._scans[feeder.name]]
         connector, first, second = side.connector, side.groups[feeder.name], side.groups[reader.name]
-        apart = _seconds(first.choice, second.choice)
+        apart = _seconds(_as_planned(feeder, first), _as_planned(reader, second))
         merged = sorted({*first.nests, *second.nests}, key=lambda n: connector.order[n])
         unable = connector.unable(merged, second.nests[-1], side.placed)
         if unable is not None:
@@ -93,7 +93,7 @@ class Trials:
         group = side.groups[kernel.name]
         first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
         rest = [n for n in group.nests if n not in first]
-        whole = None if group.choice is None else group.choice.seconds
+        whole = _seconds(_as_planned(kernel, group))
         parts = [side.connector.group(part) for part in (first, rest) if part]
         apart = _seconds(*(p.choice for p in parts)) if len(parts) == 2 else None
         reason = ""
@@ -140,6 +140,13 @@ class Trials:
 def kernel_leaves(kernel: Tile) -> list[Leaf]:
     """Without names, so that equal layers share costs."""
     return [replace(leaf, composed=()) for leaf in kernel.leaves]
+
+
+def _as_planned(kernel: Tile, group: Group) -> Choice | None:
+    """What a group takes, with the tile inside its kernel's own, which the group does not know."""
+    if group.choice is None or inner_of(kernel) is None:
+        return group.choice
+    return replace(group.choice, seconds=kernel.estimate.seconds)
 
 
 def _too_little(one: Group, apart: float, score: float) -> str:
