@@ -367,6 +367,10 @@ class CExpressions(CScalars):
         kind = vector_name(value.dtype, lanes)
         if isinstance(value, Const):
             return f"(({kind}){{{', '.join([text + self.bits(value)] * lanes)}}})"
+        if value.dtype is dtypes.float16:
+            # as an operand it would be a float where the processor has no such arithmetic, which no lane takes
+            scalar = f"const {TYPES[value.dtype.name]} tw_lane = {text}"
+            return f"({{ {scalar}; ({kind}){{{', '.join(['tw_lane'] * lanes)}}}; }})"
         # C computes with int: what is computed goes back to its type, or it is not of a lane's
         back = f"({TYPES[value.dtype.name]})" if value.dtype.bits < 32 and value.dtype.kind in "iu" else ""
         back = "" if isinstance(value, Load) else back
