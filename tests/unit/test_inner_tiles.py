@@ -54,6 +54,13 @@ def inner(plan: Plan) -> list[Tile]:
     return [t for k in plan.kernels for t in k.body if isinstance(t, Tile) and t.level != k.level and t.sizes]
 
 
+def outwards(plan: Plan) -> Plan:
+    """The plan of one kernel with its level and that of the tile inside it exchanged."""
+    (kernel,), (tile,) = plan.kernels, inner(plan)
+    body = tuple(replace(n, level=kernel.level) if n is tile else n for n in kernel.body)
+    return plan.with_kernels({kernel.name: replace(kernel, level=tile.level, body=body)})
+
+
 def parts_of(kernel: Tile) -> int:
     """How many parts the tile inside a kernel's has."""
     (tile,) = (t for t in kernel.body if isinstance(t, Tile))
@@ -142,14 +149,11 @@ def test_starting_a_part_takes_cycles(clock: float) -> None:
 
 def test_tiles_that_do_not_fit_are_refused() -> None:
     program, plan = planned()
-    (kernel,) = plan.kernels
     small = with_near(DESKTOP, 4 << 10)
     with pytest.raises(InternalError, match="bytes at L1"):
         check_plan(plan, program, small)
-    (tile,) = inner(plan)
-    outward = replace(kernel, level="L1", body=tuple(replace(n, level="L2") if n is tile else n for n in kernel.body))
     with pytest.raises(InternalError, match="levels go inwards"):
-        check_plan(plan.with_kernels({kernel.name: outward}), program, DESKTOP)
+        check_plan(outwards(plan), program, DESKTOP)
 
 
 def test_answers_stay(tmp_path: Path) -> None:
