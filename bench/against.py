@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import IO
 
-from bench.support import add_zoo_options, chosen_models, export_folder, exported
+from bench.support import ROOT, add_zoo_options, checked_out, chosen_models, export_folder, exported
 
-ROOT = Path(__file__).resolve().parents[1]
 # What a process of either revision runs: it compiles, says so, and times rounds of as many seconds as it is told.
 _SIDE = """
 import sys, time
@@ -92,27 +91,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per round and side")
     arguments = parser.parse_args()
     names = chosen_models(parser, arguments)
-    with export_folder(arguments) as (temporary, folder):
-        earlier = temporary / "earlier"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(earlier), arguments.revision], check=True)
-        try:
-            paths = exported(names, arguments.size, folder, lambda text: print(text, flush=True), arguments.batch)
-            ratios = []
-            for name, path in paths.items():
-                sides = {
-                    "earlier": Side(earlier, path, arguments.schedule, arguments.threads, temporary / "earlier-cache"),
-                    "this": Side(ROOT, path, "connected", arguments.threads, temporary / "cache"),
-                }
-                took = times(sides, arguments.rounds, arguments.seconds)
-                for side in sides.values():
-                    side.close()
-                ratios.append(took["earlier"] / took["this"])
-                print(f"{name:16} {arguments.revision} {arguments.schedule} {took['earlier']:9.2f} ms, "
-                      f"this {took['this']:9.2f} ms: {ratios[-1]:.3f}x", flush=True)  # fmt: skip
-            print(f"geometric mean {geometric_mean(ratios):.3f}x")
-        finally:
-            subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
+    with (
+        export_folder(arguments) as (temporary, folder),
+        checked_out(arguments.revision, temporary / "earlier") as earlier,
+    ):
+        paths = exported(names, arguments.size, folder, lambda text: print(text, flush=True), arguments.batch)
+        ratios = []
+        for name, path in paths.items():
+            sides = {
+                "earlier": Side(earlier, path, arguments.schedule, arguments.threads, temporary / "earlier-cache"),
+                "this": Side(ROOT, path, "connected", arguments.threads, temporary / "cache"),
+            }
+            took = times(sides, arguments.rounds, arguments.seconds)
+            for side in sides.values():
+                side.close()
+            ratios.append(took["earlier"] / took["this"])
+            print(f"{name:16} {arguments.revision} {arguments.schedule} {took['earlier']:9.2f} ms, "
+                  f"this {took['this']:9.2f} ms: {ratios[-1]:.3f}x", flush=True)  # fmt: skip
+        print(f"geometric mean {geometric_mean(ratios):.3f}x")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from bench import zoo
 from bench.peak import Peak, describe_tools
 from tilewright.report.sidebyside import RuntimeResult
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -63,6 +65,17 @@ def export_folder(arguments: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
         folder = (arguments.exports or Path(temporary)) / size
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(temporary), folder
+
+
+@contextmanager
+def checked_out(revision: str, folder: Path) -> Iterator[Path]:
+    """The code of an earlier revision in `folder`, which vanishes afterwards."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), revision], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
 def exported(
