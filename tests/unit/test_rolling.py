@@ -11,10 +11,14 @@ import pytest
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, random_inputs
 from tilewright import ops
+from tilewright.backend import backend_for
+from tilewright.errors import InternalError
 from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Program, all_computes
+from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
+from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.held import plan_nests
 from tilewright.tile_graph.plan import Bind, Hold, Plan, Tile, TileAxis
 from tilewright.tile_graph.propagate import extent_of
@@ -113,3 +117,58 @@ def test_copies_made_for_padding_stay_in_a_tile_with_what_reads_them() -> None:
     (kernel,) = make_plan(program, target).kernels
     rolling = {h.tensor for t in kernel.walk() if isinstance(t, Tile) for h in t.holds if h.mode == "rolling"}
     assert rolling == {t.name for t in program.staged}
+
+
+def tokens(height: int, width: int, channels: int, wide: int) -> Program:
+    """A product at every token, then a window over rows and columns of the image that the tokens are: two axes of its
+    result reach one of the product's."""
+    rng = np.random.default_rng(0)
+    steps = [
+        ("MatMul", ["x", "w0"], "wide", {}), ("Transpose", ["wide"], "turned", {"perm": [0, 2, 1]}),
+        ("Reshape", ["turned", "shape"], "pixels", {}),
+        ("Conv", ["pixels", "w1"], "y", {"pads": [1] * 4, "group": wide}),
+    ]  # fmt: skip
+    weights = {"w0": (rng.standard_normal((channels, wide)) / channels).astype(np.float32),
+               "w1": rng.standard_normal((wide, 1, 3, 3)).astype(np.float32),
+               "shape": np.array([1, wide, height, width])}  # fmt: skip
+    model = model_of(steps, {"x": (1, height * width, channels)}, {"y": (1, wide, height, width)}, weights)
+    return fold_constants(ops.lower(load(model, {})))
+
+
+TOKENS = [(64, 64, 32, 128), (48, 40, 32, 96), (64, 64, 32, 64)]
+
+
+@pytest.mark.parametrize("shape", TOKENS)
+@pytest.mark.parametrize("name", ["emerald_rapids", "emerald_rapids_avx512", "neoverse_n1", "apple_arm"])
+def test_windows_over_tokens_move_in_the_tiles_that_are_chosen(name: str, shape: tuple[int, int, int, int]) -> None:
+    """What steps share is more the more columns a tile has: too much for the smallest steps."""
+    program, target = tokens(*shape), machine(name)
+    plan = make_plan(program, target)
+    check_plan(plan, program, target)
+    lower_program(program, plan, backend_for(target).lower_kernel)
+
+
+def window_in_steps(kernel: Tile, step: int) -> Tile:
+    return replace(kernel, body=tuple(
+        replace(n, sizes=((n.sizes[0][0], step),)) if isinstance(n, Tile) else n for n in kernel.body
+    ))  # fmt: skip
+
+
+def test_a_window_that_cannot_move_is_no_plan() -> None:
+    program, target = tokens(64, 64, 32, 64), machine("emerald_rapids")
+    plan = make_plan(program, target)
+    (kernel,) = plan.kernels
+    assert any(h.mode == "rolling" for t in kernel.walk() if isinstance(t, Tile) for h in t.holds)
+    worse = plan.with_kernels({kernel.name: window_in_steps(kernel, 2)})
+    with pytest.raises(InternalError, match=r"no window moves over 'wide' in parts of \[t2:2\]"):
+        check_plan(worse, program, target)
+
+
+def test_windows_over_tokens_give_the_same_answer(kernel_cache: Path) -> None:
+    program = tokens(16, 12, 5, 8)
+    plan = rolled(make_plan(program, CPU, "register"), program, 8, 4)
+    made = lowered(program, plan=plan)
+    inputs = random_inputs(program, 5)
+    wanted = evaluated(program, inputs, wide=True)["y"]
+    assert error(made.on_loops(inputs)["y"], wanted) < 1e-6
+    assert error(made.natively(inputs, kernel_cache, 3)["y"], wanted) < 1e-6

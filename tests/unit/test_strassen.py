@@ -367,3 +367,26 @@ def test_a_small_part_of_a_model_is_not_tried(monkeypatch: pytest.MonkeyPatch) -
     assert [c.outputs[0].name for c in fast.computes if "_strassen_products" in c.outputs[0].name] == [
         "a_strassen_products"
     ]
+
+
+def test_a_chain_through_another_rank_is_predicted() -> None:
+    """What lies between two products may have more axes than the first: it is not stored in the first's order."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": (rng.standard_normal((512, 512)) / 512).astype(np.float32) for i in range(2)}
+    weights["shape"] = np.array([2, 64, 512])
+    steps: list[Step] = [
+        ("Relu", ["x"], "r", {}), ("MatMul", ["r", "w0"], "c", {}), ("Reshape", ["c", "shape"], "s", {}),
+        ("Sigmoid", ["s"], "a", {}), ("Mul", ["s", "a"], "g", {}), ("MatMul", ["g", "w1"], "d", {}),
+        ("Relu", ["d"], "y", {}),
+    ]  # fmt: skip
+    program = folded(model_of(steps, {"x": (128, 512)}, {"y": (2, 64, 512)}, weights))
+    asked: list[Program] = []
+
+    def predict(part: Program) -> float:
+        verify_program(part)
+        asked.append(part)
+        return 1.0 + predicted_seconds(part, machine("emerald_rapids"), "connected")
+
+    choose_products(program, predict)
+    assert any(len(part.computes) > 2 and {t.rank for c in part.computes for t in c.outputs} == {2, 3}
+               for part in asked)  # fmt: skip

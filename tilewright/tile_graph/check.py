@@ -25,6 +25,7 @@ from tilewright.tile_graph.check_units import (
     check_steps,
     fills_hold,
 )
+from tilewright.tile_graph.check_windows import check_windows, has_windows
 from tilewright.tile_graph.held import held_bytes, inner_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.occurrences import told_apart
 from tilewright.tile_graph.outside import is_filled
@@ -145,6 +146,9 @@ class _Walker:
             self._residence(tile)
         if tile.is_kernel:
             check_across(tile, self.computes)
+            if has_windows(tile):
+                apart = told_apart(tile)
+                check_windows(apart, plan_nests(apart, self.computes))
             self._capacity(tile)
             self.launched.update([tile.name] if not around or not around[-1].is_launch else [])
             self.kernel = None

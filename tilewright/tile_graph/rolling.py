@@ -115,7 +115,7 @@ class Overlap:
     dim: int
     axis: int  # of the root
     scale: int  # rows of the nest a row of the root
-    rows: int  # that neighbouring parts share
+    rows: int  # that neighbouring parts share where a part is one element along all other axes, else at least
 
     def of(self, box: Box, part: Range) -> Box:
         """The nest's box with another part of its moving axis."""
@@ -199,6 +199,23 @@ def step_boxes(
         boxes = propagate(nests, fixed, limits, known)
         seen = {**boxes, **{o.nest: seen[o.nest] for o in overlaps}, overlap.nest: window}
     return boxes, seen
+
+
+def moves(nests: Sequence[Nest], sizes: Sequence[int], step: int, overlaps: Sequence[Overlap]) -> bool:
+    """Whether every window moves on in tiles of these sizes that are walked in such steps: the windows that lowering
+    makes, wherever a tile begins. What neighbouring parts share depends on all axes of the root that reach the moving
+    one, so that sizes decide it."""
+    root, moving = nests[-1], overlaps[0].axis
+    box = []
+    loop = Axis("step", -(-sizes[moving] // step))
+    for number, (axis, size) in enumerate(zip(root.axes, sizes, strict=True)):
+        extent = max(1, extent_of(axis.extent))
+        low = var(Axis(f"tile_{number}", -(-extent // size))) * size if size < extent else const(0)
+        if number == moving:
+            low, size = low + var(loop) * step, step
+        box.append(Range(simplify(low), size, extent))
+    _, windows = moving_boxes(nests, {root: tuple(box)}, [o.nest for o in overlaps], loop)
+    return len(windows) == len(overlaps)
 
 
 def reads_of(nest: Nest, nests: Sequence[Nest]) -> list[Nest]:

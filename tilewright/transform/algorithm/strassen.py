@@ -402,10 +402,11 @@ def _alone(products: Sequence[Product], computes: Sequence[Compute], program: Pr
         if stored not in program.outputs:
             innermost = [d for d, a in enumerate(product.reduce.axes) if a in product.columns]
             layouts[stored] = Layout.permuted((*(d for d in range(stored.rank) if d not in innermost), *innermost))
-    between = [c.output for c in computes if isinstance(c, Map) and c.output.rank == result.rank]
+    begun = first.reduce.outputs[0]
+    between = [c.output for c in computes if isinstance(c, Map) and c.output.rank == begun.rank]
     for tensor in between:  # as the sum in front of them
-        if first is not last and first.reduce.outputs[0] in layouts:
-            layouts.setdefault(tensor, layouts[first.reduce.outputs[0]])
+        if first is not last and begun in layouts:
+            layouts.setdefault(tensor, layouts[begun])
     return Program((data,), (result,), tuple(computes), program.constants, layouts)
 
 

@@ -46,7 +46,7 @@ from tilewright.tile_graph.propagate import (
     size_key,
     whole_blocks,
 )
-from tilewright.tile_graph.rolling import Overlap, reads_of, step_boxes
+from tilewright.tile_graph.rolling import Overlap, moves, reads_of, step_boxes
 from tilewright.tile_graph.signature import signature
 from tilewright.tile_graph.streams import Stream
 
@@ -55,6 +55,7 @@ _FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does n
 _PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
+_MOST_REFUSED = 8  # tiles that windows do not move in, looked at one by one
 _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
@@ -158,11 +159,15 @@ def choose_window(
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone
     seconds = times.seconds * (1 + times.again / part) * np.maximum(1.0, idle)
-    best = _fastest(seconds, times.tiles)
+    for _ in range(_MOST_REFUSED):
+        best = _fastest(seconds, times.tiles)
+        cut = [int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)]
+        if not np.isfinite(seconds[best]) or moves(nests, cut, int(steps[best]), overlaps):
+            break
+        seconds[best] = np.inf
     if not np.isfinite(seconds[best]):
         return None
-    cut = {f"o{i}": int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)}
-    tile = tuple((name, n) for name, n in cut.items() if n < extent_of(root.axes[int(name[1:])].extent))
+    tile = tuple((f"o{i}", n) for i, n in enumerate(cut) if n < extent_of(root.axes[i].extent))
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
                   step=int(steps[best]), level=_level(times.held[best], context))  # fmt: skip
 
@@ -203,6 +208,10 @@ def predict(
     )
     farthest = farthest_hold(nests, context, stored)
     fits = (held <= farthest.capacity // 2) & whole_blocks(nests, boxes)
+    shared = {o: seen[o.nest][o.dim].size - boxes[o.nest][o.dim].size for o in overlaps}
+    for overlap, rows in shared.items():  # windows move on by what is new, and are less than all
+        window = seen[overlap.nest][overlap.dim]
+        fits = fits & (rows <= boxes[overlap.nest][overlap.dim].size) & (window.size < window.extent)
     if not fits.any():
         return Times(np.full(tiles.shape, np.inf), tiles, held)
     turns = known.size(-(-stream.extent // block)) if stream else 1
@@ -217,8 +226,8 @@ def predict(
     if parts is not None:
         far, near, beside = far + parts.again[0], near + parts.again[1] + parts.seconds, parts.held
     far = far * grid.lone
-    again = sum((o.rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
-                 for o in overlaps), 0.0) / compute  # fmt: skip
+    again = sum((rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
+                 for o, rows in shared.items()), 0.0) / compute  # fmt: skip
     outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored | nearer, repeats, stream, turns, held)
     if farthest is not target.tile_level:
