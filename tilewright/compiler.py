@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.plan import Plan
 from tilewright.transform.algorithm.algorithms import Predict, choose_algorithms
+from tilewright.transform.algorithm.toom_cook import SIZES, WINDOWED
 from tilewright.transform.fold import fold_constants
 from tilewright.transform.horizontal import merge_alike
 from tilewright.transform.layout import choose_layouts
@@ -123,8 +124,10 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     run = stages.run
     backend = backend_for(target)
     memo = Memo()
-    if graph.part is not None and options.contraction == "auto":
-        options = replace(options, contraction="direct")  # rows beyond those of a run may hold anything, NaN too
+    if graph.part is not None:
+        # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
+        own_windows = "direct" if options.convolution == "direct" else "auto"
+        options = replace(options, contraction="direct", convolution=own_windows)
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), backend.early(target, options) as early:
         graph = run("graph", lambda: graph)
@@ -133,7 +136,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("fold", fold_constants, program, backend.least_rows)
         program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
-                      options.contraction == "strassen")  # fmt: skip
+                      _sizes(options))  # fmt: skip
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
@@ -198,10 +201,15 @@ def _predictors(
         return None, None, recurrence, reduction
     return (
         None if options.convolution == "direct" else convolution,
-        None if options.contraction == "direct" else contraction,
+        contraction if options.contraction == "strassen" else None,
         recurrence,
         reduction,
     )
+
+
+def _sizes(options: Options) -> Sequence[int]:
+    """Winograd's algorithms that may be chosen: unasked those alone whose outputs keep to their windows."""
+    return SIZES if options.convolution == "winograd" else WINDOWED
 
 
 def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Program:
@@ -212,7 +220,7 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
         convolutions, _, recurrences, reductions = _predictors(target, options, memo)
-        chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits)
+        chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits, _sizes(options))
         staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
         final = choose_layouts(beside(staged, part), target)
         plan = make_plan(final, target, schedule, memo=memo, whole=False)

@@ -18,7 +18,7 @@ TARGETS = ("cpu", *GPUS)
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 MERGING = ("auto", "off")
-CONVOLUTIONS = ("auto", "direct")
+CONVOLUTIONS = ("auto", "direct", "winograd")
 CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 FALLBACKS = ("host", "error")
@@ -46,13 +46,14 @@ class Options:
     merging     "auto" makes one compute of independent ones that are alike, with their weights put one behind the other
                 (the projections of one input, experts, parallel branches), where that is predicted to take no longer;
                 "off" leaves them as the model says. Results are the same
-    convolution "auto" may compute windows of three by Winograd's algorithms, where they are predicted to save time,
-                at a relative error of about 2e-6 a layer instead of 1e-6, a NaN or an infinity spreading to the other
-                results of its tile; "direct" always sums as the model says
-    contraction "auto" may compute large products with weights by Strassen's algorithm, where it is predicted to save
-                time: neighbouring rows of one sample (tokens, pixels) then share their rounding errors, and what is
-                NaN or infinite in one spoils the other; "strassen" also where rows are samples, the first dimension;
-                "direct" always sums as the model says
+    convolution "auto" may compute windows of three by Winograd's algorithm in tiles of two, where it is predicted to
+                save time: every result's error is bounded by the pixels of its own window, as that of the direct sum;
+                "winograd" also in tiles of four, which save more: the results of a tile then share their rounding
+                errors, and what is NaN or infinite in one spoils the others; "direct" always sums as the model says
+    contraction "auto" sums every row by itself, so that its error is bounded by its own values; "strassen" may compute
+                large products with weights by Strassen's algorithm, where it is predicted to save time: neighbouring
+                rows (tokens, pixels, samples) then share their rounding errors, and what is NaN or infinite in one
+                spoils the other; "direct" always sums as the model says
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference

@@ -10,8 +10,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import tilewright
-from tests.cpu_stages import CPU, error, evaluated, lowered, programs, random_inputs, read_back
+from tests.cpu_stages import CPU, error, evaluated, lowered, programs, random_inputs, read_back, run_native
+from tilewright.compiler import build
+from tilewright.frontend.onnx import load
 from tilewright.ir.compute import Map, Program, Reduce
+from tilewright.ir.graph import Part
 from tilewright.ir.loops import If, Kernel, Store, statements
 from tilewright.ir.parse import parse_program
 from tilewright.ir.text import program_text
@@ -21,7 +24,7 @@ from tilewright.options import Options
 from tilewright.schedule.planner import predicted_seconds
 from tilewright.target import machine
 from tilewright.transform.algorithm import winograd
-from tilewright.transform.algorithm.toom_cook import MATRICES, SIZES, TAPS
+from tilewright.transform.algorithm.toom_cook import MATRICES, SIZES, TAPS, WINDOWED, keeps_windows
 from tilewright.transform.algorithm.winograd import choose_convolutions, fastest, find_sliding
 from tilewright.transform.layout import choose_layouts
 
@@ -64,7 +67,7 @@ def folded(model: ModelProto) -> Program:
 
 def forced(program: Program, m: int, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The Program with all its convolutions as F(m, 3)."""
-    monkeypatch.setattr(winograd, "fastest", lambda found, program, predict: m)
+    monkeypatch.setattr(winograd, "fastest", lambda *_: m)
     result = choose_convolutions(program, lambda _: 0.0)
     verify_program(result)
     return result
@@ -101,6 +104,58 @@ def test_rewritten_programs_mean_the_same(shape: str, m: int, monkeypatch: pytes
     wanted = evaluated(program, inputs, wide=True)["y"]
     assert error(evaluated(fast, inputs, wide=True)["y"], wanted) < 1e-6  # the filters are rounded to float32
     assert error(evaluated(fast, inputs)["y"], wanted) < 3e-6
+
+
+def test_pairs_of_outputs_keep_to_their_windows() -> None:
+    assert WINDOWED == (2,)
+    assert [keeps_windows(MATRICES[m]) for m in (2, 4)] == [True, False]
+
+
+# a pixel at every place of a tile of two, and of four, in the middle and at the borders
+PLACES = [(6, 6), (6, 7), (7, 6), (7, 7), (8, 9), (0, 0), (0, 11), (11, 5)]
+
+
+def worst_pixel(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest relative error of a pixel by itself, over its channels."""
+    difference = np.linalg.norm(found.astype(np.float64) - wanted, axis=1)
+    return float((difference / np.linalg.norm(wanted, axis=1)).max())
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_a_large_pixel_leaves_its_neighbours_exact_in_tiles_of_two(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million times as large as all others. Tiles of four have an error of its size."""
+    program = folded(convolution((1, 16, 12, 12), (8, 16, 3, 3), [1, 1, 1, 1], bias=False))
+    program = replace(program, outputs=(next(c for c in program.computes if isinstance(c, Reduce)).outputs[0],))
+    fast = forced(program, m, monkeypatch)
+    errors = []
+    for y, x in PLACES:
+        inputs = {name: np.abs(array) for name, array in random_inputs(program, seed=y).items()}
+        inputs["x"][:, :, y, x] *= 1e6
+        wanted = evaluated(program, inputs, wide=True)
+        errors += [worst_pixel(a, wanted[n]) for n, a in evaluated(fast, inputs).items()]
+    assert max(errors) < 1e-6 if m in WINDOWED else max(errors) > 1e-2
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_what_is_no_number_stays_in_the_windows_that_hold_it(
+    value: float, rank: int, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path
+) -> None:
+    sizes = (12, 11)[:rank]
+    program = folded(convolution((1, 5, *sizes), (6, 5, *[3] * rank), [1] * (2 * rank)))
+    made = lowered(choose_layouts(forced(program, 2, monkeypatch), CPU))
+    native = made.compiled(kernel_cache)
+    inputs = random_inputs(program)
+    clean = run_native(native, program, inputs)["y"]
+    for place in [(6, 6), (6, 7), (7, 6), (7, 7), (0, 10), (11, 0)]:
+        at = place[:rank]
+        spoiled = {"x": inputs["x"].copy()}
+        spoiled["x"][(0, 2, *at)] = value
+        outside = np.ones(clean.shape, bool)
+        outside[(slice(None), slice(None), *(slice(max(p - 1, 0), p + 2) for p in at))] = False
+        found = run_native(native, program, spoiled)["y"]
+        np.testing.assert_array_equal(found[outside], clean[outside])
+        assert not np.isfinite(found[~outside]).all()
 
 
 def growth(m: int) -> float:
@@ -213,6 +268,26 @@ def test_dumps_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     again = read_back(program)
     inputs = random_inputs(program)
     np.testing.assert_array_equal(evaluated(again, inputs)["y"], evaluated(program, inputs)["y"])
+
+
+def tiles(model: ModelProto, way: str, part: Part | None = None, name: str = "neoverse_n1") -> set[int]:
+    """The sizes of the tiles of the convolutions that are computed fast."""
+    graph = replace(load(model, {}), part=part)
+    made = build(graph, machine(name), Options(stop_after="algorithm", convolution=way))
+    assert made.program is not None
+    products = [c.outputs[0] for c in made.program.computes if c.outputs[0].name.endswith("_products")]
+    return {int(t.shape[0]) - TAPS + 1 for t in products}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids_avx512", "avx2_desktop", "apple_arm"])
+def test_larger_tiles_are_for_those_who_ask(name: str) -> None:
+    """Nor then where pixels beyond those of a run may hold anything."""
+    model = convolution((1, 64, 64, 64), (64, 64, 3, 3), [1, 1, 1, 1])
+    assert Options().convolution == "auto"
+    assert tiles(model, "auto", name=name) <= {*WINDOWED}
+    assert tiles(model, "direct", name=name) == set()
+    assert tiles(model, "winograd", name=name) == {4}
+    assert tiles(model, "winograd", Part(), name) <= {*WINDOWED}
 
 
 def test_the_option_keeps_sums_direct(kernel_cache: Path) -> None:

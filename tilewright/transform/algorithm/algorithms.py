@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.ir.compute import Program
 from tilewright.target import Target
 from tilewright.transform.algorithm.joined import split_joined
 from tilewright.transform.algorithm.split import Known, split_reductions
 from tilewright.transform.algorithm.strassen import choose_products
+from tilewright.transform.algorithm.toom_cook import WINDOWED
 from tilewright.transform.algorithm.wavefront import choose_orders
 from tilewright.transform.algorithm.winograd import Predict, choose_convolutions
 from tilewright.transform.reroll import reroll
@@ -14,18 +17,19 @@ from tilewright.transform.reroll import reroll
 
 def choose_algorithms(
     program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
-    recurrences: Predict | None, reductions: Predict | None, known: Known | None = None, samples: bool = True,
+    recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
+    sizes: Sequence[int] = WINDOWED,
 ) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
     by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
     reductions over joined tensors part by part; None, in the place of what predicts the time of any, leaves them as
-    they are. `known`, `samples`: see there."""
+    they are. `sizes` are those of Winograd's algorithms; `known`: see there."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
-        program = choose_convolutions(program, convolutions)
+        program = choose_convolutions(program, convolutions, sizes)
     if recurrences is not None:
         program = choose_orders(program, recurrences)
     if products is not None:
-        program = choose_products(program, products, samples)
+        program = choose_products(program, products)
     return program if reductions is None else split_reductions(split_joined(program, target), target, reductions, known)

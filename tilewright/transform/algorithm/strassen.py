@@ -3,7 +3,8 @@
 Rows, sums and columns are each cut in two, and of the eight products of quadrants seven do: data and weights are
 summed first, products last. Both sums of activations are Maps, the products are a batched contraction, weights are
 summed here. In float32 against float64 the relative error (norm of the difference by norm of the result) of one layer
-of 256 to 3072 inputs is 3e-7 to 1.4e-6, where the direct sum has 2e-7 to 1e-6.
+of 256 to 3072 inputs is 3e-7 to 1.4e-6, where the direct sum has 2e-7 to 1e-6. Two rows are added and taken apart
+again: each has an error of the larger one's size, so that this is done only where the user asks for it.
 """
 
 from __future__ import annotations
@@ -65,22 +66,20 @@ class Product:
     rows: tuple[Axis, ...]
     sums: tuple[Axis, ...]
     columns: tuple[Axis, ...]
-    row: Axis  # of the rows, the one along which neighbours are added
 
 
-def find_product(compute: Compute, constants: Mapping[Tensor, object], samples: bool = True) -> Product | None:
-    """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None.
-    Without `samples`, rows are neighbours only within a sample: not along the first dimension of the data."""
+def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Product | None:
+    """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None."""
     both = factors(compute)
     if not both or not isinstance(compute, Reduce) or compute.outputs[0].dtype is not dtypes.float32:
         return None
     for data, weight in (both, both[::-1]):
         if isinstance(data, Load) and isinstance(weight, Load) and weight.source in constants:
-            return _product(compute, data, weight, samples)
+            return _product(compute, data, weight)
     return None
 
 
-def _product(compute: Reduce, data: Load, weight: Load, samples: bool) -> Product | None:
+def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
     read, kept = _axes_read(data), _axes_read(weight)
     if read is None or kept is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
         return None
@@ -91,12 +90,7 @@ def _product(compute: Reduce, data: Load, weight: Load, samples: bool) -> Produc
         return None
     if set(read) != everything - set(columns) or set(kept) != everything - set(rows):
         return None
-    first = data.indices[0]
-    neighbours = [a for a in rows if samples or not (isinstance(first, Var) and first.axis is a)]
-    if not neighbours:
-        return None
-    row = max(neighbours, key=lambda a: fixed(a.extent))
-    return Product(compute, data, weight, rows, compute.reduce_axes, columns, row)
+    return Product(compute, data, weight, rows, compute.reduce_axes, columns)
 
 
 def _axes_read(node: Load) -> list[Axis] | None:
@@ -122,8 +116,7 @@ class Strassen:
         self.output = found.reduce.outputs[0]
         groups = (found.rows, found.sums, found.columns)
         self.sizes = {a: fixed(a.extent) for group in groups for a in group}
-        self.row = found.row
-        self.sum, self.column = (max(group, key=self.sizes.__getitem__) for group in groups[1:])
+        self.row, self.sum, self.column = (max(group, key=self.sizes.__getitem__) for group in groups)
         for axis in (self.row, self.sum, self.column):
             self.sizes[axis] = -(-self.sizes[axis] // 2)
         self.weights = self._tensor("weights", found.sums, found.columns)
@@ -255,11 +248,11 @@ def _case(at: Expr, cases: Sequence[Expr]) -> Expr:
 # --- the choice
 
 
-def choose_products(program: Program, predict: Predict, samples: bool = True) -> Program:
-    """The Program with every product rewritten whose seven parts are predicted to pay; `samples`: see find_product."""
+def choose_products(program: Program, predict: Predict) -> Program:
+    """The Program with every product rewritten whose seven parts are predicted to pay."""
     given = program
     program = split_constants(program)  # as it will be: gates of a recurrence are an axis of their own then
-    every = (find_product(c, program.constants, samples) for c in program.computes)
+    every = (find_product(c, program.constants) for c in program.computes)
     found = {p.reduce.outputs[0]: p for p in every if p is not None}
     decided = _decided(found, program, predict)
     if not decided:

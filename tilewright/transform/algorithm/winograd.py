@@ -6,6 +6,8 @@ F(4x4, 3x3) needs a quarter of the products of the direct sum, F(2x2, 3x3) 16 of
 other, a select between sums of neighbours; the products are a batched contraction; filters are transformed here, in
 float64. In float32 against float64 the relative error (norm of the difference by norm of the result) of one layer of
 64 to 512 channels is 3e-7 to 7e-7 for F(2x2) and 8e-7 to 2e-6 for F(4x4), where the direct sum has 4e-7 to 1.2e-6.
+F(2, 3) keeps to the windows: no output sums products of inputs that it does not depend on. Those of F(4, 3) share the
+rounding errors of their tile, however large their neighbours are.
 """
 
 from __future__ import annotations
@@ -336,8 +338,8 @@ def _merged(digits: Sequence[Expr], sizes: Sequence[int]) -> Expr:
 # --- the choice
 
 
-def choose_convolutions(program: Program, predict: Predict) -> Program:
-    """The Program with every convolution rewritten whose fast form is predicted to pay."""
+def choose_convolutions(program: Program, predict: Predict, sizes: Sequence[int] = SIZES) -> Program:
+    """The Program with every convolution rewritten whose fast form, of one of these `sizes`, is predicted to pay."""
     names = {t.name for t in program.tensors()}
     chosen: dict[Hashable, int] = {}
     computes: list[Compute] = []
@@ -350,7 +352,7 @@ def choose_convolutions(program: Program, predict: Predict) -> Program:
             continue
         key = _shape_of(found, program)
         if key not in chosen:
-            chosen[key] = fastest(found, program, predict)
+            chosen[key] = fastest(found, program, predict, sizes)
         if chosen[key] == 0:
             computes.append(compute)
             continue
@@ -363,12 +365,12 @@ def choose_convolutions(program: Program, predict: Predict) -> Program:
     return without_dead(replace(program, computes=tuple(computes), constants=constants, layouts=layouts))
 
 
-def fastest(found: Sliding, program: Program, predict: Predict) -> int:
-    """The m of the F(m, 3) predicted to be fastest; 0 for the sum as it stands."""
+def fastest(found: Sliding, program: Program, predict: Predict, sizes: Sequence[int] = SIZES) -> int:
+    """The m of `sizes` whose F(m, 3) is predicted to be fastest; 0 for the sum as it stands."""
     weight = found.weight.source
     best, m = predict(_alone(found, [found.reduce], weight, program)), 0
     direct = best
-    for size in sorted(SIZES, reverse=True):  # the one that saves most first: the others may have no chance then
+    for size in sorted(sizes, reverse=True):  # the one that saves most first: the others may have no chance then
         if m and best <= direct * _least_work(found, size) * _WORTH:
             continue
         fast = Winograd(found, size, set())
