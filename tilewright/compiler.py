@@ -163,6 +163,7 @@ def machine_code(
     backend = backend_for(target)
     check_plan(plan, program, target)
     loops = lower_program(program, plan, backend.lower_kernel)
+    backend.check_limits(loops, target)
     sources = backend.render(loops, target)
     return loops, backend.load(sources, loops, program, plan, target, options, weights_dir=weights_dir)
 
@@ -258,6 +259,7 @@ def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
         check_plan(result, inputs[0], target, measured=False)
     elif isinstance(result, LoopProgram):
         verify.verify_loops(result)
+        backend_for(target).check_limits(result, target)
 
 
 def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> None:

@@ -16,7 +16,9 @@ from tilewright.render.cuda import launch_shape
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda import CudaError, CudaModel, devices
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, spread_out
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits, spread_out
+
+LIMITS = LaunchLimits(shared_bytes=232448)
 
 
 def gpu_kernel(kernel: Kernel) -> GpuKernel:
@@ -69,7 +71,7 @@ def test_blocks_that_start_early_are_even_over_the_multiprocessors(blocks: int, 
 
 
 def test_a_model_runs_emulated(image: GpuModelImage, tmp_path: Path) -> None:
-    model = EmulatedModel(image, Cache(tmp_path))
+    model = EmulatedModel(image, Cache(tmp_path), limits=LIMITS)
     data = np.random.default_rng(13).standard_normal((32, 48), np.float32)
     outputs = [np.zeros(48, np.float32), np.zeros(48, np.float32)]
     model.run([data], outputs)
@@ -102,7 +104,7 @@ def test_no_gpu_is_one_clear_error(image: GpuModelImage, tmp_path: Path) -> None
 def test_a_gpu_agrees_with_the_emulator(image: GpuModelImage, tmp_path: Path) -> None:
     data = np.random.default_rng(13).standard_normal((32, 48), np.float32)
     results = []
-    for model in (EmulatedModel(image, Cache(tmp_path)), CudaModel(image, Cache(tmp_path))):
+    for model in (EmulatedModel(image, Cache(tmp_path), limits=LIMITS), CudaModel(image, Cache(tmp_path))):
         outputs = [np.zeros(48, np.float32), np.zeros(48, np.float32)]
         model.run([data], outputs)
         assert len(model.profile([data], outputs)) == 3

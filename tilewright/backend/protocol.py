@@ -203,6 +203,9 @@ class Backend(Protocol):
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         """What can be compiled before all is planned."""
 
+    def check_limits(self, loops: LoopProgram, target: Target) -> None:
+        """Raises InternalError that names a kernel which the target cannot start, and what it asks for."""
+
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         """The source text of every distinct kernel."""
 

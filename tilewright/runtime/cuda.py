@@ -31,7 +31,7 @@ from tilewright.runtime.device_arrays import (
     checked,
     stream_handle,
 )
-from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, check_arrays, spread_out
+from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, LaunchLimits, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
@@ -67,8 +67,9 @@ class _Lane:
         """Memory for an input or output that the caller has on the host."""
         found = self._ports[place]
         if found is None:
-            sizes = (*self._image.input_bytes, *self._image.output_bytes)
-            found = self._ports[place] = DeviceMemory(sizes[place], self._context)
+            sizes, inputs = (*self._image.input_bytes, *self._image.output_bytes), len(self._image.input_bytes)
+            what = f"input {place}" if place < inputs else f"output {place - inputs}"
+            found = self._ports[place] = DeviceMemory(sizes[place], self._context, what)
         return found.pointer
 
     def __enter__(self) -> _Lane:
@@ -106,10 +107,13 @@ class CudaModel:
         self._index = device
         (self._context,) = check(driver.cuCtxGetCurrent())
         self.resources: dict[str, Resources] = {}
+        reason = image.why_refused(LaunchLimits(about.max_shared_memory_per_block_optin, about.max_threads_per_block))
+        if reason is not None:
+            raise CudaError(f"{reason} on {self._device.name}; compile the model for this GPU")
         self._kernels = self._load_kernels(cache, jobs, cubins or {})
         weight_bytes = memoryview(image.weights).nbytes
-        ports = sum(image.input_bytes) + sum(image.output_bytes)
-        require_memory(weight_bytes + image.arena_bytes + ports, "the model")
+        # not inputs and outputs: those that lie on the device have their room already, others get it when they come
+        require_memory(weight_bytes + image.arena_bytes, "the model")
         self._weights = DeviceMemory(weight_bytes, self._context)
         self._stream = self._device.create_stream()
         self._lanes: dict[int, _Lane] = {}  # by stream, the oldest first
@@ -299,14 +303,11 @@ class CudaModel:
             self.resources.update(cubin.resources)
             code = ObjectCode.from_cubin(cubin.code, name=kernel.name).get_kernel(kernel.name)
             if kernel.shared_bytes > _FREE_SHARED_BYTES:
-                self._allow_shared(code, kernel.name, kernel.shared_bytes)
+                self._allow_shared(code, kernel.shared_bytes)
             loaded[kernel.name] = code
         return loaded
 
-    def _allow_shared(self, code: Any, name: str, size: int) -> None:
-        most = self._device.properties.max_shared_memory_per_block_optin
-        if size > most:
-            raise CudaError(f"kernel {name} needs {size} bytes of shared memory, the device has {most} for a block")
+    def _allow_shared(self, code: Any, size: int) -> None:
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(self._driver.cuKernelSetAttribute(attribute, size, code.handle, self._device.device_id))
 

@@ -117,19 +117,27 @@ def require_memory(needed: int, what: str) -> None:
 
     free, total = check(driver.cuMemGetInfo())
     if needed > free:
-        raise CudaError(
-            f"{what} needs {_amount(needed)} on the GPU, which has {_amount(free)} free of {_amount(total)}; "
-            "free some of it, or take a smaller batch"
-        )
+        raise _too_little(needed, what, free, total)
+
+
+def _too_little(needed: int, what: str, free: int, total: int) -> CudaError:
+    return CudaError(
+        f"{what} needs {_amount(needed)} on the GPU, which has {_amount(free)} free of {_amount(total)}; "
+        "free some of it, or take a smaller batch"
+    )
 
 
 class DeviceMemory:
     """Bytes on the current device, given back when nobody holds them any more."""
 
-    def __init__(self, size: int, context: Any) -> None:
+    def __init__(self, size: int, context: Any, what: str = "the model") -> None:
+        """`what` they are for, as an error says it."""
         from cuda.bindings import driver
 
-        (pointer,) = check(driver.cuMemAlloc(max(size, 1)))
+        result = driver.cuMemAlloc(max(size, 1))
+        if result[0] == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise _too_little(size, what, *check(driver.cuMemGetInfo()))
+        (pointer,) = check(result)
         self.pointer = int(pointer)
         self.size = size
         self._finalizer = weakref.finalize(self, _give_back, self.pointer, context)

@@ -179,7 +179,7 @@ class DlpackArrays:
         return dlpack.read(value, stream)
 
     def empty(self, port: Expected) -> Any:
-        return DeviceArray(DeviceMemory(port.size, self._context), port, self._device)
+        return DeviceArray(DeviceMemory(port.size, self._context, port.what), port, self._device)
 
     def handed_over(self, results: Sequence[Any]) -> list[Any]:
         if not self._is_jax:

@@ -23,6 +23,27 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
+class LaunchLimits:
+    """What one launch may ask of a device."""
+
+    shared_bytes: int  # of a block
+    threads: int = 1024  # of a block
+    blocks: tuple[int, int, int] = ((1 << 31) - 1, 65535, 65535)  # of a grid in x, y, z
+
+
+def why_refused(grid: tuple[int, int, int], threads: int, shared_bytes: int, limits: LaunchLimits) -> str | None:
+    """What a launch asks for beyond the limits; None where a device would start it."""
+    if shared_bytes > limits.shared_bytes:
+        return f"needs {shared_bytes} bytes of shared memory, and a block may have {limits.shared_bytes}"
+    if not 1 <= threads <= limits.threads:
+        return f"needs {threads} threads, and a block may have {limits.threads}"
+    for name, count, most in zip("xyz", grid, limits.blocks, strict=True):
+        if count > most:
+            return f"needs {count} blocks in {name}, and a grid may have {most}"
+    return None
+
+
+@dataclass(frozen=True)
 class GpuKernel:
     """A kernel's text and the shape of its blocks. It takes buffers, then extents, then the step if it has one."""
 
@@ -77,6 +98,16 @@ class GpuModelImage:
     def kernel(self, name: str) -> GpuKernel:
         return next(k for k in self.kernels if k.name == name)
 
+    def why_refused(self, limits: LaunchLimits) -> str | None:
+        """The first launch that asks for too much, and for what; None where a device with these limits runs all."""
+        kernels = {k.name: k for k in self.kernels}
+        for call in self.calls:
+            kernel = kernels[call.kernel]
+            reason = why_refused(call.grid, kernel.block, kernel.shared_bytes, limits)
+            if reason is not None:
+                return f"kernel {call.kernel} {reason}"
+        return None
+
 
 def spread_out(image: GpuModelImage, units: int, shared_bytes: int) -> GpuModelImage:
     """The model with blocks that start early only where they are even over `units` multiprocessors of `shared_bytes`
@@ -109,9 +140,16 @@ def _check_call(where: str, call: GpuCall, kernels: set[str], limits: Mapping[st
 
 
 class EmulatedModel:
-    """A model run launch by launch under the emulator; a broken rule is an EmulationFault."""
+    """A model run launch by launch under the emulator; a broken rule is an EmulationFault, and what a device of these
+    limits would not start is refused."""
 
-    def __init__(self, image: GpuModelImage, cache: Cache, compiler: Compiler | None = None, jobs: int = 2) -> None:
+    def __init__(
+        self, image: GpuModelImage, cache: Cache, compiler: Compiler | None = None, jobs: int = 2, *,
+        limits: LaunchLimits,
+    ) -> None:  # fmt: skip
+        reason = image.why_refused(limits)
+        if reason is not None:
+            raise InternalError(reason)
         self._image = image
         self._kernels = {k.name: k for k in image.kernels}
         self._module = EmulatedModule({k.name: k.source for k in image.kernels}, cache, compiler, jobs)

@@ -16,7 +16,7 @@ from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.emulator import Contract
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin
 from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
 from tilewright.shipping.directory import MANIFEST, check_files, sums, write_directory
@@ -43,6 +43,7 @@ class GpuManifest:
     calls: tuple[Call, ...]
     image: Mapping[str, Any]  # the model but for its texts, code and weights
     files: Mapping[str, str]
+    limits: LaunchLimits  # of what it was compiled for
 
 
 def save_gpu(artifact: Artifact, folder: Path, options: Options) -> None:
@@ -93,7 +94,13 @@ def gpu_manifest(row: Mapping[str, Any]) -> GpuManifest:
         tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
         row["image"],
         row["files"],
+        _limits(row["target"]),
     )
+
+
+def _limits(target: Mapping[str, Any]) -> LaunchLimits:
+    _, tile_level, *_ = target["levels"]
+    return LaunchLimits(int(tile_level["capacity"]), int(target["max_threads"]))
 
 
 def start_gpu(folder: Path, manifest: GpuManifest) -> Any:
@@ -107,7 +114,8 @@ def start_gpu(folder: Path, manifest: GpuManifest) -> Any:
     try:
         if manifest.architecture != EMULATED:
             return _on_device(folder, manifest, image, Cache(options.cache_dir))
-        return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), os.cpu_count() or 1)
+        return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), os.cpu_count() or 1,
+                             limits=manifest.limits)  # fmt: skip
     except (ToolchainError, CompileError, CacheError) as error:
         raise ToolError(f"'{folder}': {error}") from error
 

@@ -129,6 +129,9 @@ class CpuBackend:
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
 
+    def check_limits(self, loops: LoopProgram, target: Target) -> None:
+        """A core takes whatever fits its memory."""
+
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         return machine_code.render(loops, target, early=early)
 

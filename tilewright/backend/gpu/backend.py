@@ -11,6 +11,7 @@ from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.constants import constant_layouts
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
+from tilewright.backend.gpu.limits import check_limits
 from tilewright.backend.gpu.matrix_plan import LEAST_ROWS
 from tilewright.backend.gpu.persistent import walk_steps
 from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
@@ -137,6 +138,9 @@ class GpuBackend:
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
+
+    def check_limits(self, loops: LoopProgram, target: Target) -> None:
+        check_limits(loops, target)
 
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         return machine_code.render(loops, target)

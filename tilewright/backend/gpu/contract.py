@@ -60,20 +60,12 @@ class GpuContract:
         sizes = [base.places[a] * base.register.get(a, 1) for a in self._ordered(factor)]
         if sizes and self._reduction_first(factor):
             sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
-        elif sizes and base.plan.split > 1:
-            sizes[-1] += self._spread(sizes)
+        elif sizes:
+            sizes[-1] += spread(sizes, base.plan.split)
         ring = (self.stages,) if self.stages > 1 else ()
         buffer = Buffer(base.names.fresh("stage"), (*ring, self.step, *sizes), factor.value.dtype, Memory.SHARED)
         base.shared.append(buffer)
         return buffer
-
-    def _spread(self, sizes: list[int]) -> int:
-        """Padding after which the rows that the shares of a warp read at once lie in banks of their own."""
-        near = WARP // self.base.plan.split
-        for pad in range(0, WARP, 4):
-            if prod(sizes[:-1]) * (sizes[-1] + pad) % WARP == near:
-                return pad
-        return 0
 
     def _ordered(self, factor: Factor) -> list[Axis]:
         return [a for a in self.base.order if a in factor.outputs]
@@ -284,6 +276,14 @@ class GpuContract:
 def _is_copied(value: Expr) -> bool:
     """Whether an element comes as it lies in memory, and asynchronous copies are that narrow."""
     return isinstance(value, Load) and value.source.memory is Memory.GLOBAL and value.dtype.bytes == _LEAST_COPY
+
+
+def spread(sizes: list[int], split: int) -> int:
+    """Padding of lines after which the rows that the shares of a warp read at once lie in banks of their own."""
+    for pad in range(0, WARP, 4) if split > 1 else ():
+        if prod(sizes[:-1]) * (sizes[-1] + pad) % WARP == WARP // split:
+            return pad
+    return 0
 
 
 def flat_offset(node: Load) -> Expr:

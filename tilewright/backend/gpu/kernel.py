@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from tilewright.backend.gpu.nest import GpuNest
+from tilewright.backend.gpu.room import Hazards
 from tilewright.backend.gpu.stream import RegisterStream, stream_tile
 from tilewright.errors import InternalError
 from tilewright.ir.expr import Axis, lt, var
-from tilewright.ir.loops import Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
+from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.lower.access import Place, flat_place, global_place
@@ -20,25 +20,6 @@ from tilewright.lower.unroll import at
 from tilewright.tile_graph.nest import Nest
 from tilewright.tile_graph.plan import Hold, Tile
 from tilewright.tile_graph.streams import Work
-
-
-@dataclass
-class _Hazards:
-    """Buffers touched since the last barrier; tells when the next nest must wait."""
-
-    read: set[Buffer] = field(default_factory=set)
-    written: set[Buffer] = field(default_factory=set)
-
-    def meets(self, reads: set[Buffer], writes: set[Buffer]) -> bool:
-        return bool(self.written & (reads | writes) or self.read & writes)
-
-    def add(self, reads: set[Buffer], writes: set[Buffer]) -> None:
-        self.read |= reads
-        self.written |= writes
-
-    def clear(self) -> None:
-        self.read.clear()
-        self.written.clear()
 
 
 class GpuKernel(KernelLowering):
@@ -56,15 +37,15 @@ class GpuKernel(KernelLowering):
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
         self.thread = Axis("thread", lanes.count)
-        self.shared: list[Buffer] = []
-        self.hazards = _Hazards()
+        self.shared: list[Buffer] = []  # of a stream's operands
+        self.hazards: Hazards[Buffer] = Hazards()
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
         warps = stream_tile(self.plan)
         if warps is not None:  # nothing that is held leaves the registers
             streamed = RegisterStream(self, warps, items).statements()
             return (For(index, ForKind.BLOCK, alloc(self.shared, (For(self.thread, ForKind.THREAD, streamed),))),)
         inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
-        return (For(index, ForKind.BLOCK, alloc([*self.kept, *self.shared], inside)),)
+        return (For(index, ForKind.BLOCK, alloc(self.kept, inside)),)
 
     def _statements(self, items: Sequence[Item]) -> list[Stmt]:
         body: list[Stmt] = []
@@ -85,14 +66,14 @@ class GpuKernel(KernelLowering):
                 self.hazards.clear()
                 continue
             reads, writes = self._touched(item)
-            if self.hazards.meets(reads, writes):
-                body.append(Barrier(Scope.BLOCK))
-                self.hazards.clear()
             warps, operands = self._fragments(item)
             lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
-                              self.thread, self.shared, warps, operands)  # fmt: skip
-            body.extend(lowered.statements())
-            self.hazards.add(reads, writes)
+                              self.thread, warps, operands)  # fmt: skip
+            made = lowered.statements()
+            if self.hazards.meets(reads, writes, bool(lowered.shared)):
+                body.append(self._wait())
+            body.extend(made)
+            self.hazards.add(reads, writes, bool(lowered.shared))
         return body
 
     def _meets(self, item: Loop | Ahead) -> bool:
@@ -133,7 +114,7 @@ class GpuKernel(KernelLowering):
         self.staged_buffers = outer | {self.access.read[t].buffer for t in loop.staged}
         # the next part writes what this one still reads
         inner = self._statements(loop.body)
-        if not isinstance(inner[-1], Barrier):
+        if not _ends_with_barrier(inner):
             inner.append(self._wait())
         self.staged_buffers = outer
         return [*body, For(loop.axis, ForKind.SERIAL, tuple(inner))]
@@ -142,6 +123,11 @@ class GpuKernel(KernelLowering):
         reads = {self.access.read[t].buffer for t in work.nest.reads()}
         writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
         return reads - self.staged_buffers, writes - self.staged_buffers
+
+
+def _ends_with_barrier(body: Sequence[Stmt]) -> bool:
+    last = body[-1]
+    return isinstance(last, Barrier) or (isinstance(last, Alloc) and _ends_with_barrier(last.body))
 
 
 def lower_gpu_kernel(

@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tilewright.backend.gpu.limits import limits_of
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import ToolError
 from tilewright.ir.compute import Program
@@ -59,7 +60,7 @@ def load(
             from tilewright.runtime.cuda import CudaModel
 
             return CudaModel(image, cache, jobs=jobs)
-        return EmulatedModel(image, cache, find_compiler(options.compiler), jobs)
+        return EmulatedModel(image, cache, find_compiler(options.compiler), jobs, limits=limits_of(target))
     except (ToolchainError, CompileError, CacheError) as error:
         raise ToolError(str(error)) from error
 

@@ -151,7 +151,7 @@ class MatrixContract:
         fixed = {a: simplify(base.ranges[a].low + h) for a, h in zip(batch, here, strict=False)}
         inside = [lt(h, base.ranges[a].count) for a, h in zip(batch, here, strict=False)]
         body = self._block(fixed, known_true_left_out(inside), here[-2], here[-1], prod(turns) > 1)
-        result = tuple(body)
+        result = alloc(base.shared, body)  # of one turn: sums on their way out may lie where its operands were
         for axis, n in zip(reversed(loops), reversed(turns), strict=True):
             if n > 1:
                 result = (For(axis, ForKind.SERIAL, result),)

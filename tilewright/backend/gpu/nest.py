@@ -71,11 +71,12 @@ class Spot:
 
 
 class GpuNest:
-    """The lowering of one nest under one plan; `shared` collects the buffers that the block must allocate."""
+    """The lowering of one nest under one plan. `shared` collects buffers of its own that it needs meanwhile: they are
+    allocated around what needs them and no further, so that other nests, and its own next turn, may have the room."""
 
     def __init__(
         self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
-        thread: Axis, shared: list[Buffer], warps: Tile | None = None, operands: Sequence[Hold] = (),
+        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (),
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
@@ -84,7 +85,7 @@ class GpuNest:
         self.access = access
         self.names = names
         self.thread = thread
-        self.shared = shared
+        self.shared: list[Buffer] = []
         self.warps = warps
         self.operands = operands
         self.register = {nest.named(a): n for a, n in plan.register}
@@ -105,12 +106,14 @@ class GpuNest:
         if self.plan.step:
             from tilewright.backend.gpu.contract import GpuContract
 
-            return GpuContract(self).statements()
-        if self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
+            body = GpuContract(self).statements()
+        elif self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
             from tilewright.backend.gpu.elementwise import PackedMap
 
-            return PackedMap(self).statements()
-        return self.in_rounds(self._one_round)
+            body = PackedMap(self).statements()
+        else:
+            body = self.in_rounds(self._one_round)
+        return alloc(self.shared, body)
 
     # --- who computes what
 

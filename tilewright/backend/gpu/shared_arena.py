@@ -6,7 +6,7 @@ share bytes only if no phase touches both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import InternalError
@@ -40,6 +40,19 @@ class SharedArena:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Region:
+    """Bytes that are in use from one phase to another; a region that is never used has its end before its beginning."""
+
+    bytes: int
+    first: int
+    last: int
+    alignment: int = ALIGNMENT
+
+    def meets(self, other: Region) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
 def place_shared(kernel: Kernel) -> SharedArena:
     """Offsets for every buffer in shared memory, first fit, the largest first."""
     buffers = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer.memory is Memory.SHARED]
@@ -48,15 +61,27 @@ def place_shared(kernel: Kernel) -> SharedArena:
     live = _live_phases(kernel)
     matrices = {o.buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS
                 for o in s.operands}  # fmt: skip
-    sizes = {b: _size(kernel, b) for b in buffers}
-    placed: list[Buffer] = []
-    offsets: dict[Buffer, int] = {}
-    for buffer in sorted(buffers, key=lambda b: (-sizes[b], buffers.index(b))):
-        rivals = sorted((offsets[p], offsets[p] + sizes[p]) for p in placed if _meet(live.get(p), live.get(buffer)))
-        offsets[buffer] = _first_gap(rivals, sizes[buffer], _MATRIX_ALIGNMENT if buffer in matrices else ALIGNMENT)
-        placed.append(buffer)
-    total = max(offsets[b] + sizes[b] for b in buffers)
-    return SharedArena({b.name: offsets[b] for b in buffers}, total)
+    offsets, total = place([
+        Region(_size(kernel, b), *live.get(b, (0, -1)), _MATRIX_ALIGNMENT if b in matrices else ALIGNMENT)
+        for b in buffers
+    ])  # fmt: skip
+    return SharedArena({b.name: at for b, at in zip(buffers, offsets, strict=True)}, total)
+
+
+def place(regions: Sequence[Region]) -> tuple[list[int], int]:
+    """The first byte of every region, and how many all take together: first fit, the largest first."""
+    placed: list[int] = []
+    offsets = [0] * len(regions)
+    for number in sorted(range(len(regions)), key=lambda n: -regions[n].bytes):
+        own = regions[number]
+        rivals = sorted((offsets[p], offsets[p] + regions[p].bytes) for p in placed if own.meets(regions[p]))
+        offsets[number] = _first_gap(rivals, own.bytes, own.alignment)
+        placed.append(number)
+    return offsets, max((at + r.bytes for at, r in zip(offsets, regions, strict=True)), default=0)
+
+
+def whole_lines(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _size(kernel: Kernel, buffer: Buffer) -> int:
@@ -66,11 +91,7 @@ def _size(kernel: Kernel, buffer: Buffer) -> int:
         if known is None:
             raise InternalError(f"{kernel.name}: shared buffer {buffer.name} has no fixed size")
         count *= known
-    return -(-count * buffer.dtype.bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
-    return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
+    return whole_lines(count * buffer.dtype.bytes)
 
 
 def _first_gap(taken: list[tuple[int, int]], size: int, alignment: int) -> int:
@@ -119,9 +140,12 @@ def _visit_loop(loop: For, state: _Walk, counted: bool) -> None:
     _visit(loop.body, state, counted and lower(loop.axis.extent) >= 1)
     if loop.kind not in (ForKind.SERIAL, ForKind.UNROLL):
         return
-    # What an iteration leaves may be read by the next: live in the whole loop.
-    for inner in statements(loop.body):
-        for buffer in touched(inner):
+    # What an iteration leaves may be read by the next: live in the whole loop. A buffer of one iteration is not, unless
+    # others may begin the next one while it is still in use, no barrier being between.
+    inside = list(statements(loop.body))
+    own = {s.buffer for s in inside if isinstance(s, Alloc)}
+    for buffer in {b for inner in inside for b in touched(inner)}:
+        if buffer not in own or state.live[buffer][1] == state.phase:
             _extend(state, buffer, begin, state.phase)
 
 

@@ -349,7 +349,9 @@ class RegisterStream:
         sides = self._sides(work)
         width = self.block if kind == STREAM else self.columns
         holds = (next(rows) if kind == STREAM else None, next(brought))
-        return MatrixContract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
+        made = MatrixContract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
+        self.kernel.shared.extend(made.base.shared)
+        return made
 
     def _sides(self, work: Work) -> Sides:
         kind = self._kind(work)
@@ -367,7 +369,7 @@ class RegisterStream:
         if block is not None:
             box = tuple(self._moved(part, block) for part in box)
             limits = {a: self._moved(part, block) for a, part in limits.items()}
-        return GpuNest(work.nest, work.leaf, box, limits, kernel.access, kernel.names, kernel.thread, kernel.shared)
+        return GpuNest(work.nest, work.leaf, box, limits, kernel.access, kernel.names, kernel.thread)
 
     def _moved(self, part: Range, block: Expr) -> Range:
         low = simplify(substitute(part.low, {self.loop.axis: block}))

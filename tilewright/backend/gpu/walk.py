@@ -28,11 +28,10 @@ class _Leaf:
         work = placed.work
         self.placed = placed
         self.nest = work.nest
-        self.shared: list[Buffer] = []
         self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(),
-                           Axis("thread", threads), self.shared)  # fmt: skip
+                           Axis("thread", threads))  # fmt: skip
         self.contract = GpuContract(self.low) if work.leaf.step else None
-        for buffer in self.shared:
+        for buffer in self.low.shared:
             staged(buffer)
         self.loaded: Bytes = {}
         self.stored: Bytes = {}
