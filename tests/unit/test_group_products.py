@@ -45,7 +45,9 @@ CASES: Mapping[str, tuple[ModelProto, tuple[int, int], int, int]] = {
     "long_parts": (product(64, 256, 64, "b"), (64, 64), 128, 3),
     "bfloat16": (product(64, 64, 64, "", BFLOAT16), (64, 64), 64, 3),
     "epilogue": (with_epilogue(70, 136, 80), (64, 64), 64, 4),
+    "turns": (with_epilogue(140, 136, 80), (64, 64), 64, 4),
 }
+TILES = {"turns": (128, 64)}  # of a kernel, where it is more than warps take at a time
 
 
 @cache
@@ -56,7 +58,8 @@ def compiled(name: str) -> Artifact:
     artifact = build(load(model, {}), target, Options(target="h200", stop_after="plan"))
     assert artifact.plan is not None and artifact.program is not None
     (kernel,) = artifact.plan.kernels
-    plan = with_kernels(artifact.plan, [resized(kernel, artifact.program, dict(zip(("o0", "o1"), block, strict=True)))])
+    sizes = dict(zip(("o0", "o1"), TILES.get(name, block), strict=True))
+    plan = with_kernels(artifact.plan, [resized(kernel, artifact.program, sizes)])
 
     def tiles(tile: Tile) -> Tile:
         if tile.over == "lanes":
@@ -104,7 +107,14 @@ def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
         assert_close(run.result, run.expected)
 
 
-EMULATED = ("cut", "two_groups")
+EMULATED = ("cut", "two_groups", "turns")
+
+
+def test_sums_of_a_turn_lie_where_its_operands_were() -> None:
+    """However many turns a block takes: operands of the next come when all have read these sums."""
+    one, several = (place_shared(kernel_of(name)) for name in ("epilogue", "turns"))
+    assert one.offsets["sums"] == several.offsets["sums"] == 0
+    assert several.bytes == one.bytes
 
 
 def test_emulated_kernels_compute_the_product(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ driver it would be a model that does not load.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.bounds import static, upper
-from tilewright.ir.loops import Alloc, For, If, Instruction, Kernel, LoopProgram, Memory, Stmt, statements
+from tilewright.ir.loops import Alloc, Buffer, For, If, Instruction, Kernel, LoopProgram, Stmt, statements
 from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime.gpu_model import LaunchLimits, why_refused
 from tilewright.target import Target
@@ -39,11 +40,11 @@ def why_not_started(kernel: Kernel, target: Target) -> str | None:
     reason = why_refused((x, y, z), shape.threads, shared, limits_of(target))
     if reason is not None:
         return reason
-    if any(isinstance(s, Instruction) and s.name in FORMS for s in statements(kernel.body)):
-        # what tensor cores multiply and sum up has no other place; a thread's own arrays may lie in memory
-        kept, most = kept_registers(kernel.body), min(target.vector_registers, target.register_file // shape.threads)
-        if kept > most:
-            return f"keeps {kept} registers a thread in fragments, and one of {shape.threads} threads has {most}"
+    # sums that tensor cores add to have no other place than registers; a thread's own arrays may lie in memory
+    sums = {s.operands[0].buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS}
+    kept, most = kept_registers(kernel.body, sums), min(target.vector_registers, target.register_file // shape.threads)
+    if kept > most:
+        return f"sums up in {kept} registers a thread, and each of {shape.threads} threads has {most}"
     if meets(kernel):
         places = min(target.resident_threads // shape.threads, target.tile_level.capacity // max(1, shared))
         if x * y * z > places * target.units:
@@ -51,18 +52,18 @@ def why_not_started(kernel: Kernel, target: Target) -> str | None:
     return None
 
 
-def kept_registers(body: tuple[Stmt, ...]) -> int:
-    """Registers of 32 bits that buffers of a thread take at the most at a time."""
+def kept_registers(body: tuple[Stmt, ...], buffers: Collection[Buffer]) -> int:
+    """Registers of 32 bits that these buffers of a thread take at the most at a time."""
     most = 0
     for stmt in body:
         inside = 0
         if isinstance(stmt, If):
-            inside = max(kept_registers(stmt.then), kept_registers(stmt.otherwise))
+            inside = max(kept_registers(stmt.then, buffers), kept_registers(stmt.otherwise, buffers))
         elif isinstance(stmt, For):
-            inside = kept_registers(stmt.body)
+            inside = kept_registers(stmt.body, buffers)
         elif isinstance(stmt, Alloc):
-            inside = kept_registers(stmt.body)
-            if stmt.buffer.memory is Memory.REGISTER:
+            inside = kept_registers(stmt.body, buffers)
+            if stmt.buffer in buffers:
                 count = prod(static(e) or 0 for e in stmt.buffer.shape)
                 inside += -(-count * stmt.buffer.dtype.bytes // _REGISTER_BYTES)
         most = max(most, inside)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.backend.gpu.matrix import PADDED, SWIZZLED
 from tilewright.backend.gpu.matrix_epilogue import SUMS_PAD
-from tilewright.intrinsics.gpu_matrix import FORMS, MatrixForm
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
 from tilewright.target import Target
 from tilewright.tile_graph.propagate import Size
 
@@ -265,10 +265,8 @@ class _Tried:
     def _staged(self, room: int, reach: float, part: Numbers) -> tuple[Numbers, Numbers]:
         """As many stages as cover the latency, where there is room for them: blocks alone have the room. And shared
         memory of the operands and, one after the other, of the sums on their way out."""
-        width = self.form.operand.bytes
-        padding = sum(np.where(padded, np.maximum(n, 2 * self.step), 0)
-                      for n, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
-        each = self.step * width * (self.rows + self.columns) + padding * 16
+        each = sum(stage_bytes(size, self.step, self.form, padded)
+                   for size, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
@@ -337,6 +335,16 @@ def layout_for(size: int, step: int, packet: int) -> str:
     """Packets of a line are exchanged where that leaves none out, whichever way lines run; 32-bit elements that lie
     along a line of their own are read one by one."""
     return SWIZZLED if _is_swizzled(size, step, packet) else PADDED
+
+
+def ring_bytes(size: int, step: int, stages: int, form: MatrixForm) -> int:
+    """Shared memory of an operand in so many stages."""
+    return int(stages * stage_bytes(size, step, form, not _is_swizzled(size, step, form.packet)))
+
+
+def stage_bytes(size: Size, step: Size, form: MatrixForm, padded: Size) -> Size:
+    """Of one stage, whichever way its lines run."""
+    return step * size * form.operand.bytes + np.where(padded, np.maximum(size, 2 * step) * ROW_BYTES, 0)
 
 
 def _is_swizzled(size: Size, step: Size, packet: int) -> Size:

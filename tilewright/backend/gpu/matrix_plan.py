@@ -38,7 +38,7 @@ from tilewright.tile_graph.propagate import Box, Range, extent_of
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
-_NEVER = 1e15  # cycles of what cannot be done
+NEVER = 1e15  # cycles of what cannot be done
 
 
 def instruction_of(nest: Nest, target: Target) -> str | None:
@@ -230,7 +230,7 @@ def matrix_costs(
                            for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True)])  # fmt: skip
     if not named:
         return {}
-    never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(_NEVER, _NEVER, 0, 1)
+    never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(NEVER, NEVER, 0, 1)
     rows: dict[Nest, list[tuple[float, ...]]] = {nest: [] for nest in named}
     for each in zip(*candidates, strict=True):
         made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)))

@@ -11,7 +11,9 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from tilewright.backend.gpu.plan import block_of
+from tilewright.backend.gpu.plan import block_of, finished
+from tilewright.backend.gpu.room import block_bytes, own_bytes
+from tilewright.backend.gpu.shared_arena import whole_lines
 from tilewright.backend.gpu.tile import choose_gpu_tile, start
 from tilewright.backend.protocol import StepKernel, WalkedSteps
 from tilewright.ir.compute import Scan
@@ -23,7 +25,6 @@ from tilewright.tile_graph.plan import Sizes
 from tilewright.tile_graph.propagate import extent_of, reads_box
 
 _MOST_TILES = 8  # cuts that are priced, those of most tiles first
-_SPARE_BYTES = 16 << 10  # of shared memory, for what leaves keep besides
 _LEAST_STEPS = 4  # before them the copies are not paid back
 # Of a recurrence of 109 steps on an H200, steps inside a kernel took as long as launches in float16 and 1.5 times as
 # long in float32: what blocks wait for each other's states is not all counted.
@@ -72,7 +73,7 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
     alone = choose_gpu_tile(step.nests, step.leaves, context, step.stored, {**whole, **dict(tile)})
     if alone is None:
         return None
-    kept = _kept(step, tile, scan, context, alone.footprint)
+    kept = _kept(step, tile, scan, context)
     size = sum(kept.values())
     outer = target.outer or target.main
     # weights that stay are read from shared memory instead
@@ -83,17 +84,21 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
     return WalkedSteps(chosen, tuple(kept))
 
 
-def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, taken: int) -> dict[Tensor, int]:
+def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> dict[Tensor, int]:
     """Constants that a block reads at every step, as many as there is room for, with the bytes of its part."""
-    boxes = block_of(step.nests, dict(tile), None, 0).boxes
+    boxes, target = block_of(step.nests, dict(tile), None, 0).boxes, context.target
+    own = {n: own_bytes(n, finished(leaf, n, boxes[n], {}), boxes[n], target.max_threads)
+           for n, leaf in zip(step.nests, step.leaves, strict=True)}  # fmt: skip
+    held = {t: prod(int(part.size) for part in boxes[n]) * t.dtype.bytes
+            for n in step.nests for t in n.stores if t not in step.stored}  # fmt: skip
     sizes: dict[Tensor, int] = {}
     for nest in step.nests:
         moving = {n.source for n in (*nest.element_loads, *nest.value_loads) if scan.axis in axes_of(*n.indices)}
         wanted = {t for t in nest.reads() if t in context.constants and t.rank and t not in moving}
         for tensor, box in reads_box(nest, boxes[nest], {}, wanted).items():
-            size = prod(int(part.size) for part in box) * tensor.dtype.bytes
+            size = whole_lines(prod(int(part.size) for part in box) * tensor.dtype.bytes)
             sizes[tensor] = max(size, sizes.get(tensor, 0))
-    room = context.target.tile_level.capacity - taken - _SPARE_BYTES
+    room = target.tile_level.capacity - block_bytes(step.nests, held, own, at_once=True)
     kept: dict[Tensor, int] = {}
     for tensor, size in sorted(sizes.items(), key=lambda item: -item[1]):
         if size <= room:

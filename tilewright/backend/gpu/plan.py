@@ -249,25 +249,25 @@ def finished_leaves(
         return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    finished, most = [], 1
+    done, most = [], 1
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
             length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
             rolled = is_rolled(nest, leaf, nests, made, length, context)
-            finished.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
-                                    instruction=made.instruction, rolled=rolled))  # fmt: skip
+            done.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
+                                instruction=made.instruction, rolled=rolled))  # fmt: skip
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
-        plain = fitted(_finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
+        plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
         most = max(most, prod(positions(plain, nest, box).values()) * plain.split)
-        finished.append(plain)
+        done.append(plain)
     if fragments:
-        return tuple(finished), WARP * next(iter(fragments.values())).warps
+        return tuple(done), WARP * next(iter(fragments.values())).warps
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    unit = max([WARP, *(leaf.split for leaf in finished if leaf.instruction is None)])
-    return tuple(finished), min(room // unit, -(-most // unit)) * unit
+    unit = max([WARP, *(leaf.split for leaf in done if leaf.instruction is None)])
+    return tuple(done), min(room // unit, -(-most // unit)) * unit
 
 
 def shared_out(
@@ -284,7 +284,8 @@ def shared_out(
     return with_warps(kernel, nests, fragments, registers)
 
 
-def _finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:
+def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:
+    """A leaf that threads run by themselves, on its box: its register tile, and operands in steps where that pays."""
     names = nest.axis_names()
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
     fitted = fit_register(plan, nest, sizes)

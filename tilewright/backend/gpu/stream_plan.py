@@ -10,6 +10,7 @@ from math import ceil, prod
 from tilewright.backend.gpu.matrix_cost import (
     REGISTERS_BESIDE,
     layout_for,
+    ring_bytes,
     seconds,
 )
 from tilewright.backend.gpu.stream_form import COLUMN, ROW, SINGLE, RegisterForm, register_form
@@ -45,6 +46,7 @@ class StreamFragments:
     columns: int
     summed: int
     stages: int
+    instruction: str
 
     @property
     def warps(self) -> int:
@@ -53,7 +55,10 @@ class StreamFragments:
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return _BYTES * (self.rows * self.summed + self.stages * self.block * (self.summed + self.columns))
+        form = FORMS[self.instruction]
+        sizes = ((self.rows, self.summed, 1), (self.block, self.summed, self.stages),
+                 (self.columns, self.block, self.stages))  # fmt: skip
+        return sum(ring_bytes(*size, form) for size in sizes)
 
     @property
     def registers(self) -> int:
@@ -128,12 +133,13 @@ def fragments_of(
     """The best way to share so many rows out to warps, and the time of all tiles."""
     best: tuple[float, StreamFragments] | None = None
     padded = _whole(rows)
+    instruction = next(iter(form.products.values())).instruction
     for each in _WARP_ROWS:
         if padded % each or padded // each > _MOST_WARPS:
             continue
         trips = ceil(extent / block)
         made = StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed),
-                               min(_STAGES, trips))  # fmt: skip
+                               min(_STAGES, trips), instruction)  # fmt: skip
         if made.registers > target.vector_registers or made.shared > target.tile_level.capacity:
             continue
         busy, alone = _cycles(form, made, trips, target)

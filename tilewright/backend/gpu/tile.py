@@ -6,15 +6,18 @@ A multiprocessor runs several blocks at once, so latency overlaps between blocks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.matrix_plan import matrix_costs, matrix_sizes
+from tilewright.backend.gpu.matrix_plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.nest import chosen_places
 from tilewright.backend.gpu.packet_plan import accesses, fit_lanes, flat_sizes
-from tilewright.backend.gpu.plan import MOST_THREADS, fit_register, nest_factors, reused
+from tilewright.backend.gpu.plan import MOST_THREADS, finished, fit_register, nest_factors, reused
+from tilewright.backend.gpu.room import block_bytes, own_bytes
+from tilewright.backend.gpu.shared_arena import ALIGNMENT, whole_lines
 from tilewright.backend.gpu.stream_plan import choose_stream
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
@@ -50,6 +53,7 @@ _FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else
 _WAIT_EXPOSED = 0.1  # of the time that blocks wait, though others compute meanwhile
 _BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than a warp does at once
 _WARP_BYTES = 512
+_STATES = 4  # buffers of a streamed reduction
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
 _BLOCK_START = 300  # cycles
 BESIDE_BYTES = 8 << 10  # of shared memory that leaves take besides what is held
@@ -142,9 +146,29 @@ def choose_gpu_tile(
         seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
     seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
     seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
+    for cost in products.values():
+        seconds = np.where(cost.alone < NEVER, seconds, np.inf)
     # among equals no multiprocessor idle, then fewer starts
-    best = int(np.lexsort((tiles, tiles < target.units, np.round(seconds * 1e9)))[0])
-    if not np.isfinite(seconds[best]):
+    order = np.lexsort((tiles, tiles < target.units, np.round(seconds * 1e9)))
+    rings = {n: np.broadcast_to(c.ring, tiles.shape) for n, c in products.items()}
+
+    def fits(number: int) -> bool:
+        """Whether all that the arena of this candidate holds has room, which the sizes above are only near to."""
+        here = {n: tuple(_at(r, number) for r in boxes[n]) for n in nests}
+        own = {n: int(ring[number]) for n, ring in rings.items()}
+        for nest, plan in zip(nests, plans, strict=True):
+            if nest not in products:
+                plain = finished(plan, nest, here[nest], limits.get(nest, {}))
+                own[nest] = own_bytes(nest, plain, here[nest], target.max_threads)
+        kept = {t: box_elements(here[n]) * t.dtype.bytes for n in nests for t in n.stores if t not in stored}
+        room = target.tile_level.capacity
+        if stream is None:
+            return block_bytes(nests, kept, own) <= room
+        states = int(np.broadcast_to(held, tiles.shape)[number]) + ALIGNMENT * _STATES * len(nests)
+        return states + whole_lines(max(own.values(), default=0)) <= room
+
+    best = next((int(n) for n in order if not np.isfinite(seconds[n]) or fits(int(n))), None)
+    if best is None or not np.isfinite(seconds[best]):
         return None
     tile = tuple(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
@@ -152,6 +176,11 @@ def choose_gpu_tile(
     at_work = 0.0 if products else float(np.maximum(busy, far)[best])
     return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
                   block if stream else 0, busy=at_work)  # fmt: skip
+
+
+def _at(part: Range, number: int) -> Range:
+    """A part of one of the candidates."""
+    return part if np.ndim(part.size) == 0 else replace(part, size=int(part.size[number]))
 
 
 def start(target: Target) -> float:
