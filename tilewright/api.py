@@ -224,24 +224,28 @@ def _model(
     return Model(stored.slimmed(identity, artifact, again) if slim else artifact, chosen)
 
 
-def load(folder: str | os.PathLike[str], *, threads: int | None = None) -> Model | OpenModel | StagedModel:
+def load(
+    folder: str | os.PathLike[str], *, threads: int | None = None, trust: bool = False
+) -> Model | OpenModel | StagedModel:
     """The model that its `save`, or `tilewright compile`, wrote to a directory; nothing is compiled. Of a model that
     runs in parts, only those parts are compiled, at a call, that it had not come to when it was saved.
 
     It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
-    load what you would run.
+    load what you would run. A directory that another user has, or may write to, is refused unless there is `trust` in
+    whoever that is; root's are everybody's.
     """
     from tilewright.late import saved_parts, saved_shapes
     from tilewright.shipping.directory import read_manifest
     from tilewright.shipping.files import load as shipped
 
     chosen, place = Options.from_environment(threads=threads), Path(folder)
-    text = read_manifest(place)
+    text = read_manifest(place, trust=trust)
+    part = partial(load, threads=threads, trust=trust)
     if saved_shapes.is_for_shapes(text):
-        return saved_shapes.load(place, partial(load, threads=threads))
+        return saved_shapes.load(place, part, trust=trust)
     if saved_parts.is_in_parts(text):
-        return saved_parts.load(place, partial(load, threads=threads), compile_graph, chosen.threads)
-    return Model(shipped(place, chosen.threads), chosen)
+        return saved_parts.load(place, part, compile_graph, chosen.threads, trust=trust)
+    return Model(shipped(place, chosen.threads, trust=trust), chosen)
 
 
 def _built(

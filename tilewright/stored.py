@@ -25,7 +25,8 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError, content_key
-from tilewright.runtime.cpu_model import BuiltModel, CpuModel
+from tilewright.runtime.cpu_model import BuiltModel, CpuModel, fits
+from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
 from tilewright.target import Target
@@ -127,10 +128,13 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
     try:
         built = BuiltModel(library, weights, tuple(row["permissions"]))
         runner = CpuModel(built, options.threads or os.cpu_count() or 1)
-    except PermissionRefused as error:
+    except (PermissionRefused, ForeignError) as error:
         raise ToolError(str(error)) from error
+    inputs, outputs = _ports(row["inputs"]), _ports(row["outputs"])
+    if not fits(runner, inputs, outputs):
+        return None
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
-    return StoredArtifact(target, runner, _ports(row["inputs"]), _ports(row["outputs"]), calls,
+    return StoredArtifact(target, runner, inputs, outputs, calls,
                           lambda: _rebuild(source, build))  # fmt: skip
 
 

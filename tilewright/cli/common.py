@@ -51,6 +51,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the code of a directory that another user has, or may write to",
+    )
+
+
 def add_deciding_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs",
@@ -134,7 +142,7 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
     """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
     directory holds a model that is compiled already."""
     if arguments.model.is_dir():
-        return load(arguments.model, threads=arguments.threads)
+        return load(arguments.model, threads=arguments.threads, trust=arguments.trust)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
     with working(f"compiling {printable(arguments.model.name)}") as tell:
         options = Options.from_environment(

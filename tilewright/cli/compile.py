@@ -27,6 +27,7 @@ EXAMPLE = """\
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "compile", "write a model to a directory to ship", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
+    common.add_trust(parser)
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty directory, or a saved model"
     )

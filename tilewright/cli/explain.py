@@ -27,6 +27,7 @@ _REPEAT = 10  # runs of a profile, whose medians are shown
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "explain", "say what became of a model, and why", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
+    common.add_trust(parser)
     common.add_deciding_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of text")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tilewright.report.explain_html import explain_html
     from tilewright.report.facts import explain_json
 
+    if arguments.model.is_dir() and arguments.inputs is None and not arguments.measure:
+        return show_saved(arguments)
     given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
     model = common.settled_model(arguments, given)
     measured = model.profile(repeat=_REPEAT) if arguments.measure else None
@@ -56,4 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(common.printable(told))
     else:
         sys.stdout.write(f"wrote {arguments.html}\n")
+    return 0
+
+
+def show_saved(arguments: argparse.Namespace) -> int:
+    """A directory is read, not loaded: its code, which may be anybody's, does not run."""
+    from tilewright.shipping.inspection import explain
+
+    if arguments.json or arguments.html is not None:
+        raise OptionError("a saved model has its explanation as text alone; --json and --html take the model file")
+    sys.stdout.write(common.printable(explain(arguments.model)))
     return 0

@@ -30,6 +30,7 @@ EXAMPLE = """\
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "run", "compile a model and run it", DESCRIPTION, EXAMPLE)
     common.add_model(parser)
+    common.add_trust(parser)
     parser.add_argument("--inputs", metavar="IN.npz", type=Path, help="the inputs by name (default: random)")
     parser.add_argument("--outputs", metavar="OUT.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")

@@ -19,7 +19,7 @@ from tilewright.late.staged_model import StagedModel, Tools
 from tilewright.late.stages import Following, Stage
 from tilewright.options import Options
 from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
-from tilewright.shipping.manifest import head, sealed, unsealed
+from tilewright.shipping.manifest import file_sums, head, sealed, unsealed
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def save(model: StagedModel, folder: Path, options: Options) -> None:
 
 def load(
     folder: Path, load_part: Callable[[Path], Compiled], compile_graph: Callable[[Graph, Options], Compiled],
-    threads: int | None,
+    threads: int | None, *, trust: bool = False,
 ) -> StagedModel:  # fmt: skip
     """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
-    row = unsealed(read_manifest(folder), f"'{folder}'", VERSION, KIND, FORMAT)
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
     damaged = ModelError(f"'{folder}': its {_PLAN} does not fit this version; save the model again")
     try:
-        check_files(folder, dict(row["files"]))
+        check_files(folder, file_sums(row["files"]), trust=trust)
         parts = [load_part(folder / PARTS / str(number)) for number in range(int(row["parts"]))]
         chosen = Options.from_environment(**{**row["options"], **({} if threads is None else {"threads": threads})})
         tools = tools_for(chosen, lambda graph: compile_graph(graph, chosen))

@@ -16,7 +16,7 @@ from tilewright.late.encoding import Decoder, Encoder
 from tilewright.late.model import Compiled
 from tilewright.late.open_model import Kept, OpenModel, OpenPort, Shapes, Values, Variant
 from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
-from tilewright.shipping.manifest import head, sealed, unsealed
+from tilewright.shipping.manifest import file_sums, head, sealed, unsealed
 from tilewright.version import VERSION
 
 KIND = "tilewright model for several shapes"
@@ -30,11 +30,11 @@ def save(model: OpenModel, folder: Path) -> None:
     write_directory(folder, lambda place: _fill(place, model))
 
 
-def load(folder: Path, load_variant: Callable[[Path], Compiled]) -> OpenModel:
+def load(folder: Path, load_variant: Callable[[Path], Compiled], *, trust: bool = False) -> OpenModel:
     """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
-    row = unsealed(read_manifest(folder), f"'{folder}'", VERSION, KIND, FORMAT)
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
     try:
-        check_files(folder, dict(row["files"]))
+        check_files(folder, file_sums(row["files"]), trust=trust)
         data = np.fromfile(folder / _DATA, np.uint8)
         table = json.loads((folder / _TABLE).read_text(encoding="utf-8"))
         return _model(folder, table, Decoder(data), load_variant)

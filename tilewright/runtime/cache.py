@@ -1,6 +1,7 @@
 """A content-addressed cache of files on disk, shared by any number of processes. An entry is a file and a checksum
 beside it: whatever a crash or a full disk leaves behind reads as "not there", never as a wrong file. Code is loaded
-from it, so its folders belong to this user or to root, and nobody else may write to them. What cannot be written there
+from it, so its folders belong to this user or to root, and nobody else may write to them (see `ownership`); a file in
+them that is somebody else's, or was moved there from another key, reads as "not there". What cannot be written there
 goes to a folder that lasts as long as it is used."""
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 import uuid
@@ -21,14 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
 import numpy as np
+
+from tilewright.runtime.ownership import ForeignError, check, check_way, opened
 
 Content = bytes | bytearray | memoryview | Callable[[Path], None]
 
 DEFAULT_LIMIT_BYTES = 8 << 30
 _KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
 _SUM_SUFFIX = ".sum"
+_LOCK = "machine.lock"
 _TEMPORARY_PREFIX = "tmp-"
 # Larger files, of packed weights, are summed as numbers, as fast as memory is: at every start they are read whole.
 _DIGEST_UP_TO_BYTES = 64 << 20
@@ -36,6 +40,7 @@ _ROW_WORDS = 512
 _CHUNK_BYTES = 1 << 20
 _SUMMING_THREADS = 4  # fewer than these fill the memory of most machines
 _DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o755  # at most: nobody else writes here, whatever is usual for this user's files
 # An entry used this recently may be in the hands of another process between its lookup and its use.
 _GRACE_SECONDS = 600.0
 _STALE_TEMPORARY_SECONDS = 3600.0
@@ -108,17 +113,20 @@ class Cache:
         """The whole and unchanged file of this key, or None. Counts as a use."""
         path = self.path_of(key)
         self._check_owner(path.parent)
+        sum_path = _sum_path(path)
         try:
-            recorded = _sum_path(path).read_text(encoding="ascii", errors="replace")
-            size = path.stat().st_size
-            if recorded != checksum(path, size):
-                return None
+            with opened(path) as file, opened(sum_path) as recorded:
+                if recorded.read() != _sum_line(key, file):
+                    return None
         except FileNotFoundError:
             return self._in_spare(key)
+        except ForeignError as error:
+            _LOG.warning("a file in the cache is not used: %s", error)
+            return None
         except OSError as error:
             raise self._unusable(error) from error
         with contextlib.suppress(OSError):  # where it may only be read
-            os.utime(path)
+            os.utime(sum_path)
         return path
 
     def put(self, key: str, content: Content) -> Path:
@@ -150,9 +158,7 @@ class Cache:
         temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}{path.suffix}"
         temporary_sum = _sum_path(temporary)
         try:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, path.parent):
-                folder.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+            self._make(path.parent)
         except OSError as error:
             raise self._unusable(error) from error
         self._check_owner(path.parent)
@@ -161,7 +167,10 @@ class Cache:
                 content(temporary)
             else:
                 temporary.write_bytes(content)
-            temporary_sum.write_text(checksum(temporary, temporary.stat().st_size), encoding="ascii")
+            with temporary.open("rb") as file:
+                os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & _FILE_MODE)
+                temporary_sum.write_bytes(_sum_line(key, file))
+            temporary_sum.chmod(temporary_sum.stat().st_mode & _FILE_MODE)
             os.replace(temporary, path)
             os.replace(temporary_sum, _sum_path(path))
         except OSError as error:
@@ -171,6 +180,23 @@ class Cache:
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
         return path
+
+    def lock(self) -> BinaryIO:
+        """An open file for processes to take turns by; see `is_lock`."""
+        path = self.root / _LOCK
+        try:
+            self._make(self.root)
+            self._check_owner(self.root)
+            return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb")
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def is_lock(self, lock: BinaryIO) -> bool:
+        """Whether the file is still the one that others come to; clearing the cache removes it."""
+        try:
+            return os.path.samestat(os.fstat(lock.fileno()), (self.root / _LOCK).stat(follow_symlinks=False))
+        except OSError:
+            return False
 
     def stats(self) -> CacheStats:
         entries = list(self._entries())
@@ -185,6 +211,12 @@ class Cache:
                 continue  # another process clears it too
             except OSError as error:
                 raise self._unusable(error) from error
+        try:
+            (self.root / _LOCK).unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def prune(self, *, grace_seconds: float = _GRACE_SECONDS) -> int:
         """When over the limit, remove the entries unused for longest; returns the bytes removed."""
@@ -209,6 +241,13 @@ class Cache:
             removed += entry.size
         return removed
 
+    def _make(self, folder: Path) -> None:
+        for above in reversed(self.root.parents):
+            if not above.exists():
+                above.mkdir(mode=_FILE_MODE, exist_ok=True)
+        for own in dict.fromkeys((self.root, folder)):
+            own.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+
     def _folders(self) -> Iterator[Path]:
         try:
             found = list(self.root.iterdir()) if self.root.is_dir() else []
@@ -229,6 +268,9 @@ class Cache:
                     continue
                 try:
                     info = path.stat()
+                    with contextlib.suppress(FileNotFoundError):  # without one it is nobody's, and as old as it is
+                        yield _Entry(path, info.st_size, _sum_path(path).stat().st_mtime)
+                        continue
                 except FileNotFoundError:
                     continue
                 yield _Entry(path, info.st_size, info.st_mtime)
@@ -244,27 +286,18 @@ class Cache:
 
     def _check_owner(self, folder: Path) -> None:
         """Whoever may write here may have this process run any code."""
-        if not hasattr(os, "geteuid"):
+        try:
+            for place in (self.root, folder):
+                check(place.stat(), place, f"the cache in {place}")
+            check_way(self.root)
+        except FileNotFoundError:
             return
-        trusted = (0, os.geteuid())
-        for place in (self.root, folder):
-            try:
-                info = place.stat()
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise self._unusable(error) from error
-            if info.st_uid not in trusted:
-                raise CacheError(
-                    f"the cache in {place} belongs to another user, who could put code there; choose another with "
-                    f"TILEWRIGHT_CACHE"
-                )
-            shared = stat.S_IWOTH | (0 if info.st_gid == os.getegid() else stat.S_IWGRP)
-            if info.st_mode & shared:
-                raise CacheError(
-                    f"others may write to the cache in {place}, and so put code there; run chmod go-w on it, or choose "
-                    f"another with TILEWRIGHT_CACHE"
-                )
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ForeignError as error:
+            raise CacheError(
+                f"{error}, and code is loaded from there: remove it, or choose another with TILEWRIGHT_CACHE"
+            ) from error
 
     def _unusable(self, error: OSError) -> CacheError:
         return CacheError(
@@ -276,23 +309,31 @@ def _sum_path(path: Path) -> Path:
     return path.with_name(path.name + _SUM_SUFFIX)
 
 
-def checksum(path: Path, size: int) -> str:
+def _sum_line(key: str, file: BinaryIO) -> bytes:
+    """Of a file under its key: one that was moved to another is not that one's."""
+    return f"{key} {checksum(file)}\n".encode()
+
+
+def checksum(file: BinaryIO) -> str:
     """One line that changes when the file does."""
+    size = os.fstat(file.fileno()).st_size
     if size > _DIGEST_UP_TO_BYTES:
-        return f"{size} sums {_sums(path)}\n"
-    return f"{size} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        return f"{size} sums {_sums(file.fileno(), size)}"
+    file.seek(0)
+    return f"{size} {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _sums(path: Path) -> str:
+def _sums(descriptor: int, size: int) -> str:
     """A digest of sums over the rows and over the columns of every chunk: damage changes some of them, wherever it is,
     and what lies in another place does too."""
-    data = np.memmap(path, np.uint8, "r")
-    starts = range(0, data.size, _CHUNK_BYTES)
+
+    def part(start: int) -> bytes:
+        return _chunk_sums(np.frombuffer(os.pread(descriptor, _CHUNK_BYTES, start), np.uint8))
+
     with ThreadPoolExecutor(_SUMMING_THREADS) as pool:
-        parts = pool.map(lambda start: _chunk_sums(data[start : start + _CHUNK_BYTES]), starts)
         digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
+        for sums in pool.map(part, range(0, size, _CHUNK_BYTES)):
+            digest.update(sums)
     return digest.hexdigest()
 
 

@@ -8,14 +8,16 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
 from tilewright.runtime.cache import Cache
+from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
 from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weights, store_weights
@@ -148,6 +150,7 @@ class BuiltModel:
     weights: Path
     permissions: tuple[str, ...] = ()
     held: object = field(default=None, compare=False, repr=False)  # what the files' folder lasts as long as
+    trust: bool = False  # whosever the files are, the user wants them run
 
 
 def table_source(image: ModelImage) -> str:
@@ -334,21 +337,23 @@ class CpuModel:
         run_spin_microseconds: float = RUN_SPIN_MICROSECONDS,
         idle_spin_microseconds: float = IDLE_SPIN_MICROSECONDS,
     ) -> None:
-        """map_file=False copies the weights into private memory, where the system may use large pages."""
+        """map_file=False copies the weights into private memory, where the system may use large pages.
+
+        Raises ForeignError where the files are another user's, and none is trusted."""
         self._handle: ctypes.c_void_p | None = None
         if not 1 <= threads <= MAX_THREADS:
             raise ModelRunError(f"threads must be between 1 and {MAX_THREADS}, not {threads}")
         for what in built.permissions:
             request(what)
         try:
-            library = ctypes.CDLL(_spelled(built.library.resolve()))
+            library = load_library(built.library, ctypes.CDLL, trust=built.trust)
         except OSError as error:
             raise ModelRunError(f"cannot load the model: {error}") from error
         self.threads = threads
         self.built = built
         self._library = library
         self._read_table()
-        weights = map_weights(built.weights, self._weight_bytes)
+        weights = map_weights(built.weights, self._weight_bytes, trust=built.trust)
         self._weights = weights if map_file else aligned_copy(weights)
         library.tw_create.restype = ctypes.c_void_p
         handle = library.tw_create(
@@ -468,11 +473,17 @@ class CpuModel:
         self.close()
 
 
-def _spelled(library: Path) -> str:
-    """The path with the file's number written into it as empty folders: the loader takes a library for one that it
-    has when their paths are spelled alike, also where another file has come into its place."""
-    bits = f"{library.stat().st_ino:b}"
-    return f"{library.parent}{''.join('/.' if bit == '1' else '/' for bit in bits)}/{library.name}"
+class _Sized(Protocol):
+    @property
+    def input_bytes(self) -> tuple[int, ...]: ...
+    @property
+    def output_bytes(self) -> tuple[int, ...]: ...
+
+
+def fits(model: _Sized, inputs: Sequence[tuple[Any, Any, Any]], outputs: Sequence[tuple[Any, Any, Any]]) -> bool:
+    """Whether arrays of these types and shapes are of the sizes that the model's own code reads and writes."""
+    sides = ((inputs, model.input_bytes), (outputs, model.output_bytes))
+    return all(tuple(prod(shape) * dtype.bytes for _, dtype, shape in side) == sizes for side, sizes in sides)
 
 
 def _pointers(arrays: Sequence[NDArray[Any]]) -> ctypes.Array[ctypes.c_void_p]:

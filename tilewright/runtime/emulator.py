@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.errors import InternalError, ToolError
 from tilewright.runtime.cache import Cache
+from tilewright.runtime.ownership import load_library
 from tilewright.runtime.toolchain import Compiler, compile_shared, find_compiler, this_machine
 
 _NATIVE = Path(__file__).parent / "native"
@@ -145,12 +146,12 @@ class EmulatedModule:
         with ThreadPoolExecutor(jobs) as pool:
             paths = list(pool.map(build, [engine_text, *texts], levels))
         # PyDLL, not CDLL: the engine has one running launch, and the lock is what keeps a second one out.
-        self._engine = ctypes.PyDLL(str(paths[0]))
+        self._engine = load_library(paths[0], ctypes.PyDLL)
         self._engine.tw_engine.restype = ctypes.c_void_p
         engine = ctypes.c_void_p(self._engine.tw_engine())
         self._libraries: dict[str, ctypes.PyDLL] = {}
         for group, path in zip(groups, paths[1:], strict=True):
-            library = ctypes.PyDLL(str(path))
+            library = load_library(path, ctypes.PyDLL)
             library.tw_attach(engine)
             self._libraries |= dict.fromkeys(group, library)
 

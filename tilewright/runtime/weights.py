@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.runtime.cache import Cache, content_key
+from tilewright.runtime.ownership import opened
 
 WEIGHT_ALIGNMENT = 64
 
@@ -24,18 +26,17 @@ def store_weights(weights: bytes | bytearray | memoryview, cache: Cache) -> Path
     return found if found is not None else cache.put(key, data)
 
 
-def map_weights(path: Path, expected_bytes: int) -> NDArray[np.uint8]:
+def map_weights(path: Path, expected_bytes: int, *, trust: bool = False) -> NDArray[np.uint8]:
     """The file as read-only memory: loaded page by page as used, shared between processes. Pages start aligned."""
     try:
-        size = path.stat().st_size
+        with opened(path, trust=trust) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != expected_bytes:
+                raise WeightsError(f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}")
+            # An empty file cannot be mapped.
+            return np.memmap(file, np.uint8, mode="r") if size else np.empty(0, np.uint8)
     except OSError as error:
         raise WeightsError(f"cannot read the weights file {path}: {error.strerror}") from error
-    if size != expected_bytes:
-        raise WeightsError(f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}")
-    # An empty file cannot be mapped.
-    if size == 0:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r")
 
 
 def aligned_copy(weights: bytes | bytearray | memoryview | NDArray[np.uint8]) -> NDArray[np.uint8]:

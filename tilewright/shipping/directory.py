@@ -6,14 +6,16 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tilewright.errors import ModelError, OptionError, ToolError
 from tilewright.runtime.cache import checksum
+from tilewright.runtime.ownership import ForeignError, check, check_way, opened
 from tilewright.shipping.manifest import KIND
 
 MANIFEST = "manifest.json"
+_NOT_OTHERS = 0o755  # whoever else may write to a saved model has its user run anything
 
 
 def write_directory(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -25,6 +27,8 @@ def write_directory(folder: Path, fill: Callable[[Path], None]) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         fill(temporary)
+        for made in (temporary, *temporary.rglob("*")):
+            made.chmod(made.stat().st_mode & _NOT_OTHERS)
         _move(temporary, place)
     except OSError as error:
         raise ToolError(f"cannot write {folder}: {error.strerror}") from error
@@ -67,15 +71,22 @@ def _move(temporary: Path, place: Path) -> None:
         shutil.rmtree(old)
 
 
-def read_manifest(folder: Path) -> str:
-    """The text of a saved model's manifest, or an error in one line."""
+def read_manifest(folder: Path, *, trust: bool = False) -> str:
+    """The text of a saved model's manifest, or an error in one line: also where the directory is another user's and
+    not to be trusted unseen."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ModelError(f"'{folder}' {what}; give a directory that model.save or 'tilewright compile' wrote")
     try:
-        return (folder / MANIFEST).read_text(encoding="utf-8")
+        if not trust:
+            check(folder.stat(), folder, f"'{folder}'")
+            check_way(folder)
+        with opened(folder / MANIFEST, trust=trust) as file:
+            return file.read().decode("utf-8")
     except FileNotFoundError as error:
         raise ModelError(f"'{folder}' is not a saved model: it has no {MANIFEST}") from error
+    except ForeignError as error:
+        raise foreign(error) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"'{folder}': its {MANIFEST} cannot be read; save the model again") from error
 
@@ -83,18 +94,34 @@ def read_manifest(folder: Path) -> str:
 def sums(folder: Path) -> dict[str, str]:
     """Every file below the directory with its checksum."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): checksum(path, path.stat().st_size).strip() for path in files}
+    found = {}
+    for path in files:
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = checksum(file)
+    return found
 
 
-def check_files(folder: Path, files: dict[str, str]) -> None:
-    """Every file is there and as it was written."""
+def check_files(folder: Path, files: Mapping[str, str], *, trust: bool = False) -> None:
+    """Every file is there and as it was written, and this user's own unless it is trusted unseen."""
     for name, recorded in files.items():
         path = folder / name
         try:
-            found = checksum(path, path.stat().st_size).strip()
+            if not trust and path.parent != folder:
+                check(path.parent.stat(), path.parent, f"'{path.parent}'")
+            with opened(path, trust=trust) as file:
+                found = checksum(file)
+        except ForeignError as error:
+            raise foreign(error) from error
         except FileNotFoundError as error:
             raise ModelError(f"{folder}: the file {name} is missing; save the model again") from error
         except OSError as error:
             raise ModelError(f"{folder}: the file {name} cannot be read: {error.strerror}") from error
         if found != recorded:
             raise ModelError(f"{folder}: the file {name} is damaged; save the model again")
+
+
+def foreign(error: ForeignError) -> ModelError:
+    return ModelError(
+        f"{error}, and a saved model is code, which runs when it is loaded: give trust=True (--trust) where you trust "
+        f"whoever may have written it"
+    )

@@ -21,15 +21,18 @@ from tilewright.runtime.cpu_model import (
     CpuModel,
     ModelRunError,
     driver_header,
+    fits,
     library_sources,
 )
 from tilewright.runtime.features import relied_on
+from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, default_flags, find_compiler, this_machine
 from tilewright.runtime.weights import WeightsError
-from tilewright.shipping.directory import MANIFEST, check_files, read_manifest, sums, write_directory
+from tilewright.shipping.directory import MANIFEST, check_files, foreign, read_manifest, sums, write_directory
 from tilewright.shipping.gpu import GpuManifest, gpu_manifest, save_gpu, start_gpu
 from tilewright.shipping.header import example_text, header_text
+from tilewright.shipping.inspection import EXPLANATION, saved_explanation
 from tilewright.shipping.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
 from tilewright.version import VERSION
 
@@ -40,7 +43,6 @@ T = TypeVar("T")
 LIBRARY = "libmodel.so"
 WEIGHTS = "model.weights"
 PLAN = "plan.json"
-EXPLANATION = "explain.txt"
 HEADER = "model.h"
 EXAMPLE = "example.c"
 SOURCES = "source"
@@ -69,8 +71,7 @@ class ShippedArtifact:
     @cached_property
     def explanation(self) -> str:
         """What `explain` said when it was saved."""
-        check_files(self.folder, {EXPLANATION: self.manifest.files[EXPLANATION]})
-        return (self.folder / EXPLANATION).read_text(encoding="utf-8")
+        return saved_explanation(self.folder, self.manifest.files)
 
     @property
     def whole(self) -> Artifact:
@@ -83,7 +84,7 @@ class ShippedArtifact:
 def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -> None:
     """Write the model to a directory, whole or not at all. An earlier saved model there gives way."""
     if isinstance(artifact, ShippedArtifact):
-        check_files(artifact.folder, dict(artifact.manifest.files))
+        check_files(artifact.folder, artifact.manifest.files, trust=True)
         shipped = artifact.folder
         write_directory(folder, lambda place: _copy(shipped, artifact.manifest, place))
         return
@@ -97,22 +98,28 @@ def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -
     write_directory(folder, lambda place: _fill(place, artifact, runner, texts, options))
 
 
-def load(folder: Path, threads: int | None = None) -> ShippedArtifact:
-    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
+def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> ShippedArtifact:
+    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled. Files of others
+    are refused unless there is `trust` in them."""
     if threads is not None:
         check_whole_number("threads", threads, least=1, most=MAX_THREADS)
-    row = unsealed(read_manifest(folder), f"'{folder}'", VERSION, KIND, FORMAT)
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
     if "gpu" in row:
         about = _read(folder, row, gpu_manifest)
-        return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about))
+        return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about, trust=trust))
     manifest = _read(folder, row, manifest_from)
     _check_machine(folder, manifest)
-    check_files(folder, dict(manifest.files))
-    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions)
+    check_files(folder, manifest.files, trust=trust)
+    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust)
     try:
         runner = CpuModel(built, threads or manifest.threads or os.cpu_count() or 1)
+    except ForeignError as error:
+        raise foreign(error) from error
     except (ModelRunError, WeightsError, PermissionRefused) as error:
         raise ToolError(f"'{folder}': {error}") from error
+    if not fits(runner, manifest.inputs, manifest.outputs):
+        runner.close()
+        raise ModelError(f"'{folder}': its {MANIFEST} and its {LIBRARY} are not of one model; save the model again")
     return ShippedArtifact(folder.resolve(), manifest, runner)
 
 

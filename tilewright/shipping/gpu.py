@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tilewright.errors import ModelError, OptionError, ToolError
+from tilewright.errors import InternalError, ModelError, OptionError, ToolError
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError
-from tilewright.runtime.cpu_model import BufferRef
+from tilewright.runtime.cpu_model import BufferRef, fits
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin
+from tilewright.runtime.ownership import ForeignError, opened
 from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
-from tilewright.shipping.directory import MANIFEST, check_files, sums, write_directory
-from tilewright.shipping.manifest import FORMAT, KIND, Port, port_from, port_row, sealed
+from tilewright.shipping.directory import MANIFEST, check_files, foreign, sums, write_directory
+from tilewright.shipping.inspection import EXPLANATION
+from tilewright.shipping.manifest import FORMAT, KIND, Port, file_sums, port_from, port_row, sealed
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.weights"
 PLAN = "plan.json"
-EXPLANATION = "explain.txt"
 SOURCES, CODE = "source", "code"
 EMULATED = "emulated"  # in the place of an architecture: the sources themselves run, compiled for this computer
 
@@ -93,7 +92,7 @@ def gpu_manifest(row: Mapping[str, Any]) -> GpuManifest:
         tuple(map(port_from, row["outputs"])),
         tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
         row["image"],
-        row["files"],
+        file_sums(row["files"]),
         _limits(row["target"]),
     )
 
@@ -103,13 +102,17 @@ def _limits(target: Mapping[str, Any]) -> LaunchLimits:
     return LaunchLimits(int(tile_level["capacity"]), int(target["max_threads"]))
 
 
-def start_gpu(folder: Path, manifest: GpuManifest) -> Any:
+def start_gpu(folder: Path, manifest: GpuManifest, *, trust: bool = False) -> Any:
     """The model on the device or under the emulator, after a look at every file."""
-    check_files(folder, dict(manifest.files))
+    check_files(folder, manifest.files, trust=trust)
     try:
-        image = _image(folder, manifest.image)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+        image = _image(folder, manifest.image, trust)
+    except ForeignError as error:
+        raise foreign(error) from error
+    except (KeyError, TypeError, ValueError, OSError, InternalError) as error:
         raise ModelError(f"'{folder}': its {MANIFEST} does not fit this version; save the model again") from error
+    if not fits(image, manifest.inputs, manifest.outputs):
+        raise ModelError(f"'{folder}': its {MANIFEST} contradicts itself; save the model again")
     options = Options.from_environment()
     try:
         if manifest.architecture != EMULATED:
@@ -120,7 +123,7 @@ def start_gpu(folder: Path, manifest: GpuManifest) -> Any:
         raise ToolError(f"'{folder}': {error}") from error
 
 
-def _on_device(folder: Path, manifest: GpuManifest, image: GpuModelImage, cache: Cache) -> Any:
+def _on_device(folder: Path, manifest: GpuManifest, image: GpuModelImage, cache: Cache, trust: bool) -> Any:
     from tilewright.backend.gpu.driver import missing_for_cuda
 
     missing = missing_for_cuda()
@@ -136,7 +139,7 @@ def _on_device(folder: Path, manifest: GpuManifest, image: GpuModelImage, cache:
     resources = manifest.image["resources"]
     cubins = {
         kernel.name: Cubin(
-            (folder / CODE / f"{kernel.name}.cubin").read_bytes(),
+            _bytes(folder / CODE / f"{kernel.name}.cubin", trust),
             {name: Resources(**row) for name, row in resources[kernel.name].items()},
         )
         for kernel in image.kernels
@@ -157,9 +160,14 @@ def _image_row(image: GpuModelImage, codes: Mapping[str, Cubin]) -> dict[str, An
     }
 
 
-def _image(folder: Path, row: Mapping[str, Any]) -> GpuModelImage:
+def _bytes(path: Path, trust: bool) -> bytes:
+    with opened(path, trust=trust) as file:
+        return file.read()
+
+
+def _image(folder: Path, row: Mapping[str, Any], trust: bool) -> GpuModelImage:
     kernels = tuple(
-        GpuKernel(name, (folder / SOURCES / f"{name}.cu").read_text(encoding="utf-8"), block, shared,
+        GpuKernel(name, _bytes(folder / SOURCES / f"{name}.cu", trust).decode(), block, shared,
                   Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]), is_met)
         for name, block, shared, contract, is_met in row["kernels"]
     )  # fmt: skip
@@ -167,7 +175,7 @@ def _image(folder: Path, row: Mapping[str, Any]) -> GpuModelImage:
         GpuCall(name, tuple(grid), tuple(BufferRef(*ref) for ref in refs), tuple(extents), step)
         for name, grid, refs, extents, step in row["launches"]
     )
-    weights = np.fromfile(folder / WEIGHTS, np.uint8)
+    weights = _bytes(folder / WEIGHTS, trust)
     return GpuModelImage(
-        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), weights.data, row["arena_bytes"]
+        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), weights, row["arena_bytes"]
     )

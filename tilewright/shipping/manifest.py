@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from tilewright.errors import ModelError
 from tilewright.ir import dtypes
@@ -16,7 +16,7 @@ from tilewright.ir.loops import Call
 KIND = "tilewright model"
 FORMAT = 1
 _SUM = "manifest_sha256"
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*(/[A-Za-z0-9_][A-Za-z0-9_.]*)?")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*(/[A-Za-z0-9_][A-Za-z0-9_.]*)*")
 
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
 
@@ -77,14 +77,21 @@ def sealed(body: Mapping[str, Any]) -> str:
     return json.dumps({**body, _SUM: _sum(body)}, indent=1) + "\n"
 
 
-def unsealed(text: str, where: str, version: str, kind: str, form: int) -> dict[str, Any]:
-    """What was sealed, of this kind and format; an error in one line otherwise."""
+def said_by(text: str, where: str, kind: str | None = None) -> dict[str, Any]:
+    """What is in a manifest, of this kind or of any of a saved model."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise damaged(where) from error
-    if not isinstance(row, dict) or row.get("kind") != kind:
+    told = row.get("kind") if isinstance(row, dict) else None
+    if not isinstance(told, str) or (told != kind if kind is not None else not told.startswith(KIND)):
         raise ModelError(f"{where} is not a saved model: its manifest.json is about something else")
+    return cast(dict[str, Any], row)
+
+
+def unsealed(text: str, where: str, version: str, kind: str, form: int) -> dict[str, Any]:
+    """What was sealed, of this kind and format; an error in one line otherwise."""
+    row = said_by(text, where, kind)
     if row.get("format") != form:
         raise ModelError(
             f"{where} was saved in format {row.get('format')} by Tilewright {row.get('tilewright')}; this is "
@@ -101,9 +108,7 @@ def damaged(where: str) -> ModelError:
 
 def manifest_from(row: Mapping[str, Any]) -> Manifest:
     """Of a row that was unsealed; what is not of this form raises KeyError, TypeError or ValueError."""
-    cpu, files = row["cpu"], row["files"]
-    if not all(_FILE.fullmatch(name) for name in files):
-        raise ValueError("a file outside the directory")
+    cpu = row["cpu"]
     return Manifest(
         version=row["tilewright"],
         interface=row["interface"],
@@ -120,8 +125,15 @@ def manifest_from(row: Mapping[str, Any]) -> Manifest:
         inputs=tuple(port_from(port) for port in row["inputs"]),
         outputs=tuple(port_from(port) for port in row["outputs"]),
         calls=tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
-        files=files,
+        files=file_sums(row["files"]),
     )
+
+
+def file_sums(row: Mapping[str, Any]) -> dict[str, str]:
+    """Files by path below the manifest, each with its checksum."""
+    if not isinstance(row, dict) or not all(_FILE.fullmatch(n) and isinstance(s, str) for n, s in row.items()):
+        raise ValueError("a file outside the directory")
+    return row
 
 
 def port_row(port: Port) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from tilewright.target.machine import Target
 from tilewright.target.probe import VERSION, ProbeError, probe
 
 MEASURED = "measured"
-_LOCK = "machine.lock"
 
 
 def measured(
@@ -48,7 +47,7 @@ def kept(
         if not anew and (known := _known(cache, key, usual)) is not None:
             return known
         # Two that measure at once would disturb each other, and then plan for different machines.
-        with _turn(cache_dir):
+        with _turn(cache):
             if not anew and (known := _known(cache, key, usual)) is not None:
                 return known
             if tell is not None:
@@ -92,18 +91,18 @@ def _shape(target: Target) -> tuple[object, ...]:
 
 
 @contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def _turn(cache: Cache) -> Iterator[None]:
     """One process at a time; where the system has no such lock, all at once."""
     try:
         import fcntl
     except ImportError:
         yield
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
-    except OSError as error:
-        raise CacheError(f"the cache in {folder} cannot be used ({error.strerror})") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    while True:
+        lock = cache.lock()
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not cache.is_lock(lock):
+                continue  # the cache was cleared meanwhile, and whoever came next has another
+            yield
+            return

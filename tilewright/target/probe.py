@@ -33,6 +33,7 @@ from tilewright.runtime import (
     find_compiler,
     this_machine,
 )
+from tilewright.runtime.ownership import ForeignError, loadable_name, opened
 from tilewright.target.machine import MemoryLevel, Target
 
 VERSION = 1  # of what is measured, and how: kept figures of another version are measured again
@@ -152,12 +153,17 @@ def sets(target: Target, physical_bytes: int) -> tuple[int, int, int, int]:
 def run_probe(library: Path, target: Target) -> tuple[dict[str, Figure], str]:
     """What the program printed, and how it ended where it did not end well."""
     numbers = (target.units, *sets(target, physical_memory()), _PASSES, _PATIENCE_SECONDS, _FIGURE_SECONDS)
-    command = [sys.executable, "-I", "-S", "-c", _CALL, str(library.resolve()), *(str(n) for n in numbers)]
+    call = [sys.executable, "-I", "-S", "-c", _CALL]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False)
+        with opened(library) as file:
+            command = [*call, loadable_name(file, library), *(str(n) for n in numbers)]
+            done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False,
+                                  pass_fds=(file.fileno(),))  # fmt: skip
         printed, status = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
         printed, status = late.stdout or b"", None
+    except ForeignError as error:
+        raise ProbeError(str(error)) from error
     except OSError as error:
         raise ProbeError(f"the measuring program cannot be started: {error.strerror}") from error
     figures = parse_figures(printed.decode(errors="replace"))

@@ -37,6 +37,7 @@ from tilewright.runtime import (
     runtime_sources,
     this_machine,
 )
+from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan import Plan
@@ -98,9 +99,9 @@ def load(
         with early or _objects(options) as objects:
             image = model_image(sources, loops, program, plan, options.denormals)
             built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
-    except (ToolchainError, CompileError, CacheError, PermissionRefused) as error:
+        return CpuModel(replace(built, permissions=permissions), options.threads or os.cpu_count() or 1)
+    except (ToolchainError, CompileError, CacheError, PermissionRefused, ForeignError) as error:
         raise ToolError(str(error)) from error
-    return CpuModel(replace(built, permissions=permissions), options.threads or os.cpu_count() or 1)
 
 
 def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:

@@ -21,6 +21,7 @@ from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler, nvrtc
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.ownership import ForeignError
 from tilewright.target import GPUS, Target
 from tilewright.tile_graph.plan import Plan
 
@@ -61,7 +62,7 @@ def load(
 
             return CudaModel(image, cache, jobs=jobs)
         return EmulatedModel(image, cache, find_compiler(options.compiler), jobs, limits=limits_of(target))
-    except (ToolchainError, CompileError, CacheError) as error:
+    except (ToolchainError, CompileError, CacheError, ForeignError) as error:
         raise ToolError(str(error)) from error
 
 
