@@ -311,6 +311,60 @@ def _put_rows(m: Emitter, x: Value, axis: int, index: Value, values: Value) -> s
     return m.new("Where", m.reshape(hit, (extent, *(1,) * (x.rank - 1 - axis))), rows, x)
 
 
+# places in memory that are known
+
+
+def _places(size: Sequence[int], stride: Sequence[int], offset: int | None) -> np.ndarray:
+    """Places in a row of memory, as strides give them."""
+    found = np.full(tuple(size), offset or 0, np.int64)
+    for axis, step in enumerate(stride):
+        found += step * np.arange(size[axis], dtype=np.int64).reshape([-1 if k == axis else 1 for k in range(len(size))])
+    return found
+
+
+@row("aten.as_strided")
+def as_strided(
+    m: Emitter, out: Value, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Results:
+    places = _places(size, stride, storage_offset).reshape(-1)
+    if places.size == prod(x.shape) and (places == np.arange(places.size)).all():
+        return m.reshaped(x, out.shape)
+    return m.reshape(m.new("Gather", m.reshape(x.name, [-1]), m.constant(places), axis=0), out.shape)
+
+
+@row("aten.as_strided_scatter")
+def as_strided_scatter(
+    m: Emitter, out: Value, x: Value, source: Value, size: Sequence[int], stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Results:  # fmt: skip
+    return _overlaid(m, x, source, _places(size, stride, storage_offset))
+
+
+@row("aten.diagonal_scatter")
+def diagonal_scatter(
+    m: Emitter, out: Value, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Results:
+    numbers = np.arange(prod(x.shape), dtype=np.int64).reshape(x.shape)
+    return _overlaid(m, x, source, np.diagonal(numbers, offset, dim1, dim2))
+
+
+def _overlaid(m: Emitter, x: Value, source: Value, places: np.ndarray) -> str:
+    """`x` with the elements of `source` at these places of the row that it is in memory."""
+    flat = places.reshape(-1)
+    if np.unique(flat).size != flat.size:
+        raise m.refuse("places that are written twice are not supported")
+    typed = m.typed(source, x.dtype)
+    if flat.size == prod(x.shape) and (flat == np.arange(flat.size)).all():
+        return m.reshape(typed, x.shape)
+    if not flat.size:
+        return x.name
+    from_source = np.full(prod(x.shape), -1, np.int64)
+    from_source[flat] = np.arange(flat.size)
+    given = m.new("Gather", m.reshape(typed, [-1]), m.constant(np.maximum(from_source, 0)), axis=0)
+    chosen = m.new("Where", m.constant(from_source >= 0), given, m.reshape(x.name, [-1]))
+    return m.reshape(chosen, x.shape)
+
+
 def _scattering(name: str, reduction: str) -> None:
     @row(name)
     def scatter(m: Emitter, out: Value, x: Value, dim: int, indices: Value, source: Operand, **named: Any) -> Results:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +14,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import ModelError, UnsupportedError
-from tilewright.frontend.higher_order import UncountedError
+from tilewright.frontend.aliases import Group, View, laid_out, shared_outputs
+from tilewright.frontend.attributes import snapshot
+from tilewright.frontend.higher_order import UncountedError, closure
 from tilewright.frontend.tensors import constant_of
 from tilewright.frontend.torch import Parts, decompositions, make_graph
 from tilewright.ir.graph import Graph
@@ -20,11 +24,24 @@ from tilewright.ir.graph import Graph
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor comes from or goes to: a leaf of the call's arguments, a result of the Graph, a tensor that the
-    module holds, or a plain value."""
+    """Where a tensor comes from or goes to: a leaf of the call's arguments, the memory of several leaves (a Group), a
+    result of the Graph, a tensor that the module holds, or a plain value; or a view of one of these."""
 
-    kind: Literal["leaf", "result", "tensor", "value"]
+    kind: Literal["leaf", "group", "result", "tensor", "value"]
     what: Any
+    view: View | None = None
+
+    def tensor(self, leaves: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
+        match self.kind:
+            case "leaf":
+                found = leaves[self.what]
+            case "group":
+                found = self.what.base(leaves)
+            case "result":
+                found = results[self.what]
+            case _:
+                found = self.what
+        return found if self.view is None else self.view.of(found)
 
 
 @dataclass(frozen=True)
@@ -48,14 +65,45 @@ class Exported:
     structure: Any  # of what it returns
     changes: tuple[tuple[Place, int], ...]  # tensors that the module changes in place, and the results that they get
     constants: tuple[torch.Tensor, ...]  # parameters whose values are in the Graph
+    bases: Mapping[int, torch.Tensor]  # what results are like in PyTorch that outputs are views of
+    copying: Callable[[], Graph] | None  # where outputs are views, a Graph that has them all as results of its own
 
+    @property
+    def changes_arguments(self) -> bool:
+        return any(place.kind != "tensor" for place, _ in self.changes)
 
-def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any]) -> Exported:
-    """The module as it runs on arguments like these."""
-    try:
+    @property
+    def views_arguments(self) -> bool:
+        return any(place.view is not None and place.kind in ("leaf", "group") for place in self.outputs)
+
+    def returned(self, leaves: Sequence[Any], results: Sequence[torch.Tensor]) -> list[Any]:
+        """What the module returns for these leaves of its arguments, when it has changed what it changes."""
+        if not self.changes and not self.bases:
+            return [place.tensor(leaves, results) for place in self.outputs]
         with torch.no_grad():
-            given, by_name = _distinct(tuple(args), dict(named))
-            program = torch.export.export(module, given, by_name, strict=False)
+            for target, k in self.changes:
+                target.tensor(leaves, results).copy_(results[k])
+            found = [laid_out(x, self.bases[k]) if k in self.bases else x for k, x in enumerate(results)]
+            return [place.tensor(leaves, found) for place in self.outputs]
+
+
+def export(
+    module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], groups: Sequence[Group] = ()
+) -> Exported:
+    """The module as it runs on arguments like these. Those that overlap, as `groups` tell, are one input; otherwise
+    every tensor is one of its own."""
+    leaves, structure = pytree.tree_flatten((tuple(args), dict(named)))
+    origins = [Place("leaf", k) for k in range(len(leaves))]
+    followed, given, by_name = module, *_distinct(tuple(args), dict(named))
+    if groups:
+        tied = _Tied(module, leaves, structure, groups)
+        origins = [*(Place("group", group) for group in groups), *(Place("leaf", k) for k in tied.free)]
+        # each begins its memory, so that a place in that is a place in the tensor
+        examples = tuple(place.tensor(leaves, ()).detach().clone() for place in origins)
+        followed, given, by_name = tied, examples, {}
+    try:
+        with torch.no_grad(), _without_own_warnings(), _unchanged(module):
+            program = torch.export.export(followed, given, by_name, strict=False)
             program = program.run_decompositions(decompositions())
             program.graph.eliminate_dead_code()
     except (
@@ -72,24 +120,78 @@ def export(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any
         raise ModelError(
             f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}"
         ) from error
-    return _read(module, program)
+    return _read(followed, program, origins, type(module).__name__)
+
+
+@contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """While the exporter runs the module's code: an error where that changes an attribute, which it would not do again
+    as compiled code. The exporter itself puts some back, so that one has to look in between."""
+    found: list[str] = []
+    hook = module.register_forward_hook(lambda *_: found.extend(filter(None, [before.changed()])))
+    before = snapshot(module)
+    try:
+        yield
+    finally:
+        before.put_back()
+        hook.remove()
+    if found:
+        raise ModelError(
+            f"{type(module).__name__}: forward changes the attribute '{found[0]}', which compiled code would not do; "
+            f'keep it in a buffer, return it, or use torch.compile(module, backend="tilewright")'
+        )
+
+
+@contextmanager
+def _without_own_warnings() -> Iterator[None]:
+    """PyTorch's exporter copies what PyTorch itself has declared obsolete."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        yield
+
+
+class _Tied(torch.nn.Module):
+    """A module as a function of the memory of its overlapping arguments, and of the other tensors."""
+
+    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], structure: Any, groups: Sequence[Group]) -> None:
+        super().__init__()
+        self.module = module
+        self._values = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        self._structure, self._groups = structure, tuple(groups)
+        tied = {member[0] for group in groups for member in group.members}
+        self.free = [k for k, x in enumerate(leaves) if isinstance(x, torch.Tensor) and k not in tied]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves: list[Any] = list(self._values)
+        count = len(self._groups)
+        for group, base in zip(self._groups, tensors[:count], strict=True):
+            for place, view in group.views(base).items():
+                leaves[place] = view
+        for place, tensor in zip(self.free, tensors[count:], strict=True):
+            leaves[place] = tensor
+        args, named = pytree.tree_unflatten(leaves, self._structure)
+        return self.module(*args, **named)
 
 
 def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """The same arguments, a tensor that is there twice as two: for the exporter they would be one input."""
+    """The same arguments, tensors that share memory as ones that do not: for the exporter they would be one input, and
+    it looks at nothing but how they lie."""
     seen: set[int] = set()
 
     def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
             return leaf
-        again = id(leaf) in seen
-        seen.add(id(leaf))
-        return leaf.detach().clone() if again else leaf
+        memory = leaf.untyped_storage()._cdata
+        again = memory in seen
+        seen.add(memory)
+        return leaf.detach().new_empty_strided(leaf.shape, leaf.stride()) if again else leaf
 
     return pytree.tree_map(own, (args, named))
 
 
-def _read(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Exported:
+def _read(
+    module: torch.nn.Module, program: torch.export.ExportedProgram, origins: Sequence[Place], name: str
+) -> Exported:
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
     signature = program.graph_signature
@@ -101,8 +203,9 @@ def _read(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Exp
     constants: dict[fx.Node, torch.Tensor] = {}
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
-            places[node] = Place("leaf", leaf)
+            places[node] = origins[leaf]
             leaf += 1
+            node.meta["is_base"] = places[node].kind == "group"
             if node.users and not isinstance(spec.arg, ConstantArgument):
                 inputs.append(node)
             continue
@@ -120,33 +223,54 @@ def _read(module: torch.nn.Module, program: torch.export.ExportedProgram) -> Exp
     outputs: list[Place] = []
     changes: list[tuple[Place, int]] = []
     returned = next(n for n in program.graph.nodes if n.op == "output").args[0]
-    for node, spec in zip(returned, signature.output_specs, strict=True):
+    pairs = list(zip(returned, signature.output_specs, strict=True))
+    for node, spec in pairs:
         if spec.kind is OutputKind.USER_OUTPUT:
-            if not isinstance(node, fx.Node):
-                outputs.append(Place("value", node))
-            elif node in places:
-                outputs.append(places[node])  # the very tensor that went in
-            else:
-                outputs.append(Place("result", _place(results, node)))
-        elif spec.kind is OutputKind.BUFFER_MUTATION:
-            changes.append((Place("tensor", _held(module, program, spec.target or "")), _place(results, node)))
+            continue
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            target = Place("tensor", _held(module, program, spec.target or ""))
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-            source = next(n for n in placeholders if n.name == spec.target)
-            changes.append((places[source], _place(results, node)))
+            target = places[next(n for n in placeholders if n.name == spec.target)]
         else:
             raise UnsupportedError(f"an output of kind {spec.kind.name.lower()} is not supported; export for inference")
-    nodes = [n for n in program.graph.nodes if n.op not in ("placeholder", "output")]
+        changes.append((target, _place(results, node)))
+        places[node] = target  # the new value is returned as the tensor that has it by then
+    views = shared_outputs(returned)
+    bases: dict[int, torch.Tensor] = {}
+    for node, spec in pairs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            continue
+        if not isinstance(node, fx.Node):
+            outputs.append(Place("value", node))
+            continue
+        view = views.get(node, View(node, ()))
+        own = places.get(view.base) or Place("result", _place(results, view.base))
+        if view.steps and own.kind == "result":
+            bases[own.what] = view.base.meta["val"]
+        outputs.append(replace(own, view=view) if view.steps else own)
     arrays = {node: constant_of(tensor, node.name) for node, tensor in constants.items()}
+
+    def graph_of(results: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> Graph:
+        needed = closure(results)
+        nodes = [n for n in program.graph.nodes if n.op not in ("placeholder", "output") and n in needed]
+        return make_graph(Parts(nodes, inputs, results, {n: a for n, a in arrays.items() if n in needed}), name)
+
+    computed = closure(results)
+    read = [n for n in inputs if n in computed]
     graph: Graph | Cut
     try:
-        graph = make_graph(Parts(nodes, inputs, results, arrays), type(module).__name__)
+        graph = graph_of(results, read)
     except UncountedError:
         next(n for n in program.graph.nodes if n.op == "output").args = (tuple(results),)
+        program.graph.eliminate_dead_code()
         program.graph_module.recompile()
         tensors = {placeholders.index(n): tensor.detach() for n, tensor in constants.items()}
-        graph = Cut(program.graph_module, tensors, arrays, tuple(placeholders.index(n) for n in inputs))
-    return Exported(graph, tuple(places[n] for n in inputs), tuple(outputs), program.call_spec.out_spec,
-                    tuple(changes), tuple(constants.values()))  # fmt: skip
+        graph = Cut(program.graph_module, tensors, arrays, tuple(placeholders.index(n) for n in read))
+    given = [n for n, spec in pairs if spec.kind is OutputKind.USER_OUTPUT and isinstance(n, fx.Node)]
+    apart = [n for n in dict.fromkeys(given) if n not in placeholders]
+    copying = (lambda: graph_of(apart, [n for n in inputs if n in closure(apart)])) if views else None
+    return Exported(graph, tuple(places[n] for n in read), tuple(outputs), program.call_spec.out_spec, tuple(changes),
+                    tuple(t for n, t in constants.items() if n in computed), bases, copying)  # fmt: skip
 
 
 def _held(module: torch.nn.Module, program: torch.export.ExportedProgram, name: str) -> torch.Tensor:

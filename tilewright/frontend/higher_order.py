@@ -210,7 +210,8 @@ def _followed(
     return None if waiting is None else sorted(found)
 
 
-def _closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+def closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they are computed from."""
     seen: set[fx.Node] = set()
     stack = list(nodes)
     while stack:
@@ -223,7 +224,7 @@ def _closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _placeholders_of(node: fx.Node) -> set[int] | None:
     """Which placeholders a node depends on; None where a body inside is among them, which is not evaluated here."""
-    needed = _closure([node])
+    needed = closure([node])
     if any(n.op not in ("placeholder", "call_function") or is_control(n) for n in needed):
         return None
     return {k for k, n in enumerate(p for p in node.graph.nodes if p.op == "placeholder") if n in needed}
@@ -231,7 +232,7 @@ def _placeholders_of(node: fx.Node) -> set[int] | None:
 
 def _evaluated(body: fx.GraphModule, wanted: Sequence[fx.Node], given: Sequence[Any]) -> list[Any]:
     """Some of what a body computes, by PyTorch itself."""
-    needed = _closure(wanted)
+    needed = closure(wanted)
     placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
     values: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
     for node in body.graph.nodes:

@@ -14,9 +14,11 @@ from torch import fx
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
+from tilewright.frontend.aliases import view_of
 from tilewright.frontend.aten import dtype_of
 from tilewright.frontend.emitter import Emitter, Row, Value, find_row
 from tilewright.frontend.higher_order import Known, emit_control, is_control, why_no_control
+from tilewright.frontend.tensors import constant_of
 from tilewright.ir import graph as ir
 
 # Checks on shapes and types that held when the module was exported; they give nothing.
@@ -72,8 +74,20 @@ def make_graph(parts: Parts, name: str = "module") -> ir.Graph:
 def _emit_all(m: Emitter, nodes: Iterable[fx.Node], known: dict[fx.Node, Known]) -> None:
     """All nodes in order."""
     for node in nodes:
-        if node.op != "get_attr" and not is_check(node):
+        if node.op == "get_attr":
+            tensor = held_tensor(node)
+            if tensor is not None:
+                known[node] = _declared(node, m.constant(constant_of(tensor, node.name), node.name))
+        elif not is_check(node):
             known[node] = emit(m, node, known)
+
+
+def held_tensor(node: fx.Node) -> torch.Tensor | None:
+    """The tensor of the module that a get_attr names, such as one that its code wrote down; None of a body."""
+    found: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
@@ -93,6 +107,8 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
     assert row is not None
     base = node.name
     m.enter(f"{node.target} '{label(node)}'", base)
+    if str(node.target).startswith("aten.as_strided"):
+        _check_whole(m, node.args[0])
     args = _with_values(node.args, known)
     named = _with_values(node.kwargs, known)
     wanted = declared(node)
@@ -102,6 +118,15 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
         return Value(results, wanted.dtype, wanted.shape)
     pairs = zip(results, wanted, strict=False)
     return tuple(None if n is None or w is None else Value(n, w.dtype, w.shape) for n, w in pairs)
+
+
+def _check_whole(m: Emitter, node: Any) -> None:
+    """Places in memory are places in a tensor only where that is all of its memory, in order. A module's argument may
+    be a part of any."""
+    value = node.meta.get("val")
+    is_part = node.op == "placeholder" and not node.meta.get("is_base")
+    if is_part or not value.is_contiguous() or value.storage_offset() or view_of(node).steps:
+        raise m.refuse("a view of memory that is not all the tensor's own is not supported")
 
 
 def _with_values(arguments: Any, known: Mapping[fx.Node, Known]) -> Any:
@@ -129,7 +154,7 @@ def _declared(node: fx.Node, name: str) -> Value:
 
 def declared(node: fx.Node) -> Known:
     """What PyTorch says of a node's result."""
-    meta = node.meta.get("val")
+    meta = held_tensor(node) if node.op == "get_attr" else node.meta.get("val")
     if isinstance(meta, tuple | list):
         return tuple(_value(part, node) if isinstance(part, torch.Tensor) else None for part in meta)
     if not isinstance(meta, torch.Tensor):
@@ -155,8 +180,8 @@ def _value(meta: torch.Tensor, node: fx.Node) -> Value:
 
 def why_uncovered(node: fx.Node) -> str | None:
     """Why a call cannot be compiled; None where it can. Tried alone, since a row may decline some arguments."""
-    if node.op == "get_attr" and all(is_control(n) for n in node.users):
-        return None
+    if node.op == "get_attr":
+        return _why_not_held(node)
     if node.op != "call_function":
         return f"{node.op} '{node.target}'"
     if is_check(node):
@@ -167,6 +192,20 @@ def why_uncovered(node: fx.Node) -> str | None:
         return str(node.target)
     try:
         emit(Emitter(), node, {n: _assumed(n) for n in node.all_input_nodes})
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def _why_not_held(node: fx.Node) -> str | None:
+    if all(is_control(n) for n in node.users):
+        return None
+    tensor = held_tensor(node)
+    if tensor is None:
+        return f"{node.op} '{node.target}'"
+    try:
+        declared(node)
+        constant_of(tensor, node.name)
     except UnsupportedError as error:
         return str(error)
     return None

@@ -16,10 +16,11 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilewright.frontend.aliases import overlapping
 from tilewright.frontend.tensors import constant_of
 from tilewright.frontend.torch import decompositions, missing_text
 from tilewright.pytorch.calls import Build
-from tilewright.pytorch.partition import Run, compile_parts
+from tilewright.pytorch.partition import Run, compile_parts, copied
 
 MOST_SHAPES = 32  # models of one graph kept at once; the oldest goes first
 Guard = tuple[int, torch.Tensor, int]
@@ -38,12 +39,13 @@ def compile_for_dynamo(module: fx.GraphModule, inputs: Sequence[Any], build: Bui
     held = {id(t): t for t in tensors if getattr(t, "_dynamo_static_input_type", None) is not None}
 
     made: list[Specialised] = []
+    changed: set[int] = set()  # places of inputs that the graph changes
 
     def compiler(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
-        changed = set(metadata.mutated_inp_runtime_indices) if metadata is not None else set()
-        call = Specialised(graph, held, changed, build)
+        changed.update(metadata.mutated_inp_runtime_indices if metadata is not None else ())
+        call = Specialised(graph, held, set(changed), build)
         if len(examples) == len(inputs) and _is_plain(metadata):
             made.append(call)
         return make_boxed_func(call)
@@ -52,7 +54,31 @@ def compile_for_dynamo(module: fx.GraphModule, inputs: Sequence[Any], build: Bui
         fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions()
     )(module, inputs)
     # where inputs are only read and outputs are new, what AOTAutograd does around a call is a third of a small one
-    return made[0] if len(made) == 1 else compiled
+    if len(made) == 1:
+        return made[0]
+    return Apart(module.forward, compiled, changed) if changed else compiled
+
+
+@dataclass(eq=False)
+class Apart:
+    """A graph that changes inputs: compiled for those that do not overlap with others, which dynamo does not look at.
+    Where they do, PyTorch runs it."""
+
+    by_pytorch: Callable[..., Any]
+    compiled: Callable[..., Any]
+    changed: set[int]
+    is_told: bool = False
+
+    def __call__(self, *args: Any) -> Any:
+        memory = [x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
+        own = [p for k, p in enumerate(memory) if k in self.changed and p]
+        is_apart = len(set(own)) == len(own) and sum(memory.count(p) for p in own) == len(own)
+        if is_apart or not any(self.changed & set(group) for group in overlapping(args)):
+            return self.compiled(*args)
+        if not self.is_told:
+            self.is_told = True
+            warnings.warn("tilewright: left to PyTorch: calls with inputs that overlap and are changed", stacklevel=2)
+        return self.by_pytorch(*args)
 
 
 def _is_plain(metadata: Any) -> bool:
@@ -134,7 +160,7 @@ class Specialised:
             and not x.is_inference()
         }  # fmt: skip
         # with sizes as symbols every node is traced again with numbers
-        graph = _with_numbers(self.graph, args) if self.sizes else self.graph
+        graph = _with_numbers(self.graph, args) if self.sizes else copied(self.graph)
         nodes = _placeholders(graph)
         arrays = {nodes[place]: constant_of(x, nodes[place].name) for place, x in constants.items()}
         guards = tuple((place, x, x._version) for place, x in constants.items())
@@ -160,7 +186,7 @@ def _is_open(node: fx.Node) -> bool:
 
 
 def _size(value: Any) -> Any:
-    return value.shape if isinstance(value, torch.Tensor) else value
+    return (value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
 
 
 def _with_numbers(graph: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:

@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InputError, ModelError, OptionError
-from tilewright.frontend.exported import Cut, Exported, Place, export
+from tilewright.frontend.aliases import overlap_groups, overlapping
+from tilewright.frontend.exported import Cut, Exported, export
 from tilewright.pytorch.calls import Build, Callee, TensorCall
 from tilewright.pytorch.partition import CutCall
 
@@ -52,14 +53,22 @@ class CompiledModule:
         self._entries: dict[Any, Entry] = {}
         self._lock = RLock()
         self._compilations = 0
+        self._strides_matter = False  # what is a view of an argument may depend on how that lies in memory
+        self._overlaps_matter = False  # of arguments, some of which are changed
+        self._keeps_gradients = any(p.requires_grad for p in module.parameters())  # as PyTorch would
         self._find(*_flattened(args, named), args, named)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         leaves, structure = _flattened(args, named)
-        key = _key(leaves, structure)
-        entry = self._entries.get(key)
+        entry = self._entries.get(self._key(leaves, structure))
         if entry is None or not entry.is_current:
             entry = self._find(leaves, structure, args, named)
+        if self._keeps_gradients and torch.is_grad_enabled():
+            self._keeps_gradients = False  # told once
+            self._warn(
+                "its parameters require gradients, and the result of compiled code has none; call it under "
+                "torch.no_grad()", 3,
+            )  # fmt: skip
         return _call(entry, leaves)
 
     @property
@@ -96,7 +105,7 @@ class CompiledModule:
             raise InputError(
                 "the module is several models, with a loop that data end; profile its bodies by themselves"
             )
-        return entry.call.model.profile(*[_tensor(p, leaves, ()) for p in entry.exported.inputs], repeat=repeat)
+        return entry.call.model.profile(*[p.tensor(leaves, ()) for p in entry.exported.inputs], repeat=repeat)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model of the one set of shapes that was compiled to a directory, which `tilewright.load` and a C
@@ -110,33 +119,50 @@ class CompiledModule:
             raise OptionError(
                 "the module changes buffers or inputs in place, which a saved model does not: return them"
             )
-        self.models[0].save(folder)
+        (entry,) = self._entries.values()
+        model = self.models[0] if entry.exported.copying is None else self._build(entry.exported.copying())
+        model.save(folder)
 
     def __repr__(self) -> str:
         return f"<tilewright.CompiledModule of {type(self._module).__name__}, {len(self._entries)} sets of shapes>"
 
+    def _key(self, leaves: Sequence[Any], structure: Any) -> Any:
+        """Equal for arguments that one model takes."""
+        strides = _strides(leaves) if self._strides_matter else ()
+        return (*_key(leaves, structure), strides, overlap_groups(leaves) if self._overlaps_matter else ())
+
     def _find(self, leaves: Sequence[Any], structure: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Entry:
-        key = _key(leaves, structure)
         with self._lock:
+            key = self._key(leaves, structure)
             entry = self._entries.get(key)
             if entry is not None and entry.is_current:
                 return entry
             if self._compilations:
                 why = "its parameters have changed" if entry is not None else "it has not met these shapes"
-                self._warn(f"{why}, so it is compiled again ({self._compilations} times before)")
-            made = _compiled(self._module, args, named, self._build)
+                self._warn(f"{why}, so it is compiled again ({self._compilations} times before)", 4)
+            exported = self._exported(leaves, args, named)
+            made = _compiled(exported, self._build)
             self._compilations += 1
             kept = dict(self._entries)  # a new dictionary: calls in other threads read the old one without the lock
             kept.pop(key, None)
             if len(kept) >= self._most:
                 kept.pop(next(iter(kept)))
-                self._warn(f"more than {self._most} sets of shapes: the oldest model is dropped")
-            kept[key] = made
+                self._warn(f"more than {self._most} sets of shapes: the oldest model is dropped", 4)
+            kept[self._key(leaves, structure)] = made
             self._entries = kept
             return made
 
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"tilewright: {type(self._module).__name__}: {what}", stacklevel=4)
+    def _exported(self, leaves: Sequence[Any], args: Sequence[Any], named: Mapping[str, Any]) -> Exported:
+        """The module for these arguments. Where it changes some that overlap, it is followed with their memory."""
+        exported = export(self._module, args, named)
+        is_dense = all(x.is_contiguous() for x in leaves if isinstance(x, torch.Tensor))
+        self._strides_matter |= exported.changes_arguments or exported.views_arguments or not is_dense
+        self._overlaps_matter |= exported.changes_arguments
+        groups = overlap_groups(leaves) if exported.changes_arguments else ()
+        return export(self._module, args, named, groups) if groups else exported
+
+    def _warn(self, what: str, level: int) -> None:
+        warnings.warn(f"tilewright: {type(self._module).__name__}: {what}", stacklevel=level)
 
 
 def compile_module(module: torch.nn.Module, example: Any, build: Build) -> CompiledModule:
@@ -174,8 +200,29 @@ def _key(leaves: Sequence[Any], structure: Any) -> Any:
     return described, structure if isinstance(structure, int) else str(structure)
 
 
-def _compiled(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], build: Build) -> Entry:
-    exported = export(module, args, named)
+def _strides(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Of the tensors that are not contiguous."""
+    tensors = [(k, x) for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    return tuple([(k, x.stride()) for k, x in tensors if not x.is_contiguous()])
+
+
+def _check_apart(exported: Exported, leaves: Sequence[Any]) -> None:
+    """An argument may not overlap with a tensor of the module when one of them changes."""
+    changed = [place.what for place, _ in exported.changes if place.kind == "tensor"]
+    held = [*changed, *(exported.constants if exported.changes_arguments else ())]
+    given = [x for x in leaves if isinstance(x, torch.Tensor)]
+    memory = {x.untyped_storage().data_ptr() for x in held}
+    if not any(x.untyped_storage().data_ptr() in memory for x in given):
+        return
+    for group in overlapping([*given, *held]):
+        if group[0] < len(given) <= group[-1]:
+            raise InputError(
+                f"tensor {group[0]} of the arguments shares memory with one that the module holds, and one of the two "
+                f"is changed in place; pass a copy"
+            )
+
+
+def _compiled(exported: Exported, build: Build) -> Entry:
     versions = tuple((t, t._version) for t in exported.constants if not t.is_inference())
     if isinstance(exported.graph, Cut):
         return Entry(exported, CutCall(exported.graph, build), versions)
@@ -185,20 +232,12 @@ def _compiled(module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, 
 
 def _call(entry: Entry, leaves: Sequence[Any]) -> Any:
     exported = entry.exported
-    tensors = [_tensor(p, leaves, ()) for p in exported.inputs]
+    tensors = [p.tensor(leaves, ()) for p in exported.inputs]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise InputError(
             "a compiled module keeps no gradients, but an input requires them; call it under torch.no_grad()"
         )
-    results = entry.call(tensors) if entry.call is not None else []
     if exported.changes:
-        with torch.no_grad():
-            for target, place in exported.changes:
-                _tensor(target, leaves, results).copy_(results[place])
-    return pytree.tree_unflatten([_tensor(p, leaves, results) for p in exported.outputs], exported.structure)
-
-
-def _tensor(place: Place, leaves: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
-    if place.kind == "leaf":
-        return leaves[place.what]
-    return results[place.what] if place.kind == "result" else place.what
+        _check_apart(exported, leaves)
+    results = entry.call(tensors) if entry.call is not None else []
+    return pytree.tree_unflatten(exported.returned(leaves, results), exported.structure)

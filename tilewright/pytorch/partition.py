@@ -13,6 +13,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
+from tilewright.frontend.aliases import laid_out, shared_outputs
 from tilewright.frontend.exported import Cut
 from tilewright.frontend.higher_order import UncountedError, bodies, is_control, is_loop, operands, returned
 from tilewright.frontend.torch import Parts, is_check, make_graph, missing_text, uncovered, why_uncovered
@@ -32,9 +33,40 @@ class _Support(OperatorSupportBase):
         return node.op == "call_function" and node not in self._refused
 
 
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph in nodes of its own, for what changes it."""
+    graph = fx.Graph()
+    returned = graph.graph_copy(module.graph, {}, return_output_node=True)
+    assert returned is not None
+    value, output = returned
+    graph.output(value).meta.update(output.meta)
+    return fx.GraphModule(module, graph)
+
+
 def compile_parts(module: fx.GraphModule, constants: Constants, build: Build, tell: Tell) -> Run:
-    """A function of what the placeholders of `module` stand for. `constants` are the values of some of them, which are
-    compiled in. `tell` hears what is left to PyTorch."""
+    """A function of what the placeholders of `module` stand for, which is changed on the way. `constants` are the
+    values of some of them, which are compiled in. `tell` hears what is left to PyTorch."""
+    wanted = returned(module)
+    views = shared_outputs(wanted)
+    if not views:
+        return _compiled(module, constants, build, tell)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    bases = list(dict.fromkeys(views[n].base if n in views else n for n in wanted if isinstance(n, fx.Node)))
+    own = {n: n.meta["val"] for n in bases if n not in placeholders and any(v.base is n for v in views.values())}
+    _output(module).args = (tuple(bases),)
+    module.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
+    run = _compiled(module, constants, build, tell)
+
+    def call(args: Sequence[Any]) -> list[Any]:
+        found = dict(zip(bases, run(args), strict=True))
+        for node, like in own.items():
+            found[node] = laid_out(found[node], like)
+        return [views[n].of(found[views[n].base]) if n in views else found.get(n, n) for n in wanted]
+
+    return call
+
+
+def _compiled(module: fx.GraphModule, constants: Constants, build: Build, tell: Tell) -> Run:
     nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
     missing = uncovered(nodes)
     if not missing:
@@ -229,7 +261,7 @@ class _While(torch.nn.Module):
 def _while(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _While:
     carried = len(node.args[2])  # type: ignore[arg-type]
     runs = []
-    for body in bodies(node):
+    for body in map(copied, bodies(node)):
         placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
         known = zip(placeholders[carried:], values[carried:], strict=True)
         runs.append(compile_parts(body, {p: v for p, v in known if v is not None}, build, tell))
