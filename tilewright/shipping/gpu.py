@@ -116,10 +116,10 @@ def start_gpu(folder: Path, manifest: GpuManifest, *, trust: bool = False) -> An
     options = Options.from_environment()
     try:
         if manifest.architecture != EMULATED:
-            return _on_device(folder, manifest, image, Cache(options.cache_dir))
+            return _on_device(folder, manifest, image, Cache(options.cache_dir), trust)
         return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), os.cpu_count() or 1,
                              limits=manifest.limits)  # fmt: skip
-    except (ToolchainError, CompileError, CacheError) as error:
+    except (ToolchainError, CompileError, CacheError, ForeignError) as error:
         raise ToolError(f"'{folder}': {error}") from error
 
 
