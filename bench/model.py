@@ -21,6 +21,7 @@ from bench.plan_times import Bench, Prepared, compile_ahead, prepare
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, write_files
 from tilewright.backend.cpu.plan.candidates import predict
 from tilewright.backend.cpu.plan.variants import Variants, run_another_way
+from tilewright.backend.protocol import Choice
 from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime.toolchain import find_compiler
@@ -212,7 +213,8 @@ def from_values(kernel: Tile, values: Mapping[str, Any], root: Nest) -> Tile:
         replace(own, **{k: _frozen(part.get(k, v)) for k, v in plain.items()})
         for own, part in zip(kernel.leaves, values["nests"], strict=True)
     )
-    return run_another_way(kernel, leaves, _frozen(values["tile"]), root, kernel.estimate.seconds)
+    about = kernel.estimate
+    return run_another_way(kernel, leaves, Choice(_frozen(values["tile"]), about.seconds, 0, about.footprint), root)
 
 
 def _frozen(value: Any) -> Any:

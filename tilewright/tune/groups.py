@@ -65,8 +65,8 @@ def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
             return (layouts.get(t.name), t.name in held, kept)
 
         leaves = tuple(replace(n, tensor="", core="", epilogue=(), composed=()) for n in kernel.leaves)
-        streamed = kernel.stream and (kernel.stream.sizes, kernel.stream.axes[0].extent)
-        key = (signature(nests, about), leaves, kernel.cut, steps is not None, streamed)
+        inside = tuple((t.level, t.over, t.sizes) for t in kernel.walk() if isinstance(t, Tile))
+        key = (signature(nests, about), leaves, kernel.cut, steps is not None, inside)
         found.setdefault(key, []).append(
             (position, backend.variants(kernel, nests, program, plan, context, kernel_tile))
         )

@@ -3,7 +3,7 @@ under way. A variant changes how a kernel runs, never what it computes or which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -22,6 +22,7 @@ from tilewright.backend.gpu.stream_form import register_form
 from tilewright.backend.gpu.stream_plan import stream_choices
 from tilewright.backend.gpu.tile import choose_gpu_tile
 from tilewright.backend.protocol import Choice, KernelWriter
+from tilewright.backend.variants import like
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.tile_graph.context import NestContext
@@ -66,18 +67,7 @@ class GpuVariants:
 
     def like(self, chosen: Tile, other: GpuVariants) -> Tile:
         """This kernel run as a variant of another that is equal but for its names."""
-        names: dict[str, str] = {}
-        for theirs, ours in zip(other.nests, self.nests, strict=True):
-            pairs = zip(theirs.outline.tensors, ours.outline.tensors, strict=True)
-            names.update({t.name: o.name for t, o in pairs})
-        for leaf, own in zip(other.kernel.leaves, self.kernel.leaves, strict=True):
-            for one, two in ((leaf.epilogue, own.epilogue), (leaf.composed, own.composed)):
-                names.update(zip(one, two, strict=True))
-            names[leaf.core] = own.core
-        made = _renamed(chosen, names)
-        reason = chosen.estimate.reason or self.kernel.estimate.reason
-        about = replace(self.kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
-        return replace(made, name=self.kernel.name, estimate=about)
+        return like(chosen, other.nests, self.kernel, self.nests)
 
     def all(self) -> Iterator[Tile]:
         """The kernel under every tile that is worth a look, each with its prediction; its own among them."""
@@ -193,16 +183,3 @@ def with_way(kernel: Tile, way: Fragments) -> Tile:
         return tile
 
     return changed(kernel)
-
-
-def _renamed(tile: Tile, names: Mapping[str, str]) -> Tile:
-    def leaf(one: Leaf) -> Leaf:
-        epilogue, composed = (tuple(names[n] for n in part) for part in (one.epilogue, one.composed))
-        return replace(one, tensor=names[one.tensor], core=names[one.core], epilogue=epilogue, composed=composed)
-
-    body = tuple(
-        _renamed(n, names) if isinstance(n, Tile) else leaf(n) if isinstance(n, Leaf) else n for n in tile.body
-    )
-    holds = tuple(replace(h, tensor=names[h.tensor]) for h in tile.holds)
-    axes = tuple(replace(a, binds=tuple(replace(b, tensor=names[b.tensor]) for b in a.binds)) for a in tile.axes)
-    return replace(tile, body=body, holds=holds, axes=axes)

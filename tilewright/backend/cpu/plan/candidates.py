@@ -141,11 +141,25 @@ def predict(
     tiles: Sequence[Sizes],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:  # fmt: skip
     """Predicted seconds of the kernel for each tile; infinite where its intermediates do not fit."""
+    return priced_tiles(nests, plans, context, stored, tiles)[0]
+
+
+def priced_tiles(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    tiles: Sequence[Sizes],
+) -> tuple[Any, Any]:  # fmt: skip
+    """Predicted seconds of the kernel for each tile, and the bytes that one holds."""
     root = nests[-1]
     named = [dict(tile) for tile in tiles]
     sizes = {
         axis: np.array([tile.get(f"o{i}", max(1, extent_of(axis.extent))) for tile in named], dtype=np.int64)
         for i, axis in enumerate(root.axes)
     }
-    penalty = max(_vector_penalty(n, p, context) for n, p in zip(nests, plans, strict=True))
-    return np.broadcast_to(costs.predict(nests, plans, context, stored, sizes).seconds * penalty, (len(named),))
+    times = costs.predict(nests, plans, context, stored, sizes)
+    seconds = times.seconds * vector_penalty(nests, plans, context)
+    return np.broadcast_to(seconds, (len(named),)), np.broadcast_to(times.held, (len(named),))
+
+
+def vector_penalty(nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext) -> float:
+    """How many times longer vectors along axes that suit a nest less make a kernel."""
+    return max(_vector_penalty(n, p, context) for n, p in zip(nests, plans, strict=True))

@@ -110,10 +110,10 @@ def _best_tile(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(block[best]), level=_level(times.held[best], context), unhindered=times.unhindered)  # fmt: skip
+                  int(block[best]), level=hold_level(times.held[best], context), unhindered=times.unhindered)  # fmt: skip
 
 
-def _level(held: int, context: NestContext) -> str:
+def hold_level(held: int, context: NestContext) -> str:
     """Where so many bytes of intermediates live, where that is not the tile level."""
     outer = context.target.outer
     return outer.name if outer is not None and held > context.target.tile_level.capacity // 2 else ""
@@ -130,20 +130,63 @@ def _fastest(seconds: Numbers, *others: Numbers) -> int:
     return int(equal[0])
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Parts of the root's axes for units, walked in steps along one of them under windows; an entry a candidate."""
+
+    nests: Sequence[Nest]
+    overlaps: Sequence[Overlap]
+    parts: Sequence[Numbers]  # along each axis of the root
+    steps: Numbers
+    seconds: Numbers
+    tiles: Numbers
+    held: Numbers
+
+    def moving(self, number: int) -> bool:
+        """Whether windows move in a candidate: asked of few of them, which takes long."""
+        return moves(self.nests, [int(p[number]) for p in self.parts], int(self.steps[number]), self.overlaps)
+
+    def choice(self, number: int, context: NestContext) -> Choice:
+        axes = self.nests[-1].axes
+        tile = tuple(
+            (f"o{i}", int(part[number])) for i, part in enumerate(self.parts) if part[number] < extent_of(axes[i].extent)
+        )
+        return Choice(tile, float(self.seconds[number]), int(self.tiles[number]), int(self.held[number]),
+                      step=int(self.steps[number]), level=hold_level(self.held[number], context))  # fmt: skip
+
+
 def choose_window(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
 ) -> Choice | None:  # fmt: skip
     """Parts of the root's rows for the units, and steps in which windows move over each; None where none fits. Of parts
     that are `fixed` and a given step, what they take."""
+    found = windows(nests, plans, context, stored, overlaps, fixed, step)
+    seconds = found.seconds.copy()
+    for _ in range(min(_MOST_REFUSED, len(seconds))):
+        best = _fastest(seconds, found.tiles)
+        if not np.isfinite(seconds[best]):
+            return None
+        if found.moving(best):
+            return found.choice(best, context)
+        seconds[best] = np.inf
+    return None
+
+
+def windows(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
+) -> Windows:  # fmt: skip
+    """Parts and steps that are worth a look, with what they take."""
     root, units = nests[-1], context.target.units
     moving = overlaps[0].axis
     rows = extent_of(root.axes[moving].extent)
     along = _axis_sizes(root, plans[-1], fixed or {}, units)
     steps_tried = [n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)]
-    along[moving] = np.array([step] if step else steps_tried)
+    along[moving] = np.array([step] if step else steps_tried, dtype=np.int64)
     if not len(along[moving]):
-        return None
+        none: Numbers = np.zeros(0)
+        return Windows(nests, overlaps, [none] * len(along), none, none, none, none)
     candidates = np.meshgrid(*along, indexing="ij")
     sizes = {axis: each.ravel() for axis, each in zip(root.axes, candidates, strict=True)}
     times = predict(nests, plans, context, stored, sizes, overlaps=overlaps)
@@ -159,17 +202,8 @@ def choose_window(
     idle = -(-tiles // units) * units * part / (others * rows)
     # what the first window of a part shares with none is computed for it alone
     seconds = times.seconds * (1 + times.again / part) * np.maximum(1.0, idle)
-    for _ in range(_MOST_REFUSED):
-        best = _fastest(seconds, times.tiles)
-        cut = [int(part[best] if i == moving else sizes[a][best]) for i, a in enumerate(root.axes)]
-        if not np.isfinite(seconds[best]) or moves(nests, cut, int(steps[best]), overlaps):
-            break
-        seconds[best] = np.inf
-    if not np.isfinite(seconds[best]):
-        return None
-    tile = tuple((f"o{i}", n) for i, n in enumerate(cut) if n < extent_of(root.axes[i].extent))
-    return Choice(tile, float(seconds[best]), int(tiles[best]), int(times.held[best]),
-                  step=int(steps[best]), level=_level(times.held[best], context))  # fmt: skip
+    cuts = [part if i == moving else sizes[a] for i, a in enumerate(root.axes)]
+    return Windows(nests, overlaps, cuts, steps, seconds, tiles, times.held)
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,43 @@ A variant changes how a kernel runs, never what it computes or which nests share
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.backend.cpu.plan.candidates import candidate_tiles, feasible_plans, predict
+from tilewright.backend.cpu.plan.candidates import candidate_tiles, feasible_plans, priced_tiles, vector_penalty
 from tilewright.backend.cpu.plan.panels import constant_layouts
+from tilewright.backend.cpu.plan.tile import hold_level, windows
+from tilewright.backend.protocol import Choice
+from tilewright.backend.variants import like
 from tilewright.ir.compute import Program, all_computes, reads
 from tilewright.ir.tensor import Layout, Tensor
 from tilewright.target import Target
+from tilewright.tile_graph.check_windows import has_windows
 from tilewright.tile_graph.context import NestContext
 from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Sizes, Tile, cut_axes
+from tilewright.tile_graph.plan import Leaf, Plan, Tile, cut_axes
 from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.rolling import find_overlaps
 
 _MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
 _ROUGH_TILES = 40  # that nest plans are compared over, before all tiles of the best
-_OF_THE_PLACE = ("tensor", "core", "epilogue", "composed", "part")  # what a nest plan says of its nest, not how it runs
 _WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
 
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Tiles of a kernel: what each is predicted to take, what it is, and whether it works after all."""
+
+    seconds: Any
+    choice: Callable[[int], Choice]
+    works: Callable[[int], bool] = lambda _: True
 
 
 @dataclass(frozen=True)
@@ -53,25 +67,43 @@ class Variants:
     def tiled(self, plans: tuple[Leaf, ...], most: int | None = None) -> list[Tile]:
         """The kernel under these nest plans with the tiles that fit, fastest prediction first."""
         if self.kernel.stream is not None:
-            return [self._made(plans, self.kernel.cut, self.kernel.estimate.seconds)]
-        tiles, seconds = self._predicted(plans)
-        order = [i for i in np.argsort(seconds, kind="stable") if np.isfinite(seconds[i])]
-        return [self._made(plans, tiles[i], float(seconds[i])) for i in order[:most]]
+            return [self._as_streamed(plans)]
+        ways = self._ways(plans)
+        order = (int(i) for i in np.argsort(ways.seconds, kind="stable") if np.isfinite(ways.seconds[i]))
+        return [self._made(plans, ways.choice(i)) for i in islice((i for i in order if ways.works(i)), most)]
 
     def drawn(self, plans: tuple[Leaf, ...], rng: np.random.Generator) -> Tile | None:
         """The kernel under these nest plans with a random one of the tiles that fit."""
         if self.kernel.stream is not None:
-            return self._made(plans, self.kernel.cut, self.kernel.estimate.seconds)
-        tiles, seconds = self._predicted(plans)
-        fitting = np.flatnonzero(np.isfinite(seconds))
-        if not len(fitting):
-            return None
-        chosen = int(rng.choice(fitting))
-        return self._made(plans, tiles[chosen], float(seconds[chosen]))
+            return self._as_streamed(plans)
+        ways = self._ways(plans)
+        fitting = rng.permutation(np.flatnonzero(np.isfinite(ways.seconds)))
+        chosen = next((int(i) for i in fitting if ways.works(int(i))), None)
+        return None if chosen is None else self._made(plans, ways.choice(chosen))
 
-    def _predicted(self, plans: tuple[Leaf, ...]) -> tuple[list[Sizes], Any]:
+    def _ways(self, plans: tuple[Leaf, ...], most: int | None = None) -> _Ways:
+        """The kernel's tiles under these nest plans, at most so many; under windows where it has them."""
+        near = self.context.target.tile_level.name
+        if has_windows(self.kernel):
+            found = windows(self.nests, plans, self.context, self.stored, find_overlaps(self.nests))
+            seconds = found.seconds * vector_penalty(self.nests, plans, self.context)
+
+            def moved(number: int) -> Choice:
+                choice = found.choice(number, self.context)
+                return replace(choice, seconds=float(seconds[number]), level=choice.level or near)
+
+            return _Ways(seconds, moved, found.moving)
         tiles = candidate_tiles(self.nests, plans[-1], self.context.target.units, self._uncut())
-        return tiles, predict(self.nests, plans, self.context, self.stored, tiles)
+        if most is not None:
+            tiles = _thinned(tiles, most)
+        priced, held = priced_tiles(self.nests, plans, self.context, self.stored, tiles)
+
+        def cut(number: int) -> Choice:
+            size = int(held[number])
+            level = hold_level(size, self.context) or near
+            return Choice(tiles[number], float(priced[number]), 0, size, level=level)
+
+        return _Ways(priced, cut)
 
     def _uncut(self) -> frozenset[str]:
         """Where an intermediate is stored beside the root, only the axes the planner cut write each piece once."""
@@ -80,26 +112,29 @@ class Variants:
         cut = {name for name, _ in self.kernel.cut}
         return frozenset(name for name in self.nests[-1].axis_names().values() if name not in cut)
 
-    def _made(self, plans: tuple[Leaf, ...], tile: Sizes, seconds: float) -> Tile:
-        return run_another_way(self.kernel, plans, tile, self.nests[-1], seconds)
+    def _made(self, plans: tuple[Leaf, ...], choice: Choice) -> Tile:
+        return run_another_way(self.kernel, plans, choice, self.nests[-1])
+
+    def _as_streamed(self, plans: tuple[Leaf, ...]) -> Tile:
+        """With other leaves alone."""
+        return self.kernel.with_leaves({leaf.tensor: leaf for leaf in plans})
 
     def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time, few of them for the same nest plans."""
         if self.kernel.stream is not None:
             return []  # predictions do not tell plans of a stream apart
-        own = (self.kernel.leaves, self.kernel.cut)
+        own = _form(self.kernel)
         rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES)}
         pool: list[Tile] = []
         for plans in sorted(rough, key=lambda p: rough[p])[: 4 * count]:
-            pool.extend(k for k in self.tiled(plans, 3) if (k.leaves, k.cut) != own)
+            pool.extend(k for k in self.tiled(plans, 3) if _form(k) != own)
         pool.sort(key=lambda k: k.estimate.seconds)
         limit = _WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
         return _spread([k for k in pool if k.estimate.seconds <= limit], count)
 
     def _least(self, plans: tuple[Leaf, ...]) -> float:
         """The fastest prediction over some of the tiles: enough to compare nest plans."""
-        tiles = _thinned(candidate_tiles(self.nests, plans[-1], self.context.target.units, self._uncut()), _ROUGH_TILES)
-        return float(np.min(predict(self.nests, plans, self.context, self.stored, tiles)))
+        return float(np.min(self._ways(plans, _ROUGH_TILES).seconds, initial=np.inf))
 
     def random(self, count: int, rng: np.random.Generator) -> list[Tile]:
         """Up to `count` different kernels, nest plans drawn first and then a tile: every choice as likely."""
@@ -110,7 +145,7 @@ class Variants:
                 break
             drawn = self.drawn(choices[int(rng.integers(len(choices)))], rng)
             if drawn is not None:
-                found.setdefault((drawn.leaves, drawn.cut), drawn)
+                found.setdefault(_form(drawn), drawn)
         return list(found.values())
 
     def layouts(self, kernel: Tile) -> dict[Tensor, Layout]:
@@ -121,24 +156,8 @@ class Variants:
         return {t: layout for t, layout in found.items() if t not in self.fixed}
 
     def like(self, chosen: Tile, other: Variants) -> Tile:
-        """This kernel run as a variant of another that is equal but for its names; both cut the same axes of their
-        results."""
-        kernel = self.kernel
-        leaves = {own.tensor: _like(model, own) for model, own in zip(chosen.leaves, kernel.leaves, strict=True)}
-        theirs, ours = chosen.leaves[-1].tensor, kernel.leaves[-1].tensor
-        axes = tuple(
-            replace(a, binds=tuple(replace(b, tensor=ours if b.tensor == theirs else b.tensor) for b in a.binds))
-            for a in chosen.axes
-        )
-        if len(chosen.body) == len(chosen.leaves):
-            kernel = in_one_tile(kernel)
-        reason = chosen.estimate.reason or kernel.estimate.reason
-        about = replace(kernel.estimate, seconds=chosen.estimate.seconds, reason=reason)
-        return replace(kernel.with_leaves(leaves), axes=axes, sizes=chosen.sizes, estimate=about)
-
-
-def _like(model: Leaf, own: Leaf) -> Leaf:
-    return replace(own, **{f.name: getattr(model, f.name) for f in fields(Leaf) if f.name not in _OF_THE_PLACE})
+        """This kernel run as a variant of another that is equal but for its names."""
+        return like(chosen, other.nests, self.kernel, self.nests)
 
 
 def in_one_tile(kernel: Tile) -> Tile:
@@ -150,13 +169,28 @@ def in_one_tile(kernel: Tile) -> Tile:
     return replace(kernel, body=kernel.leaves, holds=(*kernel.holds, *(h for t in inside for h in t.holds)))
 
 
-def run_another_way(kernel: Tile, leaves: Sequence[Leaf], tile: Sizes, root: Nest, seconds: float) -> Tile:
-    """A kernel with other leaves and another output tile, by the root's axes."""
-    kernel = in_one_tile(kernel)
+def run_another_way(kernel: Tile, leaves: Sequence[Leaf], choice: Choice, root: Nest) -> Tile:
+    """A kernel with other leaves, another output tile by the root's axes, and windows that move on in it."""
+    level = choice.level or kernel.level
+    kernel = in_one_tile(kernel).with_leaves({leaf.tensor: leaf for leaf in leaves})
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
-    axes, sizes = cut_axes(root.tensor.name, extents, dict(tile))
-    about = replace(kernel.estimate, seconds=round(seconds, 9))
-    return replace(kernel.with_leaves({leaf.tensor: leaf for leaf in leaves}), axes=axes, sizes=sizes, estimate=about)
+    cut, sizes = cut_axes(root.tensor.name, extents, dict(choice.tile))
+    known = {a.name: a for a in kernel.axes}  # further results run along them, too
+    axes = tuple(known.get(a.name, a) for a in cut)
+    body = kernel.body
+    if choice.step:
+        (window,) = (n for n in body if isinstance(n, Tile))
+        ((name, _),) = window.sizes
+        if all(a.name != name for a in axes):
+            axes = (*axes, known[name])
+        body = (replace(window, level=level, sizes=((name, choice.step),)),)
+    about = replace(kernel.estimate, seconds=round(choice.seconds, 9), footprint=choice.footprint)
+    return replace(kernel, level=level, body=body, axes=axes, sizes=sizes, estimate=about)
+
+
+def _form(kernel: Tile) -> tuple[object, ...]:
+    """What tells ways to run a kernel apart."""
+    return kernel.leaves, kernel.cut, tuple(t.sizes for t in kernel.walk() if isinstance(t, Tile) and t is not kernel)
 
 
 def _thinned(items: Sequence[_T], most: int) -> list[_T]:
