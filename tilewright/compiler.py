@@ -22,6 +22,7 @@ from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan, plan_seconds, predicted_seconds
 from tilewright.schedule.price import priced
+from tilewright.settling import Tuner, settle
 from tilewright.target import Target
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.memo import Memo
@@ -109,9 +110,6 @@ STAGES = (
 _PLANNED = STAGES.index("plan") + 1
 
 
-Tuner = Callable[[Program, Plan, Target, Options], Plan]
-
-
 def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = None) -> Artifact:
     """A Graph to something that runs; stops early where the options say so. A `tuner` may better the plan."""
     stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
@@ -139,10 +137,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
                       _sizes(options))  # fmt: skip
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
-        plan = run("plan", make_plan, program, target, options.schedule, "auto", memo)
-        if tuner is not None:
-            plan = run("tune", tuner, program, plan, target, options)
-        loops = run("loops", lower_program, program, plan, backend.lower_kernel)
+        plan, loops = settle(run, stages.results, program, target, options, memo, tuner)
         sources = run("source", partial(backend.render, early=early), loops, target)
         run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results

@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": {"ir", "target", "intrinsics"},
     "runtime": set(),
     "options": {"runtime", "target"},  # names of machines, and where caches are
-    "compiler": {"options", "verifying", *BELOW_COMPILER},
+    "compiler": {"options", "settling", "verifying", *BELOW_COMPILER},
+    "settling": {"options", *BELOW_COMPILER},
     "verifying": {"options", *BELOW_COMPILER},
     "tune": COMPILER_AND_BELOW,
     "report": {"profiles", *COMPILER_AND_BELOW},

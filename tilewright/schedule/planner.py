@@ -43,12 +43,13 @@ class Part:
 
 def make_plan(
     program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None,
-    whole: bool = True,
+    whole: bool = True, plain: frozenset[str] = frozenset(),
 ) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
     `memo` is what planning found out about nests before, for the same target. Of a `whole` model chosen
     kernels are refined once more and may share launches; plans that are only compared with each other stay as found.
+    Kernels that would store what `plain` names are those of one nest each instead.
     """
     backend = backend_for(target)
     memo = memo or Memo()
@@ -80,6 +81,10 @@ def make_plan(
                           part.scan is not None)  # fmt: skip
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
+        if plain:
+            apart = [[g] if plain.isdisjoint(n.tensor.name for n in g.nests) else [connector.group([n]) for n in g.nests]
+                     for g in groups]  # fmt: skip
+            groups = [group for some in apart for group in some]
         refused = connector.refusals(groups) if schedule == "connected" else {}
         again = Replanner(costs, alone).replan(groups, _MOST_REFINED if whole else 0)
         final.update(again.layouts)
@@ -87,7 +92,7 @@ def make_plan(
         builders.append(_Builder(part, fused, costs, refused, backend, settled, again))
         units.extend(builders[-1].units(groups))
     units = _in_order(units)
-    if whole and schedule == "connected":
+    if whole and schedule == "connected" and not plain:
         given = frozenset(t.name for t in program.outputs)
         units = _in_order(share_launches(units, given, builders[0].computed_again, backend, target))
     body = in_tree([unit.tile for unit in units], program, target)

@@ -7,6 +7,7 @@ Kernels are measured inside the model, so that weights, buffers and caches are w
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,18 +19,21 @@ import numpy as np
 
 from tilewright.backend import backend_for
 from tilewright.compiler import machine_code
-from tilewright.errors import InternalError, OptionError, ToolError
+from tilewright.errors import InternalError, OptionError, ToolError, printable
 from tilewright.ir.compute import Program
 from tilewright.ir.loops import LoopProgram
 from tilewright.ir.text import program_text
+from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import Cache, CacheError, ToolchainError, content_key
 from tilewright.target import Target
+from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.plan import Plan, Tile
 from tilewright.tile_graph.propagate import extent_of
 from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LOG = logging.getLogger("tilewright")
 
 _FORMAT = "2"  # of what is kept in the cache
 _PLANS_IN_TIME = 12  # variants a kernel at most, where only a time is given
@@ -176,7 +180,9 @@ class _Tuner:
 
     def _round(self, default: _Built, chosen: Sequence[_Tuned]) -> None:
         choices = [(g, g.waiting.pop(0)) for g in chosen]
-        tried = self._built(with_choices(self.program, self.plan, [(g.group, kernel) for g, kernel in choices]))
+        tried, choices = self._tried(choices)
+        if tried is None:
+            return
         try:
             own, other = _profiles(self.program, [default, tried], _SECONDS_A_ROUND)
             agree = _agree(self.program, default, tried)
@@ -192,12 +198,41 @@ class _Tuner:
             if after < (1 - _LEAST_GAIN) * min(1.0, each.ratio) * before:
                 each.best, each.seconds, each.default_seconds = kernel, after, before
 
+    def _tried(self, choices: list[tuple[_Tuned, Tile]]) -> tuple[_Built | None, list[tuple[_Tuned, Tile]]]:
+        """The model with these kernels, but for those that turn out to be no plan: they are told and left out."""
+        try:
+            return self._built(self._plan(choices)), choices
+        except InternalError as error:
+            sound = [(each, kernel) for each, kernel in choices if self._is_sound(each, kernel)]
+            if len(sound) == len(choices):
+                _LOG.warning("%s", printable(f"tune: a round is left out, its kernels do not go together: {error}"))
+                return None, []
+        return self._tried(sound) if sound else (None, [])
+
+    def _is_sound(self, each: _Tuned, kernel: Tile) -> bool:
+        """Whether a kernel alone, beside the planner's, is a plan that can be lowered."""
+        plan = self._plan([(each, kernel)])
+        try:
+            check_plan(plan, self.program, self.target)
+            lower_program(self.program, plan, backend_for(self.target).lower_kernel)
+        except InternalError as error:
+            each.measured += 1  # what it cost counts
+            _LOG.warning("%s", printable(f"tune: a variant of kernel '{each.group.own.name}' is left out: {error}"))
+            return False
+        return True
+
+    def _plan(self, choices: Sequence[tuple[_Tuned, Tile]]) -> Plan:
+        return with_choices(self.program, self.plan, [(g.group, kernel) for g, kernel in choices])
+
     def _checked(self, default: _Built, groups: Sequence[_Tuned]) -> Plan:
         """All choices together, measured once more beside the planner's: what does not hold is taken back."""
         chosen = [g for g in groups if g.best is not None]
         if chosen:
             self._tell("tune, check of the choices together")
-            tried = self._built(self._with(chosen))
+            tried, kept = self._tried([(g, g.best) for g in chosen if g.best is not None])
+            if tried is None:
+                return self._told(self.plan, groups, [])
+            chosen = [g for g, _ in kept]
             try:
                 own, other = _profiles(self.program, [default, tried], 2 * _SECONDS_A_ROUND)
                 agree = _agree(self.program, default, tried)
@@ -214,7 +249,7 @@ class _Tuner:
         return self._told(self._with(chosen), groups, chosen)
 
     def _with(self, chosen: Sequence[_Tuned]) -> Plan:
-        return with_choices(self.program, self.plan, [(g.group, g.best) for g in chosen if g.best is not None])
+        return self._plan([(g, g.best) for g in chosen if g.best is not None])
 
     def _told(self, plan: Plan, groups: Sequence[_Tuned], chosen: Sequence[_Tuned]) -> Plan:
         """The reasons, for people: what was measured and gained."""
