@@ -115,7 +115,8 @@ def test_inputs_that_lie_on_the_device_are_not_counted_again(device: DriverWithM
 def test_an_array_of_the_host_that_has_no_room_is_named(device: DriverWithMemory, tmp_path: Path) -> None:
     told = "input 0 needs 8.00 GiB on the GPU, which has 1024.0 MiB free of 10.00 GiB"
     with closing(loaded(image(8 * GIB), tmp_path)) as model:
-        with model._lane(5) as lane, pytest.raises(CudaError, match=told):
+        lane = model._lane(5)
+        with lane, pytest.raises(CudaError, match=told):
             lane.port(0)
 
 

@@ -1,7 +1,7 @@
 """What a kernel's Loops ask of a device, and whether the target has it: shared memory, threads, blocks, registers.
 
-Plans are made to fit, so a kernel that does not is a mistake of ours; found here it has a name and numbers, found by the
-driver it would be a model that does not load.
+Plans are made to fit, so a kernel that does not is a mistake of ours; found here it has a name and numbers, found by
+the driver it would be a model that does not load.
 """
 
 from __future__ import annotations
