@@ -18,6 +18,7 @@ from tilewright.arguments import (
     Port,
     Shapes,
     bind,
+    by_name,
     check_apart,
     check_output,
     checked_path,
@@ -370,7 +371,7 @@ class Model(NotPickled):
             results = self._quickly(bound) if type(inputs) is dict else None
         if results is None:
             results = self._run(self._bind((inputs,), {}))
-        return dict(zip(self._output_names, results, strict=True))
+        return by_name(self._output_names, results)
 
     def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None] | None:
         """The runner's way to run on memory given by address, for other libraries' arrays; None where it has none, or

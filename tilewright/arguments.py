@@ -62,7 +62,18 @@ def bind(names: Sequence[str], args: Sequence[Any], named: Mapping[str, Any]) ->
     return [values[name] for name in names]
 
 
+def by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Any]:
+    """Outputs by their names, which a file may give twice."""
+    named = dict(zip(names, results, strict=True))
+    if len(named) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InputError(f"two outputs are called {twice!r}; call the model itself, which gives all in order")
+    return named
+
+
 def as_array(value: Any, name: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"input {name!r} is a masked array, and a model knows no masks; fill it with .filled(...)")
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     if not hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):

@@ -137,3 +137,11 @@ def test_ports_and_text(stub_model: Model) -> None:
     assert [str(port) for port in stub_model.inputs] == ["image: float32[2, 3]", "mask: float32[2, 3]"]
     expected = "<tilewright.Model (image: float32[2, 3], mask: float32[2, 3]) -> (sum: float32[2, 3])>"
     assert repr(stub_model) == expected
+
+
+def test_a_mask_is_not_dropped(stub_model: Model) -> None:
+    masked = np.ma.masked_array(X, X > 2)
+    assert message(stub_model, masked, Y) == (
+        "input 'image' is a masked array, and a model knows no masks; fill it with .filled(...)"
+    )
+    assert len(stub_model(masked.filled(0), Y)) == 1

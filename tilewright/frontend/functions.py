@@ -134,7 +134,7 @@ def _rename_graph(
     for value in graph.input:
         names[value.name] = f"{prefix}_{value.name}"
         value.name = names[value.name]
-    for tensor in graph.initializer:
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         names[tensor.name] = f"{prefix}_{tensor.name}"
         tensor.name = names[tensor.name]
     nodes = [_renamed(n, names, attributes, prefix) for n in graph.node]

@@ -11,9 +11,9 @@ import google.protobuf.message
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import numpy_helper
 
 from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionError, UnsupportedError
+from tilewright.frontend.contents import array_of, dense_of, line_of, type_name
 from tilewright.frontend.functions import expand
 from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
@@ -91,7 +91,7 @@ def _parsed(source: Source, whole: bool = True) -> onnx.ModelProto:
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"'{path}': external data could not be read: {_line(error)}") from error
+        raise ModelError(f"'{path}': external data could not be read: {line_of(error)}") from error
     return model
 
 
@@ -109,15 +109,10 @@ def _decoded(label: str, data: bytes) -> onnx.ModelProto:
     try:
         model = onnx.load_model_from_string(data)
     except google.protobuf.message.DecodeError as error:
-        raise ModelError(f"{label} is not an ONNX model, or is damaged: {_line(error)}") from error
+        raise ModelError(f"{label} is not an ONNX model, or is damaged: {line_of(error)}") from error
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError(f"{label} is not an ONNX model: it holds no graph")
     return model
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -149,7 +144,7 @@ def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             onnx.checker.check_node(node, context)
         except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
-            raise ModelError(f"{_label(node)} is invalid: {_line(error)}") from error
+            raise ModelError(f"{_label(node)} is invalid: {line_of(error)}") from error
     return model
 
 
@@ -163,7 +158,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             model = onnx.inliner.inline_local_functions(model)
         except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
-            raise ModelError(f"the model's functions cannot be written out: {_line(error)}") from error
+            raise ModelError(f"the model's functions cannot be written out: {line_of(error)}") from error
     return expand(model)
 
 
@@ -171,40 +166,9 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _initializers(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    if graph.sparse_initializer:
-        name = graph.sparse_initializer[0].values.name
-        raise UnsupportedError(f"initializer '{name}' is sparse, which is not supported; store it densely")
-    return {t.name: _array(t, f"initializer '{t.name}'") for t in graph.initializer}
-
-
-def _array(tensor: onnx.TensorProto, label: str) -> np.ndarray:
-    dtype = dtypes.by_onnx(tensor.data_type)
-    if dtype is None and tensor.data_type == onnx.TensorProto.STRING:
-        return _strings(tensor, label)
-    if dtype is None:
-        raise UnsupportedError(f"{label} has element type {_type_name(tensor.data_type)}, which is not supported")
-    try:
-        # older ONNX packages give bfloat16 as float32
-        array = numpy_helper.to_array(tensor).astype(dtype.numpy, copy=False)
-    except (ValueError, TypeError, OSError) as error:
-        raise ModelError(f"{label} cannot be read: {_line(error)}") from error
-    return array
-
-
-def _strings(tensor: onnx.TensorProto, label: str) -> np.ndarray:
-    """Text, which no native code reads."""
-    try:
-        found = [text.decode("utf-8") for text in tensor.string_data]
-        return np.array(found, dtype=object).reshape(tuple(tensor.dims))
-    except ValueError as error:
-        raise ModelError(f"{label} cannot be read: {_line(error)}") from error
-
-
-def _type_name(number: int) -> str:
-    try:
-        return onnx.TensorProto.DataType.Name(number).lower()
-    except ValueError:
-        return f"number {number}"
+    dense = {t.name: array_of(t, f"initializer '{t.name}'") for t in graph.initializer}
+    sparse = {t.values.name: dense_of(t, f"initializer '{t.values.name}'") for t in graph.sparse_initializer}
+    return dense | sparse
 
 
 def _node(proto: onnx.NodeProto, versions: Mapping[str, int]) -> Node:
@@ -226,7 +190,9 @@ def _node(proto: onnx.NodeProto, versions: Mapping[str, int]) -> Node:
 def _attribute(attribute: onnx.AttributeProto, label: str, versions: Mapping[str, int]) -> Any:
     kind = attribute.type
     if kind == onnx.AttributeProto.TENSOR:
-        return _array(attribute.t, f"{label}: attribute '{attribute.name}'")
+        return array_of(attribute.t, f"{label}: attribute '{attribute.name}'")
+    if kind == onnx.AttributeProto.SPARSE_TENSOR:
+        return dense_of(attribute.sparse_tensor, f"{label}: attribute '{attribute.name}'")
     if kind == onnx.AttributeProto.GRAPH:
         return _branch(attribute.g, versions)
     if kind == onnx.AttributeProto.STRING:
@@ -295,7 +261,7 @@ class OpenValue:
 def ports(source: Source, shapes: Shapes | None = None) -> tuple[tuple[OpenValue, ...], tuple[OpenValue, ...]]:
     """The inputs and outputs of a model, which may leave dimensions open that `shapes` does not bind."""
     graph = _parsed(source, whole=False).graph
-    constants = {t.name for t in graph.initializer}
+    constants = {t.name for t in (*graph.initializer, *(s.values for s in graph.sparse_initializer))}
     protos, full, sizes = _bound([p for p in graph.input if p.name not in constants], shapes or {})
     return tuple(_open(p, full, sizes) for p in protos), tuple(_open(p, {}, sizes) for p in graph.output)
 
@@ -426,7 +392,7 @@ def _element_type(proto: onnx.ValueInfoProto) -> DType:
     dtype = dtypes.by_onnx(number)
     if dtype is None:
         error = BorderError if number == onnx.TensorProto.STRING else UnsupportedError
-        raise error(f"input '{proto.name}' has element type {_type_name(number)}, which is not supported")
+        raise error(f"input '{proto.name}' has element type {type_name(number)}, which is not supported")
     return dtype
 
 

@@ -17,6 +17,7 @@ from tilewright.ir.tensor import Tensor
 GROWTH = 4  # a result may be this many times larger than what it is made of...
 ALWAYS = 1 << 20  # ...or up to this many bytes in any case
 WORK = 1 << 27  # scalar steps the interpreter may spend on one compute
+_STEP = 1 << 12  # those that one step of a Scan is worth at least
 
 
 def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
@@ -81,6 +82,6 @@ def _work(compute: Compute) -> int | None:
         steps, inner = static(compute.axis.extent), [_work(c) for c in compute.body]
         if steps is None or None in inner:
             return None
-        return steps * sum(inner)  # type: ignore[arg-type]
+        return steps * sum(max(w, _STEP) for w in inner)  # type: ignore[type-var]
     extents = [static(a.extent) for a in _axes(compute)]
     return None if None in extents else prod(extents)  # type: ignore[arg-type]

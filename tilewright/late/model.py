@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tilewright.arguments import Array, NotPickled, bind
+from tilewright.arguments import Array, NotPickled, bind, by_name
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -86,7 +86,7 @@ class LateModel(NotPickled, ABC, Generic[P]):
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model on values by name; the outputs come by name too."""
         results = self._results(bind(self._names, (inputs,), {}))
-        return dict(zip((port.name for port in self._outputs), results, strict=True))
+        return by_name([port.name for port in self._outputs], results)
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))

@@ -279,8 +279,12 @@ class StagedModel(LateModel[Border]):
             step += 1
         if limit is None and step == _MOST_STEPS:
             raise InputError(f"{node.describe()} took {_MOST_STEPS} steps and would go on; give it a trip count")
-        if kept and (not step or any(len({np.shape(row) for row in rows}) > 1 for rows in kept)):
+        if any(len({np.shape(row) for row in rows}) > 1 for rows in kept):
             raise InputError(f"{node.describe()}: {step} steps with outputs of unlike shapes cannot be stacked")
+        if kept and not step:  # of no step the stacks are empty; one in vain tells the shape of what would be in them
+            shown = body._run([np.asarray(0, np.int64), np.asarray(True), *carried, *captured], None)
+            rows_of_one = map(np.asarray, shown[1 + len(carried) :])
+            return [*carried, *(np.zeros((0, *row.shape), row.dtype) for row in rows_of_one)]
         return [*carried, *(np.stack(rows) for rows in kept)]
 
     def _value(self, scope: Scope, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -12,7 +13,7 @@ import numpy as np
 from tilewright.errors import InternalError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
-from tilewright.ir.compute import Compute, Map, Monoid, Reduce, plain_monoid
+from tilewright.ir.compute import Compute, Map, Monoid, Reduce, Scan, plain_monoid
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
     Axis,
@@ -174,10 +175,22 @@ class Builder:
             steps = prod(fixed(a.extent) for a in (*compute.axes, *compute.reduce_axes))
             if steps > MOST_STEPS:
                 raise self.unsupported(f"it would take {steps} steps to compute; {MOST_STEPS} are supported")
+        if isinstance(compute, Scan) and fixed(compute.axis.extent) == 0:
+            self._emit_no_steps(compute)
+            return
         if foldable(compute, self.constants) and self._worth_folding(compute):
             self.constants.update(fold(compute, self.constants))
         else:
             self.computes.append(compute)
+
+    def _emit_no_steps(self, scan: Scan) -> None:
+        """What a Scan without steps gives: its states as they were, and nothing stacked."""
+        for start, final in zip(scan.initial, scan.finals, strict=True):
+            if final is not None:
+                axes = _axes("i", dims(final))
+                self.emit(Map(final, axes, load(start, [var(a) for a in axes]), self.origin))
+        for _, stacked in scan.stacked:
+            self.emit(Map(stacked, _axes("i", dims(stacked)), const(0, stacked.dtype), self.origin))
 
     def _worth_folding(self, compute: Compute) -> bool:
         """Whether there is room for what a chain of nodes makes of constants: each may double it."""
@@ -325,6 +338,11 @@ def distinct_axes(b: Builder, axes: Sequence[int], rank: int) -> list[int]:
     if len(set(found)) < len(found):
         raise b.invalid(f"axes {[int(a) for a in axes]} name an axis twice")
     return found
+
+
+def one_of(count: int) -> float:
+    """What each of so many counts for in their mean; the mean of none is no number."""
+    return 1.0 / count if count else math.nan
 
 
 def clamp(index: Expr, extent: int) -> Expr:

@@ -187,7 +187,7 @@ def _steps(
         return None
     finals = [b.tensor("" if k == 0 else f"final{k}", dims(t), t.dtype) for k, t in enumerate(start)]
     stacked = [(t, b.tensor(f"steps{k}", (steps, *dims(t)), t.dtype)) for k, t in enumerate(kept)]
-    b.computes.append(
+    b.emit(
         Scan(
             step,
             tuple(start),
@@ -219,6 +219,8 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     if condition is not None and not b.decided(condition, f"its condition is known only at run time; {fixed}").all():
         count = 0
     always = b.constant(np.asarray(True), "true")
+    if count <= 0:
+        return _no_steps(b, node, always, start, run)
     step = Axis("t", count)
 
     def checked(outputs: list[Tensor]) -> list[Tensor]:
@@ -232,7 +234,7 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         return checked(run(body, _bind(body, [number, always, *carry])))
 
     try:
-        steps_alike = count > 0 and not any(isinstance(t, Sequence) for t in start)
+        steps_alike = not any(isinstance(t, Sequence) for t in start)
         made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
     except RegionError:
         made = _may_end(b, node, step, count, start, run)
@@ -246,6 +248,24 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     if made is not None:
         return (*made[0], *made[1])
     return _written_out(b, node, body, count, always, start, run, checked)
+
+
+def _no_steps(b: Builder, node: Node, always: Tensor, start: list[Tensor], run: RunBody) -> Results:
+    """A loop that makes no step: its states as they are, and stacks of nothing, of the shape that a step would give."""
+    body: Graph = node.attributes["body"]
+    if len(body.outputs) == len(start) + 1:
+        return tuple(start)
+    outer, b.computes = b.computes, []
+    try:
+        first = b.constant(np.asarray(0, np.int64), "step")
+        outputs = run(body, _bind(body, [first, always, *start]))
+    finally:
+        b.computes = outer
+    b.enter(node)
+    kept = outputs[len(start) + 1 :]
+    if any(isinstance(t, Sequence) for t in kept):
+        raise b.invalid("it would stack sequences")
+    return (*start, *(b.constant(np.zeros((0, *dims(t)), t.dtype.numpy), "nothing") for t in kept))
 
 
 def _may_end(
@@ -302,8 +322,6 @@ def _written_out(
         b.enter(node)
         carry = outputs[: len(start)]
         kept.append(outputs[len(start) :])
-    if not kept and len(body.outputs) - 1 > len(start):
-        raise b.unsupported("a loop of no steps with stacked outputs is not supported; remove it from the model")
     stacked = []
     for place in range(len(body.outputs) - 1 - len(start)):
         parts = [step[place] for step in kept]

@@ -304,12 +304,13 @@ def _mish(x: Expr) -> Expr:
 
 
 def erf_gelu(x: Expr) -> Expr:
-    return x * (op("erf", x * math.sqrt(0.5)) + 1) * 0.5
+    # halved before the product: twice the largest numbers is none any more
+    return x * ((op("erf", x * math.sqrt(0.5)) + 1) * 0.5)
 
 
 def tanh_gelu(x: Expr) -> Expr:
     inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
-    return x * (op("tanh", inner) + 1) * 0.5
+    return x * ((op("tanh", inner) + 1) * 0.5)
 
 
 _unary("Abs", lambda x: x if x.dtype.kind == "u" else op("abs", x))

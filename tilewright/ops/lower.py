@@ -19,7 +19,7 @@ from tilewright.ops.builder import Builder, dims
 from tilewright.ops.control import Scope
 from tilewright.ops.extents import lower_open
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
-from tilewright.ops.registry import find
+from tilewright.ops.registry import FLAGS, find
 from tilewright.ops.sequence import Sequence
 
 
@@ -181,6 +181,8 @@ def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np
     is_control = node.op in control.NAMES and not node.domain
     if entry is None and (node.domain, node.op) in OUTSIDE_OPERATORS:
         raise outside(node.describe(), "it is about strings or images")
+    if not node.domain:
+        _check_flags(node)
     arguments = [_argument(b, scope, constants, name) if name else None for name in node.inputs]
     if entry is None and not is_control:
         raise UnsupportedError(
@@ -204,6 +206,13 @@ def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np
     missing = [o for o in node.outputs if o and o not in scope]
     if missing:
         raise UnsupportedError(f"{node.describe()}: its output '{missing[0]}' is not supported; drop it from the model")
+
+
+def _check_flags(node: Node) -> None:
+    """Attributes that are yes or no: runtimes take other numbers for either."""
+    for name in FLAGS.intersection(node.attributes):
+        if node.attributes[name] not in (0, 1):
+            raise ModelError(f"{node.describe()}: its attribute {name} is {node.attributes[name]!r}; it is 0 or 1")
 
 
 def _line(error: Exception) -> str:

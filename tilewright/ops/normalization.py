@@ -9,7 +9,7 @@ from tilewright.ir import dtypes
 from tilewright.ir.expr import Expr, cast, const, le, load, lt, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import Builder, dims, one_of
 from tilewright.ops.elementwise import power
 from tilewright.ops.reduction import reduce_over
 from tilewright.ops.registry import operator
@@ -26,7 +26,7 @@ def normalized(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """finish((x - mean) / sqrt(variance + epsilon), indices), with the mean and the inverse deviation."""
     wide = dtypes.accumulator(x.dtype)
-    scale = 1.0 / prod(dims(x)[a] for a in axes)
+    scale = one_of(prod(dims(x)[a] for a in axes))
     mean: Tensor | None = None
     centred = x
     if centre:
@@ -122,10 +122,10 @@ def _trained(
     count, wide = prod(dims(x)[a] for a in axes), dtypes.accumulator(x.dtype)
     momentum = float(node.attributes.get("momentum", 0.9))
     total = reduce_over(b, "sum", x, axes, False, "add", lambda v, *at: cast(v, wide))
-    own_mean = b.map("batch_mean", dims(total), lambda *i: b.read(total, i) * (1 / count))
+    own_mean = b.map("batch_mean", dims(total), lambda *i: b.read(total, i) * one_of(count))
     squares = reduce_over(b, "squares", x, axes, False, "add",
                           lambda v, *at: power(cast(v, wide) - load(own_mean, at[1:2]), 2))  # fmt: skip
-    own_variance = b.map("batch_variance", dims(total), lambda *i: b.read(squares, i) * (1 / count))
+    own_variance = b.map("batch_variance", dims(total), lambda *i: b.read(squares, i) * one_of(count))
 
     def running(hint: str, old: Tensor, new: Tensor) -> Tensor:
         return b.map(hint, dims(old), lambda c: cast(

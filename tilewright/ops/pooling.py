@@ -12,7 +12,7 @@ from tilewright.ir.compute import Monoid, neutral
 from tilewright.ir.expr import Expr, all_of, cast, const, load, lt, op, select, state
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, dims
+from tilewright.ops.builder import Builder, Shape, dims, one_of
 from tilewright.ops.elementwise import power
 from tilewright.ops.reduction import exceeds_first
 from tilewright.ops.registry import operator
@@ -135,7 +135,7 @@ def _over_image(b: Builder, hint: str, x: Tensor, operator: str, term: Callable[
 @operator("GlobalAveragePool")
 def global_average_pool(b: Builder, node: Node, x: Tensor) -> Tensor:
     total = _over_image(b, "sum", x, "add", _wide)
-    factor = 1.0 / prod(dims(x)[2:])
+    factor = one_of(prod(dims(x)[2:]))
     return b.map("", dims(total), lambda *i: cast(b.read(total, i) * factor, x.dtype))
 
 

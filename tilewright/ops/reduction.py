@@ -12,7 +12,7 @@ from tilewright.ir.compute import Monoid, Scan, neutral
 from tilewright.ir.expr import Axis, Expr, cast, const, eq, le, load, lt, op, select, state, var
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, Shape, dims, distinct_axes
+from tilewright.ops.builder import Builder, Shape, dims, distinct_axes, one_of
 from tilewright.ops.elementwise import divide
 from tilewright.ops.registry import operator
 
@@ -69,7 +69,7 @@ def _keep_value(x: Expr, *_: Expr) -> Expr:
 
 def _mean(total: Expr, count: int) -> Expr:
     if total.dtype.is_float:
-        return total * (1.0 / max(count, 1))
+        return total * one_of(count)
     return divide(total, const(count, total.dtype))
 
 

@@ -21,6 +21,14 @@ class Operator:
     constants: tuple[int, ...] = ()
 
 
+# Attributes of ONNX's own operators that say yes or no.
+FLAGS = frozenset((
+    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad", "detect_negative",
+    "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget", "inverse", "is_causal",
+    "keepdims", "largest", "layout", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided", "reverse",
+    "saturate", "select_last_index", "sorted", "storage_order", "training_mode", "transA", "transB", "upper",
+))  # fmt: skip
+
 _ENTRIES: dict[tuple[str, str], list[Operator]] = {}  # filled while the families are imported, then only read
 
 

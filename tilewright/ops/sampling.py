@@ -174,7 +174,8 @@ def roi_align(b: Builder, node: Node, x: Tensor, rois: Tensor, batches: Tensor) 
 
     def finished(*i: Expr) -> Expr:
         if mode == "max":
-            return cast(b.read(total, i), x.dtype)
+            none = op("or", le(counts(i[0], 0), 0), le(counts(i[0], 1), 0))  # of an empty region
+            return cast(select(none, const(0, wide), b.read(total, i)), x.dtype)
         count = maximum(counts(i[0], 0) * counts(i[0], 1), 1.0)
         return cast(b.read(total, i) / cast(count, wide), x.dtype)
 

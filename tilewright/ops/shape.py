@@ -310,7 +310,7 @@ def size(b: Builder, node: Node, x: Tensor) -> Tensor:
 @operator("Constant")
 def constant(b: Builder, node: Node) -> Tensor:
     for name, array in node.attributes.items():
-        if name == "value":
+        if name in ("value", "sparse_value"):
             return b.constant(array, "")
         if name in ("value_float", "value_floats"):
             return b.constant(np.asarray(array, np.float32), "")

@@ -70,7 +70,7 @@ def encoded(value: Expr, dtype: DType, saturate: bool = True, round_mode: str = 
     """A number as a value of a storage type: floats rounded to the nearest, halves to even."""
     if dtype in _INTEGERS:
         bits, _ = _INTEGERS[dtype]
-        whole = whole_number(value, dtypes.int32) if value.dtype.is_float else cast(value, dtypes.int32)
+        whole = _low_bits(value) if value.dtype.is_float else cast(value, dtypes.int32)
         return _as(op("bitand", whole, (1 << bits) - 1), dtype)
     real = cast(value, dtypes.float32)
     if dtype is dtypes.float8e8m0:
@@ -123,9 +123,9 @@ def _e8m0(x: Expr, saturate: bool, round_mode: str) -> Expr:
 
 def whole_number(x: Expr, dtype: DType) -> Expr:
     """A float as an integer: truncated, out of range the nearest there is, 0 for NaN. Types of 8 and 16 bits keep
-    the low bits of the 32-bit number."""
+    the low bits of the 32-bit number, 0 where there is none."""
     if dtype.bits < 32:
-        return cast(whole_number(x, dtypes.int32), dtype)
+        return cast(_low_bits(x), dtype)
     low, high = dtype.limits
     ceiling = float(high) + 1  # a power of two, so that every float type has it
     number = cast(x, dtypes.float32) if x.dtype.bits < 32 else x
@@ -134,3 +134,11 @@ def whole_number(x: Expr, dtype: DType) -> Expr:
     number = select(eq(number, number), number, const(0, number.dtype))
     inside = minimum(op("max", number, const(float(low), number.dtype)), const(last, number.dtype))
     return select(lt(number, const(ceiling, number.dtype)), cast(inside, dtype), const(high, dtype))
+
+
+def _low_bits(x: Expr) -> Expr:
+    """A float as a number of 32 bits of which the low ones are kept: 0 where it is too large, infinite or NaN."""
+    number = cast(x, dtypes.float32) if x.dtype.bits < 32 else x
+    beyond = const(2.0**31, number.dtype)
+    inside = lt(op("abs", number), beyond)
+    return cast(select(inside, number, const(0, number.dtype)), dtypes.int32)
