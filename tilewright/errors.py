@@ -34,6 +34,10 @@ class UnsupportedError(_WithNames):
     """The model is fine, but uses something Tilewright does not compile yet; the text names the node."""
 
 
+class BudgetError(UnsupportedError):
+    """The model asks for more than one compilation does: nodes when all is written out, or kernel calls of a run."""
+
+
 class OpenShapeError(ModelError):
     """The model leaves a dimension of an input open."""
 

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
 import onnx.shape_inference
 
 from tilewright import ops
+from tilewright.errors import BudgetError, ModelError
+from tilewright.frontend.contents import line_of
+from tilewright.ir.budget import MOST
 from tilewright.ops.control import NAMES as CONTROL
 
 _STANDARD = ("", "ai.onnx")
 _DEFINED = ("", "ai.onnx.preview")  # operator sets whose definitions ONNX has
 _DEPTH = 8  # definitions that use other such operators; ONNX nests no deeper than three
+
+
+def check_written_out(model: onnx.ModelProto) -> None:
+    """How many nodes the model has when its own functions are written out: each may call others, and those others."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    sizes: dict[Any, int] = {}
+    entered: set[Any] = set()
+    waiting = list(functions)
+    while waiting:
+        key = waiting[-1]
+        called = [c for c in _called(functions[key].node) if c in functions]
+        missing = [c for c in called if c not in sizes]
+        if key in sizes or not missing:
+            waiting.pop()
+            sizes[key] = sum(sizes.get(c, 1) for c in _called(functions[key].node))
+            continue
+        if key in entered:
+            raise ModelError(f"the model's function '{key[1]}' calls itself")
+        entered.add(key)
+        waiting += missing
+    whole = 0
+    for node in model.graph.node:
+        whole += sum(sizes.get(c, 1) for c in _called([node]))
+        if whole > MOST:
+            label = f"{node.op_type} node '{node.name or ''.join(node.output[:1])}'"
+            raise BudgetError(f"{label}: with its functions written out the model has {whole} nodes or more; {MOST} "
+                              "are compiled at once: call functions less often")  # fmt: skip
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str, str]]:
+    """What nodes, and those of graphs in their attributes, may call."""
+    found, waiting = [], list(nodes)
+    while waiting:
+        node = waiting.pop()
+        found.append((node.domain, node.op_type, node.overload))
+        for attribute in node.attribute:
+            if attribute.HasField("g") or attribute.graphs:
+                waiting += (n for g in (attribute.g, *attribute.graphs) for n in g.node)
+    return found
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -61,7 +103,10 @@ def _expanded(model: onnx.ModelProto, versions: Mapping[str, int]) -> onnx.Model
 def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """Element types by name: definitions may depend on them."""
     known = {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in model.graph.initializer}
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(f"the types in the model cannot be found: {line_of(error)}") from error
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         known.setdefault(value.name, value.type)
     return known

@@ -14,7 +14,8 @@ import onnx.inliner
 
 from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionError, UnsupportedError
 from tilewright.frontend.contents import array_of, dense_of, line_of, type_name
-from tilewright.frontend.functions import expand
+from tilewright.frontend.functions import check_written_out, expand
+from tilewright.frontend.long_loops import in_pieces
 from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
@@ -61,13 +62,15 @@ def _graph(model: onnx.ModelProto, inputs: tuple[Value, ...], constants: dict[st
     versions = {("" if i.domain in _STANDARD else i.domain): i.version for i in model.opset_import}
     if not versions and model.ir_version < _LEGACY_NO_IMPORTS:
         versions = {"": 1}
-    return Graph(
-        name=model.graph.name,
-        inputs=inputs,
-        outputs=tuple(o.name for o in model.graph.output),
-        nodes=tuple(_node(n, versions) for n in model.graph.node),
-        constants=constants,
-        values={**_declared(model.graph), **{v.name: v for v in inputs}},
+    return in_pieces(
+        Graph(
+            name=model.graph.name,
+            inputs=inputs,
+            outputs=tuple(o.name for o in model.graph.output),
+            nodes=tuple(_node(n, versions) for n in model.graph.node),
+            constants=constants,
+            values={**_declared(model.graph), **{v.name: v for v in inputs}},
+        )
     )
 
 
@@ -155,6 +158,7 @@ def _label(node: onnx.NodeProto) -> str:
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Functions of the model itself, and ONNX operators defined by others that we lack, as plain nodes."""
     if model.functions:
+        check_written_out(model)
         try:
             model = onnx.inliner.inline_local_functions(model)
         except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:

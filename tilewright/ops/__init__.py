@@ -20,6 +20,7 @@ from tilewright.ops import (  # noqa: F401  (importing a family registers its op
     recurrent,
     reduction,
     resize,
+    running,
     sampling,
     scatter,
     selecting,

@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.errors import InternalError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
+from tilewright.ir.budget import Budget
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, Scan, plain_monoid
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
@@ -63,6 +64,7 @@ class Builder:
         self._asked = 0
         self._answers: Mapping[int, np.ndarray] = {}
         self._told: dict[Tensor, np.ndarray] = {}
+        self.budget = Budget()
 
     # names and errors
 
@@ -178,6 +180,12 @@ class Builder:
         if isinstance(compute, Scan) and fixed(compute.axis.extent) == 0:
             self._emit_no_steps(compute)
             return
+        if isinstance(compute, Scan):
+            calls = kernel_calls((compute,))
+            self.budget.spend(
+                calls, self.origin, f"its {fixed(compute.axis.extent)} steps take {calls} kernel calls",
+                "run the model on parts of its input, and hand its state from one to the next",
+            )  # fmt: skip
         if foldable(compute, self.constants) and self._worth_folding(compute):
             self.constants.update(fold(compute, self.constants))
         else:
@@ -318,6 +326,11 @@ def _reduce_axes(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Expr, ..
 def dims(tensor: Tensor) -> Shape:
     """The shape of a tensor as integers."""
     return tuple(int(s) for s in tensor.shape)  # type: ignore[arg-type]
+
+
+def kernel_calls(computes: Sequence[Compute]) -> int:
+    """The most kernel calls that these computes become: one each, and of a Scan those of all its steps."""
+    return sum(fixed(c.axis.extent) * kernel_calls(c.body) if isinstance(c, Scan) else 1 for c in computes)
 
 
 def expect(b: Builder, what: str, tensor: Tensor | None, *shapes: Shape) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 
 from tilewright.errors import ModelError, RegionError, UnsupportedError
 from tilewright.ir import dtypes
+from tilewright.ir.budget import MOST_IN_A_LOOP
 from tilewright.ir.compute import Compute, Scan
 from tilewright.ir.expr import Axis, Expr, eq, load, op, select, var
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import Builder, dims, kernel_calls
 from tilewright.ops.sequence import Sequence
 
 Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
@@ -185,6 +186,10 @@ def _steps(
     following, kept = outputs[: len(start)], outputs[len(start) :]
     if any(dims(f) != dims(c) or f.dtype is not c.dtype for f, c in zip(following, carry, strict=True)):
         return None
+    calls = steps * kernel_calls(inner)
+    if node.op == "Loop" and calls > MOST_IN_A_LOOP:
+        most = f"at most {MOST_IN_A_LOOP} are made in one piece"
+        raise RegionError(str(b.unsupported(f"its {steps} steps take {calls} kernel calls; {most}")))
     finals = [b.tensor("" if k == 0 else f"final{k}", dims(t), t.dtype) for k, t in enumerate(start)]
     stacked = [(t, b.tensor(f"steps{k}", (steps, *dims(t)), t.dtype)) for k, t in enumerate(kept)]
     b.emit(

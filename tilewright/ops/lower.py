@@ -177,6 +177,7 @@ def _captured(graph: Graph) -> set[str]:
 
 def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
     b.enter(node)
+    b.budget.spend(1, b.origin, "it is one node too many", "loops in loops and branches are written out; simplify them")
     entry = find(node.op, node.domain, node.version)
     is_control = node.op in control.NAMES and not node.domain
     if entry is None and (node.domain, node.op) in OUTSIDE_OPERATORS:

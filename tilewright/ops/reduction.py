@@ -1,4 +1,4 @@
-"""Reductions over axes, positions of extremes and running sums."""
+"""Reductions over axes and positions of extremes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from tilewright.ir import dtypes
-from tilewright.ir.compute import Monoid, Scan, neutral
-from tilewright.ir.expr import Axis, Expr, cast, const, eq, le, load, lt, op, select, state, var
+from tilewright.ir.compute import Monoid, neutral
+from tilewright.ir.expr import Expr, cast, const, eq, le, load, lt, op, select, state
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
 from tilewright.ops.builder import Builder, Shape, dims, distinct_axes, one_of
@@ -185,51 +185,3 @@ def first_extreme(
         return load(x, spread(x, [axis], keep, i, r)), cast(r[0], dtypes.int32)
 
     return b.reduce_tuple((hint,), reduced_shape(x, [axis], keep), (dims(x)[axis],), elements, monoid)[0]
-
-
-@operator("CumSum", since=11, constants=(1,))
-def cum_sum(b: Builder, node: Node, x: Tensor, axis_input: Tensor) -> Tensor:
-    return _running(b, node, x, b.axis(b.integers(axis_input, "axis")[0], x.rank), "add")
-
-
-@operator("CumProd", since=26, constants=(1,))
-def cum_prod(b: Builder, node: Node, x: Tensor, axis_input: Tensor) -> Tensor:
-    return _running(b, node, x, b.axis(b.integers(axis_input, "axis")[0], x.rank), "mul")
-
-
-def _running(b: Builder, node: Node, x: Tensor, axis: int, operator: str) -> Tensor:
-    """A Scan along one axis; its stacked output has that axis first, a Map puts it back."""
-    rest = reduced_shape(x, [axis], False)
-    wide = dtypes.accumulator(x.dtype)
-    step = Axis("t", dims(x)[axis])
-    start = b.constant(np.full(rest, neutral(operator, wide).value, wide.numpy), "start")
-    carry = b.tensor("carry", rest, wide)
-    following = b.map_compute(
-        "next",
-        rest,
-        lambda *i: op(operator, load(carry, i), cast(load(x, (*i[:axis], var(step), *i[axis:])), wide)),
-    )
-    body = [following]
-    kept = following.output
-    if node.attributes.get("exclusive", 0):
-        before = b.map_compute("before", rest, lambda *i: load(carry, i))
-        body.append(before)
-        kept = before.output
-    final_place = axis == 0 and wide is x.dtype
-    stacked = b.tensor("" if final_place else "steps", (dims(x)[axis], *rest), wide)
-    b.emit(
-        Scan(
-            step,
-            (start,),
-            (carry,),
-            tuple(body),
-            (following.output,),
-            (None,),
-            ((kept, stacked),),
-            bool(node.attributes.get("reverse", 0)),
-            b.origin,
-        )
-    )
-    if final_place:
-        return stacked
-    return b.map("", dims(x), lambda *i: cast(b.read(stacked, (i[axis], *i[:axis], *i[axis + 1 :])), x.dtype))

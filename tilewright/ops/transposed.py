@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from itertools import product as combinations
 from math import gcd, prod
 
@@ -72,19 +73,21 @@ def _phases(window: Window) -> list[_Phases]:
     step, dilation = stride // common, window.dilation // common
     first = window.begin // stride  # the position of the first output
     count = (window.begin % stride + window.out - 1) // stride + 1
+    starts = {k * window.dilation % stride: k for k in reversed(range(min(step, window.kernel)))}
+    ends = {0, stride, *(n for phase in starts for n in (phase, phase + 1))}  # between them no tap reaches a phase
+    bounds = sorted(ends)
     found: list[_Phases] = []
-    for phase in range(stride):
-        starts = [k for k in range(step) if (k * window.dilation - phase) % stride == 0]
-        start = starts[0] if starts else 0
-        taps = len(range(start, window.kernel, step)) if starts else 0
+    for phase, end in pairwise(bounds):
+        start = starts.get(phase, 0)
+        taps = len(range(start, window.kernel, step)) if phase in starts else 0
         reach = (phase - start * window.dilation) // stride if taps else 0
         begin = (taps - 1) * dilation - first - reach
         over = Window(window.size, taps, 1, dilation, begin, 0, count)
         last = found[-1] if found else None
         if last is not None and last.window == over and (taps == 0 or last.start + last.count == start):
-            found[-1] = _Phases(last.first, last.count + 1, last.start, step, over)
+            found[-1] = _Phases(last.first, last.count + end - phase, last.start, step, over)
         else:
-            found.append(_Phases(phase, 1, start, step, over))
+            found.append(_Phases(phase, end - phase, start, step, over))
     return found
 
 
