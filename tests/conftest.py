@@ -140,6 +140,8 @@ def _cross_compiled(request: pytest.FixtureRequest, kernel_cache: Path) -> Gener
         there.folder = kernel_cache
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZIG_LOCAL_CACHE_DIR", str(kernel_cache.with_name("zig")))
+        # zig's own C library takes a minute to compile: once on a machine, not once a cache
+        patch.setenv("ZIG_GLOBAL_CACHE_DIR", os.environ.get("ZIG_GLOBAL_CACHE_DIR") or str(Path.home() / ".cache/zig"))
         yield
 
 

@@ -41,7 +41,7 @@ from tilewright.errors import (
 from tilewright.late.open_model import OpenModel, OpenPort
 from tilewright.late.parts import border_model, in_parts, is_settled_by_few, name_of
 from tilewright.late.staged_model import StagedModel
-from tilewright.options import Options, check_whole_number
+from tilewright.options import Options, check_whole_number, remark_on_threads
 from tilewright.profiles import KernelTime, Profile
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
@@ -133,6 +133,7 @@ def compile(
     if options is not None and not isinstance(options, Options):
         raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
     chosen = Options.from_environment(**given) if options is None else options.override(**given)
+    remark_on_threads(chosen.threads)
     fixed_shapes = checked_shapes(shapes)
     if _is_torch_module(model):
         if shapes:
@@ -240,6 +241,7 @@ def load(
     from tilewright.shipping.files import load as shipped
 
     chosen, place = Options.from_environment(threads=threads), Path(folder)
+    remark_on_threads(threads)
     text = read_manifest(place, trust=trust)
     part = partial(load, threads=threads, trust=trust)
     if saved_shapes.is_for_shapes(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,10 +12,12 @@ from typing import Any
 
 from tilewright.errors import OptionError
 from tilewright.runtime.cache import default_root
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import MAX_THREADS
 from tilewright.target import GPUS, stored_machines
 
 TARGETS = ("cpu", *GPUS)
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "cuda:0": "cuda", "host": "cpu", "native": "cpu"}  # by others' names
 DESCRIPTION_SUFFIX = ".json"
 SCHEDULES = ("connected", "register", "none")
 MERGING = ("auto", "off")
@@ -24,6 +27,8 @@ DENORMALS = ("flush", "keep")
 FALLBACKS = ("host", "error")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 GPU_PRECISIONS = ("tf32", "float16")
+
+_LOG = logging.getLogger("tilewright")
 
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
@@ -133,11 +138,11 @@ class Options:
         return Options(**(own | _present(given)))
 
 
-def usable_cores() -> int:
-    """The cores this process may run on, which a container or taskset may have made fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def remark_on_threads(threads: int | None) -> None:
+    """Says so where there are more than cores: a stage waits for all of them."""
+    if threads is not None and threads > (cores := usable_cores()):
+        _LOG.warning("threads=%d on %d cores: workers will wait for each other; leave it out for one thread a core",
+                     threads, cores)  # fmt: skip
 
 
 def check_target(value: object) -> None:
@@ -145,13 +150,17 @@ def check_target(value: object) -> None:
     if isinstance(value, str) and value.endswith(DESCRIPTION_SUFFIX):
         return
     known = (*TARGETS, *stored_machines())
-    check_choice("target", value, known, f", or a {DESCRIPTION_SUFFIX} file that describes a machine")
+    others = f", or a {DESCRIPTION_SUFFIX} file that describes a machine"
+    check_choice("target", value, known, others, _MEANT.get(value) if isinstance(value, str) else None)
 
 
-def check_choice(option: str, value: object, allowed: tuple[str, ...], others: str = "") -> None:
+def check_choice(
+    option: str, value: object, allowed: tuple[str, ...], others: str = "", meant: str | None = None
+) -> None:
     if value in allowed:
         return
     nearest = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
+    nearest = nearest if meant is None else [meant]
     hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
     raise OptionError(f"{option} cannot be {value!r}: it is one of {', '.join(allowed)}{others}{hint}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,6 +24,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError, content_key
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import BuiltModel, CpuModel, fits
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
@@ -127,7 +127,7 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
         return None
     try:
         built = BuiltModel(library, weights, tuple(row["permissions"]))
-        runner = CpuModel(built, options.threads or os.cpu_count() or 1)
+        runner = CpuModel(built, options.threads or usable_cores())
     except (PermissionRefused, ForeignError) as error:
         raise ToolError(str(error)) from error
     inputs, outputs = _ports(row["inputs"]), _ports(row["outputs"])

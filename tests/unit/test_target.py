@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 import tilewright
 from tilewright.errors import OptionError, ToolError
 from tilewright.options import Options
+from tilewright.runtime import cores
 from tilewright.target import from_json, machine, read_target, stored_machines, system, this_cpu
 
 EXAMPLE = Path(tilewright.__file__).with_name("target") / "machines" / "emerald_rapids.json"
@@ -184,23 +185,39 @@ def test_flags_of_both_architectures(tmp_path: Path) -> None:
     assert system.cpu_model(tmp_path / "arm").endswith("implementer 0x41 part 0xd0c")
 
 
+CPU_V1 = "30 24 0:28 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+V2 = "31 24 0:29 {root} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("mount", "root", "own", "files", "expected"),
     [
-        ({}, None),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "1000 100000\n"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        (V2, "/", "0::/\n", {}, None),
+        (V2, "/", "0::/\n", {"cpu.max": "max 100000"}, None),
+        (V2, "/", "0::/\n", {"cpu.max": "150000 100000"}, 2),
+        (V2, "/", "0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "1000 100000"}, 1),  # the group above
+        (V2, "/", "0::/a/b\n", {"a/b/cpu.max": "300000 100000", "a/cpu.max": "500000 100000"}, 3),
+        (V2, "/", "0::/a\n", {"b/cpu.max": "100000 100000"}, None),  # of others
+        (V2, "/docker/1", "0::/docker/1/x\n", {"x/cpu.max": "max 100000", "cpu.max": "200000 100000"}, 2),
+        (V2, "/", "0::/../../above\n", {"cpu.max": "200000 100000"}, 2),  # seen from another name space
+        (CPU_V1, "/", "4:memory:/m\n3:cpu,cpuacct:/a/b\n0::/\n",
+         {"a/cpu.cfs_quota_us": "400000", "a/cpu.cfs_period_us": "100000",
+          "a/b/cpu.cfs_quota_us": "-1", "a/b/cpu.cfs_period_us": "100000"}, 4),
+        (CPU_V1, "/", "3:cpu,cpuacct:/\n", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
+        ("", "/", "", {}, None),
     ],
-)
-def test_the_time_a_container_has(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert system._quota(tmp_path) == expected
-    assert len(system.usable_processors(tmp_path)) <= (expected or 1 << 20)
+)  # fmt: skip
+def test_the_time_a_container_has(
+    tmp_path: Path, mount: str, root: str, own: str, files: dict[str, str], expected: int | None
+) -> None:
+    top = tmp_path / "sys/fs/cgroup" / ("cpu,cpuacct" if mount == CPU_V1 else "")
+    about = {tmp_path / "proc/self/cgroup": own, tmp_path / "proc/self/mountinfo": mount.format(root=root)}
+    for path, text in {**{top / name: text for name, text in files.items()}, **about}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert cores.quota(tmp_path) == expected
+    assert 1 <= len(cores.usable_processors(tmp_path)) <= (expected or 1 << 20)
+    assert cores.quota(tmp_path / "nothing") is None
 
 
 def described(monkeypatch: pytest.MonkeyPatch, flags: set[str], caches: dict[int, system.CacheFacts]) -> Any:

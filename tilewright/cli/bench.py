@@ -17,7 +17,7 @@ from tilewright.arguments import checked_path, count_inputs, suggest
 from tilewright.cli import common
 from tilewright.cli.progress import counting
 from tilewright.errors import InputError, ModelError, OptionError
-from tilewright.options import Options, usable_cores
+from tilewright.options import Options, remark_on_threads, usable_cores
 from tilewright.report.peers import find_peer
 from tilewright.report.sidebyside import OURS, Comparison, ModelInterface, compare, random_inputs, read_interface
 
@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = checked_path(arguments.model)
     runtimes = parse_runtimes(arguments.peers or USUAL[arguments.target])
     threads = Options.from_environment(threads=arguments.threads).threads or usable_cores()
+    remark_on_threads(threads)
     if arguments.rounds < 1 or arguments.seconds <= 0 or arguments.limit <= 0:
         raise OptionError("--rounds, --seconds and --limit must be positive")
     interface = checked_interface(path)

@@ -16,10 +16,10 @@ from tilewright.options import TARGETS, Options, check_target
 from tilewright.target import stored_machines
 
 DESCRIPTION = """\
-List the targets: what each is, whether it can be used here, and if not, what is missing. The numbers
-are what the compiler decides by: memory levels, instructions, the cost of a barrier. This computer's
-processor is measured once and the figures are kept; --probe measures anew. After them come machines
-that Tilewright has a description of: they can be planned for wherever one is.
+List the targets, what this machine has first: what each is, and if it cannot be used here, what is
+missing. The numbers are what the compiler decides by: memory levels, instructions, the cost of a
+barrier. This computer's processor is measured once and the figures are kept; --probe measures anew.
+After them come machines that Tilewright has a description of: they can be planned for wherever one is.
 
 With the name of one target, --json prints its description alone. Edited, such a file is a target too:
 --target FILE.json plans for the machine that it describes."""
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_target(name)
     if arguments.probe:
         probe_anew(options)
-    found = [describe(name, options) for name in names]
+    found = sorted((describe(name, options) for name in names), key=rank)
     others = [describe(name, options) for name in described]
     if arguments.json:
         whole = {"devices": found, "described": others}
@@ -61,6 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     if others:
         console.print(described_table(others))
     return 0
+
+
+def rank(device: Mapping[str, Any]) -> tuple[bool, bool]:
+    """What this machine has comes first, then what it imitates, then what it lacks."""
+    return device["error"] is not None, "emulated" in device["name"]
 
 
 def probe_anew(options: Options) -> None:

@@ -33,6 +33,7 @@ DEFAULT_LIMIT_BYTES = 8 << 30
 _KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
 _SUM_SUFFIX = ".sum"
 _LOCK = "machine.lock"
+_BESIDE = ("zig",)  # folders of other programs
 _TEMPORARY_PREFIX = "tmp-"
 # Larger files, of packed weights, are summed as numbers, as fast as memory is: at every start they are read whole.
 _DIGEST_UP_TO_BYTES = 64 << 20
@@ -181,6 +182,26 @@ class Cache:
                     left.unlink(missing_ok=True)
         return path
 
+    def folder(self, name: str) -> tuple[Path, bool]:
+        """A folder beside the entries, for what another program keeps, and whether it is made just now. Clearing the
+        cache removes it, too."""
+        try:
+            self._check_owner(self.root)
+            self._make(self.root)
+            for place in (self.root / name, *(() if self._spare is None else (Path(self._spare.name) / name,))):
+                if place.is_dir() and os.access(place, os.W_OK):
+                    return place, False
+            (self.root / name).mkdir(mode=_DIRECTORY_MODE)
+            return self.root / name, True
+        except FileExistsError:
+            return self.root / name, False
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise self._unusable(error) from error
+            place = self._spare_cache(error).root / name
+            place.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+            return place, True
+
     def lock(self) -> BinaryIO:
         """An open file for processes to take turns by; see `is_lock`."""
         path = self.root / _LOCK
@@ -204,7 +225,7 @@ class Cache:
 
     def clear(self) -> None:
         """Remove every entry, also those in use: files already opened or mapped stay readable."""
-        for folder in self._folders():
+        for folder in (*self._folders(), *(self.root / name for name in _BESIDE)):
             try:
                 shutil.rmtree(folder)
             except FileNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -39,7 +40,11 @@ _LEFT_ALONE = (
     "-fno-loop-unroll-and-jam", "-fno-loop-interchange", "-fno-tree-loop-distribution", "-fno-predictive-commoning",
     "-fno-tree-coalesce-vars",
 )  # fmt: skip
-_HOW_TO_GET_ONE = "install gcc or clang, or run: pip install ziglang"
+_HOW_TO_GET_ONE = "install gcc or clang, or run: pip install ziglang (which is what 'tilewright[compiler]' brings)"
+# What zig keeps of its own, its C library above all: under our cache, unless the user has a place for it. Where it
+# finds none that it can write to, it waits for ever.
+_ZIG_ENVIRONMENT = 'export ZIG_GLOBAL_CACHE_DIR="${ZIG_GLOBAL_CACHE_DIR:-$0}"; exec "$@"'
+_LOG = logging.getLogger("tilewright")
 
 
 class ToolchainError(RuntimeError):
@@ -235,7 +240,7 @@ class ObjectCompiler:
         found = self.cache.get(key)
         cached = found is not None
         if found is None:
-            arguments = [*self.compiler.argv, *self._flags, "-c"]
+            arguments = [*_command(self.compiler, self.compiler.argv, self.cache), *self._flags, "-c"]
             found = self.cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
         if self._progress is not None:
             self._progress(name, cached)
@@ -270,8 +275,8 @@ def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
             # The objects of a large model would not fit a command line.
             listing = Path(folder, "objects.rsp")
             listing.write_text("\n".join(shlex.quote(str(path.resolve())) for path in objects.values()))
-            command = [*compiler.argv, "-shared", "-pthread", f"@{listing}", "-lm", "-o", _OUTPUT]
-            _run(command, "linking", Path(folder))
+            command = [*_command(compiler, compiler.argv, cache), "-shared", "-pthread", f"@{listing}", "-lm"]
+            _run([*command, "-o", _OUTPUT], "linking", Path(folder))
             shutil.copyfile(Path(folder, _OUTPUT), out)
 
     return cache.put(key, write)
@@ -297,8 +302,17 @@ def compile_shared(
         return found
     includes = [f"-I{Path(folder).resolve()}" for folder in include_dirs]
     suffix = ".cpp" if language == "c++" else ".c"
-    arguments = [*argv, *flags, *includes, "-shared", "-pthread"]
+    arguments = [*_command(compiler, argv, cache), *flags, *includes, "-shared", "-pthread"]
     return cache.put(key, lambda out: _compile(arguments, name, source, suffix, out, ("-lm",)))
+
+
+def _command(compiler: Compiler, argv: Sequence[str], cache: Cache) -> list[str]:
+    if compiler.kind != "zig":
+        return list(argv)
+    folder, is_new = cache.folder("zig")
+    if is_new:
+        _LOG.warning("the first compilation by zig takes a minute or two: it compiles a C library of its own, once")
+    return ["sh", "-c", _ZIG_ENVIRONMENT, str(folder.resolve()), *argv]
 
 
 def _headers(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tilewright.errors import ModelError, OptionError, ToolError
 from tilewright.ir.loops import Call
 from tilewright.options import Options, check_whole_number
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import (
     MAX_THREADS,
     BuiltModel,
@@ -112,7 +112,7 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
     check_files(folder, manifest.files, trust=trust)
     built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust)
     try:
-        runner = CpuModel(built, threads or manifest.threads or os.cpu_count() or 1)
+        runner = CpuModel(built, threads or manifest.threads or usable_cores())
     except ForeignError as error:
         raise foreign(error) from error
     except (ModelRunError, WeightsError, PermissionRefused) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from tilewright.errors import InternalError, ModelError, OptionError, ToolError
 from tilewright.ir.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache, CacheError
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import BufferRef, fits
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits
@@ -117,7 +117,7 @@ def start_gpu(folder: Path, manifest: GpuManifest, *, trust: bool = False) -> An
     try:
         if manifest.architecture != EMULATED:
             return _on_device(folder, manifest, image, Cache(options.cache_dir), trust)
-        return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), os.cpu_count() or 1,
+        return EmulatedModel(image, Cache(options.cache_dir), find_compiler(options.compiler), usable_cores(),
                              limits=manifest.limits)  # fmt: skip
     except (ToolchainError, CompileError, CacheError, ForeignError) as error:
         raise ToolError(f"'{folder}': {error}") from error

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewright.errors import OptionError
+from tilewright.runtime.cores import usable_processors
 from tilewright.target import system
 from tilewright.target.by_hand import SUFFIX, read_target
 from tilewright.target.machine import MemoryLevel, Target, usual_costs
@@ -75,7 +76,7 @@ def this_cpu() -> Target:
     vector_bytes, registers = 16, 32
     if architecture == "x86_64":
         vector_bytes, registers = (64, 32) if "avx512f" in flags else (32, 16) if "avx2" in flags else (16, 16)
-    usable = system.usable_processors()
+    usable = usable_processors()
     fma = 2 * (vector_bytes // 4) * _CLOCK  # two vector FMA pipes
     rates = [("fma_float32", fma)]
     rates += [(name, fma * times) for name, (feature, times) in _INSTRUCTIONS.items() if feature in flags]

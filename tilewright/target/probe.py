@@ -33,6 +33,7 @@ from tilewright.runtime import (
     find_compiler,
     this_machine,
 )
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError, loadable_name, opened
 from tilewright.target.machine import MemoryLevel, Target
 
@@ -240,7 +241,7 @@ def meeting_costs(workers: int, compiler: Compiler, machine: Machine, cache: Cac
 
     def model(image: ModelImage) -> CpuModel:
         flags = default_flags(compiler, machine)
-        return CpuModel(build(image, compiler, flags, machine, cache, jobs=os.cpu_count() or 1), workers)
+        return CpuModel(build(image, compiler, flags, machine, cache, jobs=usable_cores()), workers)
 
     try:
         with model(meeting) as stages, model(handing) as tiles:

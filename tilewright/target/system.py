@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu")
-QUOTAS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -23,23 +21,6 @@ def architecture() -> str:
     """One name for each: systems call the same processor arm64 or aarch64, AMD64 or x86_64."""
     name = platform.machine()
     return {"arm64": "aarch64", "AMD64": "x86_64"}.get(name, name)
-
-
-def usable_processors(quotas: Path = QUOTAS) -> frozenset[int]:
-    """A container or taskset may leave this process fewer than there are, or the time of fewer."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return frozenset(sorted(allowed)[: _quota(quotas)])
-
-
-def _quota(root: Path) -> int | None:
-    """Processors whose time a container has, rounded up; None without a limit."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            time, period = " ".join((root / name).read_text().strip() for name in names).split()
-            return max(1, -(-int(time) // int(period))) if int(time) > 0 else None
-        except (OSError, ValueError, ZeroDivisionError):
-            continue  # no such file, or "max": no limit
-    return None
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -37,6 +36,7 @@ from tilewright.runtime import (
     runtime_sources,
     this_machine,
 )
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.target import Target, why_not_here
@@ -68,7 +68,7 @@ def early(target: Target, options: Options) -> AbstractContextManager[ObjectComp
 def _objects(options: Options) -> ObjectCompiler:
     machine, compiler = this_machine(), find_compiler(options.compiler)
     cache = Cache(options.cache_dir, _CACHE_BYTES)
-    return ObjectCompiler(compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1)
+    return ObjectCompiler(compiler, default_flags(compiler, machine), machine, cache, jobs=usable_cores())
 
 
 def render(
@@ -99,7 +99,7 @@ def load(
         with early or _objects(options) as objects:
             image = model_image(sources, loops, program, plan, options.denormals)
             built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
-        return CpuModel(replace(built, permissions=permissions), options.threads or os.cpu_count() or 1)
+        return CpuModel(replace(built, permissions=permissions), options.threads or usable_cores())
     except (ToolchainError, CompileError, CacheError, PermissionRefused, ForeignError) as error:
         raise ToolError(str(error)) from error
 

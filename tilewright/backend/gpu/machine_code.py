@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tilewright.backend.gpu.driver import missing_for_cuda
 from tilewright.backend.gpu.limits import limits_of
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.errors import ToolError
@@ -19,6 +19,7 @@ from tilewright.options import Options
 from tilewright.render.cuda import render_kernel, written_params
 from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler, nvrtc
+from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.runtime.ownership import ForeignError
@@ -29,7 +30,12 @@ _CACHE_BYTES = 4 << 30
 
 
 def early(target: Target, options: Options) -> AbstractContextManager[None]:
-    """Nothing is compiled before all is rendered: a device's compiler runs in this process."""
+    """Nothing is compiled before all is rendered: a device's compiler runs in this process. Nothing is planned either
+    where it could not run in the end."""
+    missing = missing_for_cuda() if target.name == "cuda" and options.stop_after in (None, "machine") else None
+    if missing is not None:
+        way_out = "target 'cuda-emulated' runs its code on this CPU, and stop_after='source' shows it"
+        raise ToolError(f"target 'cuda' cannot run here: {missing}; {way_out}")
     return nullcontext()
 
 
@@ -54,7 +60,7 @@ def load(
         way_out = "--target cuda runs on the GPU that is here, and --stop-after source shows the code for this one"
         raise ToolError(f"'{target.name}' is a description to plan for; {way_out}")
     image = model_image(sources, loops, program, plan)
-    jobs = os.cpu_count() or 1
+    jobs = usable_cores()
     try:
         cache = Cache(options.cache_dir, _CACHE_BYTES)
         if target.name == "cuda":
