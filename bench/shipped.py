@@ -45,13 +45,14 @@ TIMED_SECONDS = 1.0
 EXTENTS: dict[int, tuple[tuple[int, ...], ...]] = {
     0: ((),),
     1: ((1,), (2,), (24,), (16000,)),
-    2: ((1, 24), (2, 17), (1, 3200), (1, 576), (1, 16000), (1, 2048), (1, 512), (1, 1), (1, 64), (1, 32000)),
+    2: ((1, 3200), (2, 5000), (1, 24), (1, 576), (1, 16000), (1, 2048), (1, 512), (1, 1), (1, 64), (1, 32000)),
     3: ((1, 40, 80), (2, 33, 80), (1, 80, 40), (1, 1, 64), (2, 1, 128), (2, 1, 64), (1, 64, 96), (96, 64, 3),
         (1, 1, 3200), (1, 40, 1)),
     4: ((1, 3, 64, 96), (2, 3, 96, 64), (1, 3, 48, 160), (1, 1, 64, 96), (1, 3, 224, 224), (1, 3, 640, 640),
         (1, 64, 96, 3), (1, 1, 40, 257), (1, 3, 32, 320)),
     5: ((1, 1, 8, 32, 32), (1, 8, 3, 32, 32)),
 }  # fmt: skip
+WORDS = ((1, 24), (2, 17), (1, 64))  # where whole numbers have two axes
 NUMBERS: dict[str, Array] = {
     "sr": np.array(16000),
     "fmin": np.array(50, np.float32),
@@ -132,14 +133,14 @@ def _shapes(ports: Sequence[Any]) -> Iterator[Shapes]:
         yield ()
         return
     most = max(len(port.shape) for port in ports)
-    others = max((len(EXTENTS[len(port.shape)]) for port in ports if len(port.shape) < most), default=1)
+    others = max((len(_extents(port)) for port in ports if len(port.shape) < most), default=1)
     seen = set()
     for slow in range(others):
-        for fast in range(len(EXTENTS[most])):
+        for fast in range(max(len(_extents(port)) for port in ports if len(port.shape) == most)):
             named: dict[str, int] = {}
             by_name = {}
             for port in sorted(ports, key=lambda port: -len(port.shape)):
-                choices = EXTENTS[len(port.shape)]
+                choices = _extents(port)
                 extents = choices[(fast if len(port.shape) == most else slow) % len(choices)]
                 by_name[port.name] = tuple(
                     n if isinstance(n, int) else named.setdefault(n or f"{port.name} {axis}", extents[axis])
@@ -149,6 +150,10 @@ def _shapes(ports: Sequence[Any]) -> Iterator[Shapes]:
             if shapes not in seen:
                 seen.add(shapes)
                 yield shapes
+
+
+def _extents(port: Any) -> tuple[tuple[int, ...], ...]:
+    return WORDS if len(port.shape) == 2 and "int" in port.type else EXTENTS[len(port.shape)]
 
 
 def _inputs(ports: Sequence[Any], shapes: Shapes, kind: Kind, rng: np.random.Generator) -> dict[str, Array]:
@@ -175,7 +180,7 @@ def _values(port: Any, shape: tuple[int, ...], longest: int, kind: Kind, rng: np
 
 
 def _noise(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    return rng.standard_normal(shape) * 0.3
+    return np.asarray(rng.standard_normal(shape) * 0.3)
 
 
 def _scene(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -54,6 +54,37 @@ def agree(model: Any, source: onnx.ModelProto, *inputs: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "same", [N("Cast", ["n"], ["limit"], to=I64), N("Identity", ["n"], ["limit"])], ids=["Cast", "Identity"]
+)
+def test_a_number_by_another_name_decides(compile_it: Callable[..., Any], same: onnx.NodeProto) -> None:
+    """A Cast to the type that is there already gives its input: the name before it is not known behind the cut."""
+    nodes = [
+        N("ReduceMax", ["x"], ["most"], keepdims=0),
+        N("Cast", ["most"], ["whole"], to=I64),
+        N("Add", ["whole", "one"], ["n"]),
+        same,
+        N("Range", ["zero", "limit", "one"], ["steps"]),
+        N("Mul", ["steps", "steps"], ["y"]),
+    ]
+    source = model_of(nodes, {"x": (F, [5])}, {"y": (I64, [None])}, one=np.int64(1), zero=np.int64(0))
+    model = compile_it(source)
+    for most in (3, 7):
+        agree(model, source, np.array([1, most, 0, 2, 1], np.float32))
+
+
+def test_an_input_by_another_name_decides(compile_it: Callable[..., Any]) -> None:
+    nodes = [
+        N("Identity", ["n"], ["limit"]),
+        N("Add", ["n", "one"], ["more"]),
+        N("Range", ["zero", "limit", "one"], ["steps"]),
+    ]
+    source = model_of(
+        nodes, {"n": (F, [])}, {"steps": (F, [None]), "more": (F, [])}, one=np.float32(1), zero=np.float32(0)
+    )
+    agree(compile_it(source), source, np.float32(4))
+
+
 def test_what_the_data_counts(compile_it: Callable[..., Any]) -> None:
     nodes = [
         N("Relu", ["x"], ["r"]),

@@ -51,7 +51,9 @@ def _lower_settled(graph: Graph) -> Program:
     except UndecidedError as error:
         error.inputs, can_be_made = _deciding(b, error.tensor, names)
         error.tensor = error.tensor if can_be_made else None
-        error.itself = next((name for name, value in scope.items() if value is error.tensor), "")
+        # a node that changes nothing gives its input by another name: the one that is read behind the cut is meant
+        read = _read_by(error.node) if isinstance(error.node, Node) else set()
+        error.itself = next((name for name, value in scope.items() if value is error.tensor and name in read), "")
         error.scope = _told(b, scope)
         if not part.asks:
             raise
@@ -143,8 +145,7 @@ def _alive(graph: Graph) -> list[Node]:
     for node in reversed(graph.nodes):
         if node is asks or not wanted.isdisjoint(o for o in node.outputs if o):
             kept.append(node)
-            wanted.update(node.inputs)
-            wanted.update(*(_captured(g) for g in _branches(node)))
+            wanted |= _read_by(node)
     return kept[::-1]
 
 
@@ -168,11 +169,12 @@ def _branches(node: Node) -> list[Graph]:
 
 def _captured(graph: Graph) -> set[str]:
     """Names a branch takes from the graph around it (and some of its own, which does no harm)."""
-    names = set(graph.outputs)
-    for node in graph.nodes:
-        names.update(node.inputs)
-        names.update(*(_captured(g) for g in _branches(node)))
-    return names
+    return set(graph.outputs).union(*map(_read_by, graph.nodes))
+
+
+def _read_by(node: Node) -> set[str]:
+    """Names that a node reads, itself or in its branches."""
+    return set(node.inputs).union(*map(_captured, _branches(node)))
 
 
 def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
