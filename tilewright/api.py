@@ -43,6 +43,7 @@ from tilewright.late.parts import border_model, in_parts, is_settled_by_few, nam
 from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options, check_whole_number, remark_on_threads
 from tilewright.profiles import KernelTime, Profile
+from tilewright.progress import shown
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
 from tilewright.target import Target, machine
@@ -140,7 +141,7 @@ def compile(
             raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
         from tilewright.pytorch.module import compile_module
 
-        return compile_module(model, example_inputs, lambda graph: compile_graph(graph, chosen))
+        return compile_module(model, example_inputs, lambda graph: compile_at_call(graph, chosen))
     if not isinstance(model, str | os.PathLike | bytes) and not is_model_proto(model):
         raise no_model(model)
     if example_inputs is not None:
@@ -159,18 +160,24 @@ def compile(
     except BorderError as error:
         if looks_inside:
             raise
-        return border_model(source, fixed_shapes, chosen, error, partial(compile_graph, options=chosen))
+        return border_model(source, fixed_shapes, chosen, error, partial(compile_at_call, options=chosen))
     except CutError as error:
         if looks_inside:
             raise
         if isinstance(error, UndecidedError) and is_settled_by_few(error, source, fixed_shapes):
             return _open_model(source, fixed_shapes, chosen, error)
-        return in_parts(source, fixed_shapes, {}, chosen, error, partial(compile_graph, options=chosen))
+        return in_parts(source, fixed_shapes, {}, chosen, error, partial(compile_at_call, options=chosen))
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:
     """A Graph of any front end, compiled; found in the cache where an equal one was compiled before."""
     return _model(graph, {}, options)
+
+
+def compile_at_call(graph: Graph, options: Options) -> Model:
+    """The same, while a call waits for it."""
+    with shown(f"{graph.name}, {len(graph.nodes)} operations", options) as told:
+        return compile_graph(graph, told)
 
 
 def _open_model(
@@ -183,12 +190,14 @@ def _open_model(
 
     def build(found: Mapping[str, tuple[int, ...]], values: Mapping[str, Array]) -> Model | StagedModel:
         check()
+        sizes = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in found.items())
         try:
-            return _model(source, found, chosen, values, slim=True)
+            with shown(f"{name_of(source)} for {sizes}", chosen) as told:
+                return _model(source, found, told, values, slim=True)
         except CutError as error:
             if isinstance(error, UndecidedError) and is_settled_by_few(error, source, found):
                 raise
-            return in_parts(source, found, values, chosen, error, partial(compile_graph, options=chosen))
+            return in_parts(source, found, values, chosen, error, partial(compile_at_call, options=chosen))
 
     def port(value: OpenValue) -> OpenPort:
         return OpenPort(value.name, None if value.dtype is None else value.dtype.numpy, value.shape)
@@ -247,7 +256,7 @@ def load(
     if saved_shapes.is_for_shapes(text):
         return saved_shapes.load(place, part, trust=trust)
     if saved_parts.is_in_parts(text):
-        return saved_parts.load(place, part, compile_graph, chosen.threads, trust=trust)
+        return saved_parts.load(place, part, compile_at_call, chosen.threads, trust=trust)
     return Model(shipped(place, chosen.threads, trust=trust), chosen)
 
 

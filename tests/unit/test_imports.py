@@ -37,18 +37,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tune": COMPILER_AND_BELOW,
     "report": {"profiles", *COMPILER_AND_BELOW},
     "stored": COMPILER_AND_BELOW,
-    "pytorch": {"frontend", "ir"},  # what compiles a Graph is handed to it
+    "progress": {"options"},
+    "pytorch": {"frontend", "ir", "progress"},  # what compiles a Graph is handed to it
     "torch_backend": {"api", "pytorch", "options"},
     "version": set(),
     "arguments": set(),
     "profiles": set(),
-    "late": {"arguments", "profiles", "compiler", "frontend", "ir", "ops", "options", "shipping", "version"},
+    "late": {"arguments", "profiles", "compiler", "frontend", "ir", "ops", "options", "progress", "shipping",
+             "version"},  # fmt: skip
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
-    "api": {"pytorch", "arguments", "profiles", "late", "stored", "shipping", "report", "tune", *COMPILER_AND_BELOW},
+    "api": {"pytorch", "arguments", "profiles", "progress", "late", "stored", "shipping", "report", "tune",
+            *COMPILER_AND_BELOW},  # fmt: skip
     "decoding": {"api", "arguments", "frontend", "ir", "options"},
     "onnx_backend": {"api", "arguments", "late", "runtime"},
     "onnx_suite": {"onnx_backend", "options"},
-    "cli": {"api", "arguments", "onnx_suite", "late", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
+    "cli": {"api", "arguments", "onnx_suite", "progress", "late", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
     "examples": {"api", "decoding", "late", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "late", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tilewright
-from tilewright import InputError, Model, ModelError, OpenModel, OptionError, Options
+from tilewright import InputError, Model, ModelError, OpenModel, OptionError, Options, progress
 from tilewright.cli.main import main
 from tilewright.errors import UndecidedError
 from tilewright.frontend.onnx import load
@@ -162,7 +163,10 @@ def test_who_decides_is_said() -> None:
     assert caught.value.inputs == ("s",)
 
 
-def test_variants_are_bounded_and_told(compile_it: Callable[..., OpenModel], caplog: pytest.LogCaptureFixture) -> None:
+def test_variants_are_bounded_and_told(
+    compile_it: Callable[..., OpenModel], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LONG", inf)
     model = compile_it(product(), variants=2)
     with caplog.at_level(logging.INFO, "tilewright"):
         for b in (1, 2, 1, 3, 4, 5):

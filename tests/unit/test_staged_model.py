@@ -245,7 +245,7 @@ def test_strings_run_outside_and_it_is_said(compile_it: Callable[..., Any], capl
         for _ in range(2):
             y, c = model(np.array(["a", "c"]), np.array(["b", "d"]), np.array([3, 4], np.float32))
     assert y.tolist() == [3, 0] and c.tolist() == ["ab", "cd"]
-    said = [r.message for r in caplog.records]
+    said = [r.message for r in caplog.records if not r.message.startswith("compiled ")]
     assert said == [f"the model: {op} runs outside of native code, by ONNX's reference evaluator"
                     for op in ("StringConcat node 'c'", "Equal node 'e'")]  # fmt: skip
     assert "then StringConcat node 'c': it is about strings or images, for which there is no native" in model.explain()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tilewright.progress import moving_line
+
 QUIET_SECONDS = 1.0
 
 
@@ -21,10 +23,8 @@ def working(title: str) -> Iterator[Callable[[str], None]]:
         with _plain(console, title):
             yield lambda _step: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda step: progress.update(task, description=f"{title}: {step}")
+    with moving_line(console, title) as tell:
+        yield tell
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tilewright.decoding import SIZES, Decoder, Role, StepGraph
+from tilewright.errors import OptionError
 from tilewright.frontend.exported import export
 from tilewright.ir.graph import Graph
 from tilewright.options import Options
@@ -53,9 +54,14 @@ class Generator:
     def compilations(self) -> int:
         return self.decoder.compilations
 
-    def __call__(self, prompt: torch.Tensor, count: int) -> torch.Tensor:
-        """`count` tokens after the prompt, a row of tokens."""
-        return torch.tensor(self.decoder(prompt.reshape(-1).numpy(), count))
+    def __call__(self, prompt: torch.Tensor | Sequence[int], count: int) -> torch.Tensor:
+        """`count` tokens after the prompt, a row of tokens: a tensor, an array or a list."""
+        tokens = torch.as_tensor(prompt)
+        if tokens.numel() and (tokens.is_floating_point() or tokens.numel() != tokens.shape[-1:].numel()):
+            raise OptionError(
+                f"a prompt is one row of whole numbers, not {list(tokens.shape)} of {tokens.dtype}; give one text at a time"
+            )
+        return torch.tensor(self.decoder(tokens.reshape(-1).numpy(), count))
 
     def _graph(self, size: int) -> StepGraph:
         length = self.shapes[0][2]

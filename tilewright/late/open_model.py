@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import OrderedDict
@@ -18,11 +17,11 @@ import numpy as np
 from tilewright.arguments import Array, as_array, bind
 from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError, printable
 from tilewright.late.model import Compiled, LateModel
+from tilewright.progress import log_compiled
 
 if TYPE_CHECKING:
     from tilewright.profiles import Profile
 
-_LOG = logging.getLogger("tilewright")
 _QUIET = 4  # so many compilations are to be expected; every later one is worth a warning
 MOST_ELEMENTS = 256  # of an input whose values become part of the code; a part of its own looks at larger ones
 
@@ -238,10 +237,9 @@ class OpenModel(LateModel[OpenPort]):
         return made
 
     def _tell(self, variant: Variant, dropped: Kept | None) -> None:
-        level = logging.WARNING if self._compiled > _QUIET else logging.INFO
         gone = "" if dropped is None else f"; dropped what was unused for longest ({dropped.variant})"
         text = f"compiled {self._name} for {variant} in {variant.compile_seconds:.2f} s, number {self._compiled}{gone}"
-        _LOG.log(level, "%s", printable(text))
+        log_compiled(text, variant.compile_seconds, self._compiled <= _QUIET)
 
     def _fixed(self, port: OpenPort, value: Any) -> Array:
         """The values of an input that decides shapes, as a constant of the compiled code."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from tilewright.late.stages import (
 )
 from tilewright.options import Options
 from tilewright.profiles import KernelTime, Profile
+from tilewright.progress import log_compiled
 
 if TYPE_CHECKING:
     pass
@@ -350,8 +352,9 @@ class StagedModel(LateModel[Border]):
             if opening.rooms:
                 found = self._tools.forms(inner)
                 forms.update({n: f for n, f in found.items() if any(extent.varies for extent in f)})
+            start_time = time.perf_counter()
             model = self._tools.compile(inner)
-            self._tell(inner)
+            self._tell(inner, time.perf_counter() - start_time)
             takes = {v.name: v.shape for v in inner.inputs}  # type: ignore[misc]
             if opening.rooms:
                 takes[NUMBERS] = (len(opening.rooms),)
@@ -360,13 +363,12 @@ class StagedModel(LateModel[Border]):
         forms = {n: f for n, f in forms.items() if isinstance(n, str) or n in kept}
         return Stage(start, model, takes, gives, known, told or {}, cut, place, kept, body, opening.slots, forms)
 
-    def _tell(self, part: Graph) -> None:
+    def _tell(self, part: Graph, seconds: float) -> None:
         self._compiled += 1
         sizes = ", ".join(f"{v.name} {'x'.join(map(str, v.shape)) or 'scalar'}" for v in part.inputs)
-        level = logging.WARNING if self._compiled > _QUIET else logging.INFO
         room = "up to " if part.part is not None and part.part.rooms else ""
-        text = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'}, number {self._compiled}"
-        _LOG.log(level, "%s", printable(text))
+        text = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'} in {seconds:.2f} s, number {self._compiled}"
+        log_compiled(text, seconds, self._compiled <= _QUIET)
 
     def _tell_refused(self, slots: Slots, error: TilewrightError) -> None:
         rooms = " and ".join(f"from {room.low} to {room.high}" for room in rooms_of(slots))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
@@ -16,13 +18,16 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilewright.errors import InternalError
 from tilewright.frontend.aliases import overlapping
 from tilewright.frontend.tensors import constant_of
-from tilewright.frontend.torch import decompositions, missing_text
+from tilewright.frontend.torch import decompositions
+from tilewright.progress import log_compiled
 from tilewright.pytorch.calls import Build
 from tilewright.pytorch.partition import Run, compile_parts, copied
 
 MOST_SHAPES = 32  # models of one graph kept at once; the oldest goes first
+MOST_TOLD = 3  # kinds or shapes that one line names
 Guard = tuple[int, torch.Tensor, int]
 
 
@@ -164,13 +169,40 @@ class Specialised:
         nodes = _placeholders(graph)
         arrays = {nodes[place]: constant_of(x, nodes[place].name) for place, x in constants.items()}
         guards = tuple((place, x, x._version) for place, x in constants.items())
-        return Entry(compile_parts(graph, arrays, self.build, self._tell), guards)
+        count = sum(n.op == "call_function" for n in graph.graph.nodes)
+        start = time.perf_counter()
+        try:
+            run = compile_parts(graph, arrays, self.build, self._tell)
+        except InternalError as error:
+            # a mistake of ours is no reason for the user's program to end
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            self._warn(f"a graph of {_operations(count)}, by a mistake of tilewright: {line}; please report it")
+            return Entry(lambda given: self.graph(*given), ())
+        seconds = time.perf_counter() - start
+        shapes = [x.shape for place, x in enumerate(args) if isinstance(x, torch.Tensor) and place not in constants]
+        told = ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes[:MOST_TOLD])
+        more = f" and {len(shapes) - MOST_TOLD} more" if len(shapes) > MOST_TOLD else ""
+        log_compiled(f"compiled a graph of torch.compile, {_operations(count)} on {told or 'nothing'}{more}, in "
+                     f"{seconds:.2f} s", seconds)  # fmt: skip
+        return Entry(run, guards)
 
     def _tell(self, missing: Mapping[str, Sequence[fx.Node]]) -> None:
-        text = missing_text(missing).rpartition("; torch.compile")[0]
-        if text not in self.told:
-            self.told.add(text)
-            warnings.warn(f"tilewright: left to PyTorch: {text}", stacklevel=6)
+        """One line: how many operations there are of what kind, and what the first row says that declined."""
+        counts = Counter(str(n.target) if n.op == "call_function" else n.op for found in missing.values() for n in found)
+        kinds = [f"{name} ({count})" for name, count in counts.most_common(MOST_TOLD)]
+        if len(counts) > MOST_TOLD:
+            kinds.append(f"{len(counts) - MOST_TOLD} other kinds")
+        why = next((f"; {reason}" for reason in missing if ": " in reason), "")
+        self._warn(f"{_operations(counts.total())} of a graph: {', '.join(kinds)}{why}")
+
+    def _warn(self, what: str) -> None:
+        if what not in self.told:
+            self.told.add(what)
+            warnings.warn(f"tilewright: left to PyTorch: {what}", stacklevel=6)
+
+
+def _operations(count: int) -> str:
+    return f"{count} operation{'s' if count != 1 else ''}"
 
 
 def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:

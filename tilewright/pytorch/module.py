@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tilewright.errors import InputError, ModelError, OptionError
 from tilewright.frontend.aliases import overlap_groups, overlapping
 from tilewright.frontend.exported import Cut, Exported, export
 from tilewright.pytorch.calls import Build, Callee, TensorCall
+from tilewright.progress import log_compiled
 from tilewright.pytorch.partition import CutCall
 
 MOST_SHAPES = 16  # models kept at once; the oldest goes first
@@ -140,8 +142,12 @@ class CompiledModule:
             if self._compilations:
                 why = "its parameters have changed" if entry is not None else "it has not met these shapes"
                 self._warn(f"{why}, so it is compiled again ({self._compilations} times before)", 4)
-            exported = self._exported(leaves, args, named)
-            made = _compiled(exported, self._build)
+            start = time.perf_counter()
+            made = _compiled(self._exported(leaves, args, named), self._build)
+            if self._compilations:
+                seconds = time.perf_counter() - start
+                name = type(self._module).__name__
+                log_compiled(f"compiled {name} for {_shapes(leaves)} in {seconds:.2f} s", seconds)
             self._compilations += 1
             kept = dict(self._entries)  # a new dictionary: calls in other threads read the old one without the lock
             kept.pop(key, None)
@@ -198,6 +204,11 @@ def _key(leaves: Sequence[Any], structure: Any) -> Any:
     except TypeError:
         described = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves])
     return described, structure if isinstance(structure, int) else str(structure)
+
+
+def _shapes(leaves: Sequence[Any]) -> str:
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    return ", ".join("x".join(map(str, x.shape)) or "scalar" for x in tensors) or "no tensors"
 
 
 def _strides(leaves: Sequence[Any]) -> tuple[Any, ...]:
