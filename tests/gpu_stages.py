@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,28 @@ from tilewright.target import machine
 
 FLOAT = TensorProto.FLOAT
 Ports = Sequence[tuple[str, Sequence[int]]]
+
+
+class _Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def no_plan_fails() -> Iterator[None]:
+    """An error where a plan failed on the way: a plainer one in its place would hide that."""
+    log, told = logging.getLogger("tilewright"), _Told()
+    log.addHandler(told)
+    try:
+        yield
+    finally:
+        log.removeHandler(told)
+    failed = [m for m in told.messages if "a plan of Tilewright's failed" in m]
+    assert not failed, failed
 
 
 def graph(nodes: Sequence[tuple[str, Sequence[str], str, dict[str, object]]], inputs: Ports, outputs: Ports,

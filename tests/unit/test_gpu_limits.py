@@ -13,7 +13,8 @@ from onnx import ModelProto
 
 from tests.gpu_kernels import loop, put, row_sums, shared, tensor, within
 from tests.gpu_launch import source_of
-from tests.gpu_stages import attention, convolution, gemm, graph, reduction, softmax_of_matmul
+from tests.gpu_stages import attention, convolution, gemm, graph, no_plan_fails, reduction, softmax_of_matmul
+from tilewright.backend.gpu.backend import GpuBackend
 from tilewright.backend.gpu.limits import check_limits, why_not_started
 from tilewright.backend.gpu.shared_arena import place_shared
 from tilewright.compiler import Artifact, build
@@ -32,7 +33,8 @@ SYNC = Barrier(Scope.BLOCK)
 
 
 def planned(model: ModelProto, target: Target, precision: str) -> Artifact:
-    made = build(load(model, {}), target, Options(target=target.name, precision=precision, stop_after="loops"))
+    with no_plan_fails():
+        made = build(load(model, {}), target, Options(target=target.name, precision=precision, stop_after="loops"))
     assert made.loops is not None
     return made
 
@@ -207,3 +209,27 @@ def test_a_tensor_beyond_what_is_supported_is_refused_by_name() -> None:
     model = graph([("Relu", ["x"], "y", {})], [("x", (40960, 65536))], [("y", (40960, 65536))])
     with pytest.raises(UnsupportedError, match="input 'x' would have the shape .*, 2684354560 elements"):
         planned(model, machine("h200"), "float32")
+
+
+# --- what is planned again
+
+
+def test_a_kernel_that_would_not_start_is_planned_plainer_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """No plan should come to this; where one does, the model runs all the same."""
+    target = machine("h200")
+    options = Options(target="h200", stop_after="loops")
+    model = softmax_of_matmul(256, 100, 256)
+    alone = build(load(model, {}), target, replace(options, schedule="register")).loops
+    joined = planned(model, target, "float32").loops
+    assert alone is not None and joined is not None
+    most = max(place_shared(k).bytes for k in alone.kernels)
+    assert most < max(place_shared(k).bytes for k in joined.kernels)
+
+    def check(loops: LoopProgram, _: Target) -> None:
+        check_limits(loops, with_shared(target, most))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GpuBackend, "check_limits", lambda self, loops, target: check(loops, target))
+        made = build(load(model, {}), target, options).loops
+    assert made is not None and max(place_shared(k).bytes for k in made.kernels) <= most
+    assert "bytes of shared memory, and a block may have" in caplog.text
