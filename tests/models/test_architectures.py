@@ -1,0 +1,50 @@
+"""Architectures of others planned and lowered for every machine that is described: nothing is measured or run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from tests.models.architectures import ARCHITECTURES, DECODERS, build
+from tilewright.compiler import build as build_model
+from tilewright.frontend.exported import export
+from tilewright.ir.graph import Graph
+from tilewright.options import Options
+from tilewright.target import machine, stored_machines
+
+pytest.importorskip("transformers")
+
+CPUS, GPUS = stored_machines("cpu"), stored_machines("gpu")
+SAMPLE = {("qwen2, 12 words", "emerald_rapids_avx512"), ("enlarge", "neoverse_n1"), ("enlarge", "l40s")}
+
+
+@lru_cache(maxsize=1)  # an architecture is exported once, and planned for machine after machine
+def graph_of(name: str) -> Graph:
+    module, inputs = build(name)
+    found = export(module, tuple(inputs.values()), {}) if name in DECODERS else export(module, (), inputs)
+    assert isinstance(found.graph, Graph)
+    return found.graph
+
+
+def cases() -> Iterator[Any]:
+    for name in ARCHITECTURES:
+        for target in (*CPUS, *GPUS):
+            yield pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.slow)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(ARCHITECTURES) >= 60 and len(CPUS) >= 5 and len(GPUS) >= 3
+
+
+@pytest.mark.parametrize(("name", "target"), cases())
+def test_it_is_planned_and_lowered(name: str, target: str, caplog: pytest.LogCaptureFixture) -> None:
+    """To the Loops, and as it was planned first: a plan that fails there is replaced and told."""
+    options = Options(stop_after="loops", target=target, precision="float16" if target in GPUS else None)
+    with caplog.at_level(logging.WARNING, "tilewright"):
+        made = build_model(graph_of(name), machine(target), options)
+    assert made.loops is not None and made.loops.calls
+    assert not [r.getMessage() for r in caplog.records if "please report" in r.getMessage()]
