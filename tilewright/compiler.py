@@ -20,9 +20,8 @@ from tilewright.ir.loops import Call, LoopProgram
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
-from tilewright.schedule.planner import make_plan, plan_seconds, predicted_seconds
 from tilewright.schedule.price import priced
-from tilewright.settling import Tuner, settle
+from tilewright.settling import Tuner, predicted, settle
 from tilewright.target import Target
 from tilewright.tile_graph.check import check_plan
 from tilewright.tile_graph.memo import Memo
@@ -172,15 +171,15 @@ def _predictors(
     apart = "none" if options.schedule == "none" else "register"
 
     def alone(program: Program) -> float:
-        return predicted_seconds(program, target, apart, memo)
+        return predicted(program, target, apart, memo)[0]
 
     def contraction(program: Program) -> float:
         # of seven products only the sums behind them are what the model has beside it anyway
-        return predicted_seconds(program, target, options.schedule, memo)
+        return predicted(program, target, options.schedule, memo)[0]
 
     def recurrence(program: Program) -> float:
         # the computes of a step, and what feeds a reduction, have their neighbours beside them
-        return predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
+        return predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
 
     reduction = recurrence if options.schedule == "connected" else None
 
@@ -219,8 +218,7 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
         chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits, _sizes(options))
         staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
         final = choose_layouts(beside(staged, part), target)
-        plan = make_plan(final, target, schedule, memo=memo, whole=False)
-        return plan_seconds(plan, final), len(plan.kernels)
+        return predicted(final, target, schedule, memo)
 
     def beside(made: Program, part: Program) -> Program:
         # other weights of the model are read in between, and decide where those of a part come from
@@ -234,7 +232,7 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:
     """What tells the time of a copy and the sum that reads it."""
-    return lambda program: predicted_seconds(choose_layouts(program, target), target, options.schedule, memo)
+    return lambda program: predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
 
 
 def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from tilewright.backend import backend_for
@@ -18,7 +19,7 @@ from tilewright.ir.loops import Kernel, LoopProgram
 from tilewright.lower.kernel import Binding
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
-from tilewright.schedule.planner import make_plan
+from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.memo import Memo
 from tilewright.tile_graph.plan import Plan, Tile
@@ -56,6 +57,18 @@ def settle(
         except InternalError as error:
             _LOG.debug("%s", printable(str(error)))
     raise found
+
+
+def predicted(program: Program, target: Target, schedule: str, memo: Memo) -> tuple[float, int]:
+    """The time that a Program is predicted to take, which is compared with others, and the kernels it has; one that no
+    plan is found for by a mistake of ours never pays."""
+    try:
+        plan = make_plan(program, target, schedule, memo=memo, whole=False)
+    except InternalError as error:
+        _LOG.warning("%s", printable(f"a form of {program.outputs[0].name} was not looked at: no plan of Tilewright's "
+                                     f"was found for it; please report this: {error}"))  # fmt: skip
+        return inf, len(program.computes)
+    return plan_seconds(plan, program), len(plan.kernels)
 
 
 def _unlowered(program: Program, plan: Plan, target: Target) -> frozenset[str]:

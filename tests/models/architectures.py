@@ -1,5 +1,6 @@
-"""Architectures of transformers, and networks of the kinds that torchvision has, in sizes that are small and odd; nothing
-is downloaded. Widths are such that kernels are joined, tiled and moved over by windows as in the real ones.
+"""Architectures of transformers, and networks of the kinds that torchvision has, in sizes that are small and odd.
+
+Nothing is downloaded. Widths are such that kernels are joined, tiled and moved over by windows as in the real ones.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ TABLE: Mapping[str, tuple[str, str, dict[str, Any], Given]] = {
     "cohere": ("CohereForCausalLM", "Cohere", GROUPED, _prompt),
     "granite": ("GraniteForCausalLM", "Granite", GROUPED, _prompt),
     "glm": ("GlmForCausalLM", "Glm", {**GROUPED, "head_dim": 34, "pad_token_id": 0}, _prompt),
-    "mixtral": ("MixtralForCausalLM", "Mixtral", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, _prompt),
+    "mixtral": ("MixtralForCausalLM", "Mixtral", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+                _prompt),
     "qwen2-moe": ("Qwen2MoeForCausalLM", "Qwen2Moe", {**GROUPED, "moe_intermediate_size": 72, "num_experts": 4,
                   "num_experts_per_tok": 2, "shared_expert_intermediate_size": 120}, _prompt),
     "mamba": ("MambaForCausalLM", "Mamba",

@@ -114,8 +114,9 @@ def densenet() -> nn.Module:
     channels = 24
     for _ in range(2):
         for _ in range(4):
-            grown = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), unit(channels, 48, 1), nn.Conv2d(48, 12, 3, padding=1))
-            layers.append(Both(nn.Identity(), grown))
+            grown = nn.Conv2d(48, 12, 3, padding=1)
+            grown_from = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), unit(channels, 48, 1))
+            layers.append(Both(nn.Identity(), nn.Sequential(grown_from, grown)))
             channels += 12
         layers += [unit(channels, channels // 2, 1), nn.AvgPool2d(2)]
         channels //= 2
@@ -161,7 +162,8 @@ def efficientnet() -> nn.Module:
 def efficientnet_v2() -> nn.Module:
     fused = nn.Sequential(unit(24, 96, 3, 2, act=nn.SiLU), unit(96, 40, 1, act=nn.Identity))
     again = Both(nn.Identity(), nn.Sequential(unit(40, 160, act=nn.SiLU), unit(160, 40, 1, act=nn.Identity)), add=True)
-    return nn.Sequential(unit(3, 24, 3, 2, act=nn.SiLU), fused, again, inverted(40, 64, 4, 3, 2, nn.SiLU, True), head(64))
+    last = inverted(40, 64, 4, 3, 2, nn.SiLU, True)
+    return nn.Sequential(unit(3, 24, 3, 2, act=nn.SiLU), fused, again, last, head(64))
 
 
 def shufflenet() -> nn.Module:
@@ -218,7 +220,8 @@ class Pyramid(nn.Module):
         super().__init__()
         widths = (24, 48, 72)
         given = (3, *widths[:-1])
-        self.down = nn.ModuleList([nn.Sequential(unit(g, w, 3, 2), unit(w, w)) for g, w in zip(given, widths, strict=True)])
+        pairs = zip(given, widths, strict=True)
+        self.down = nn.ModuleList([nn.Sequential(unit(g, w, 3, 2), unit(w, w)) for g, w in pairs])
         self.sides = nn.ModuleList([nn.Conv2d(w, 40, 1) for w in widths])
         self.smooth = nn.ModuleList([nn.Conv2d(40, 40, 3, padding=1) for _ in widths])
         self.classes = nn.Sequential(unit(40, 40), nn.Conv2d(40, 3 * 7, 3, padding=1))
@@ -302,7 +305,9 @@ class Enlarge(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(unit(3, 40, 5, act=nn.Tanh), unit(40, 24, 3, act=nn.Tanh), nn.Conv2d(24, 27, 3, padding=1))
+        self.layers = nn.Sequential(
+            unit(3, 40, 5, act=nn.Tanh), unit(40, 24, 3, act=nn.Tanh), nn.Conv2d(24, 27, 3, padding=1)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.pixel_shuffle(self.layers(x), 3)
@@ -314,8 +319,9 @@ class Moving(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv3d(3, 24, (1, 7, 7), (1, 2, 2), (0, 3, 3)), nn.ReLU(), nn.Conv3d(24, 32, (3, 1, 1), padding=(1, 0, 0)),
-            nn.BatchNorm3d(32), nn.ReLU(), nn.Conv3d(32, 48, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
+            nn.Conv3d(3, 24, (1, 7, 7), (1, 2, 2), (0, 3, 3)), nn.ReLU(),
+            nn.Conv3d(24, 32, (3, 1, 1), padding=(1, 0, 0)), nn.BatchNorm3d(32), nn.ReLU(),
+            nn.Conv3d(32, 48, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
             nn.Linear(48, 17),
         )  # fmt: skip
 

@@ -82,9 +82,7 @@ def make_plan(
         connector = Connector(costs, nests, part.behind)
         groups = connector.connect() if schedule == "connected" else connector.separate()
         if plain:
-            apart = [[g] if plain.isdisjoint(n.tensor.name for n in g.nests) else [connector.group([n]) for n in g.nests]
-                     for g in groups]  # fmt: skip
-            groups = [group for some in apart for group in some]
+            groups = [part for group in groups for part in _taken_apart(group, plain, connector)]
         refused = connector.refusals(groups) if schedule == "connected" else {}
         again = Replanner(costs, alone).replan(groups, _MOST_REFINED if whole else 0)
         final.update(again.layouts)
@@ -98,6 +96,13 @@ def make_plan(
     body = in_tree([unit.tile for unit in units], program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in final.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
+
+
+def _taken_apart(group: Group, plain: frozenset[str], connector: Connector) -> list[Group]:
+    """The nests of a group one by one, where one of them gives what is named."""
+    if plain.isdisjoint(n.tensor.name for n in group.nests):
+        return [group]
+    return [connector.group([nest]) for nest in group.nests]
 
 
 def kept_in_memory(part: Part, context: NestContext) -> frozenset[Tensor]:

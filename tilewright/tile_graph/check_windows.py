@@ -37,7 +37,8 @@ def check_windows(kernel: Tile, nests: Sequence[Nest]) -> None:
             if not all(isinstance(n, Leaf) and n.part == "whole" for n in tile.body):
                 raise ValueError(f"the step of a window over '{rolling[0].tensor.name}' is leaves alone")
             boxes, limits = boxes_at(groups, ranges, known)
-            moved = {} if loop is None or limits else moving_boxes(nests, {r: boxes[r] for r in roots}, rolling, loop)[1]
+            parts_of_roots = {r: boxes[r] for r in roots}
+            moved = {} if loop is None or limits else moving_boxes(nests, parts_of_roots, rolling, loop)[1]
             for nest in rolling:
                 if nest not in moved:
                     parts = " ".join(f"{name}:{size}" for name, size in tile.sizes)

@@ -109,8 +109,9 @@ def _best_tile(
     tile = tuple(
         (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
     )
+    level = hold_level(times.held[best], context)
     return Choice(tile, float(times.seconds[best]), int(times.tiles[best]), int(times.held[best]),
-                  int(block[best]), level=hold_level(times.held[best], context), unhindered=times.unhindered)  # fmt: skip
+                  int(block[best]), level=level, unhindered=times.unhindered)  # fmt: skip
 
 
 def hold_level(held: int, context: NestContext) -> str:
@@ -147,10 +148,9 @@ class Windows:
         return moves(self.nests, [int(p[number]) for p in self.parts], int(self.steps[number]), self.overlaps)
 
     def choice(self, number: int, context: NestContext) -> Choice:
-        axes = self.nests[-1].axes
-        tile = tuple(
-            (f"o{i}", int(part[number])) for i, part in enumerate(self.parts) if part[number] < extent_of(axes[i].extent)
-        )
+        extents = [extent_of(a.extent) for a in self.nests[-1].axes]
+        cut = [int(part[number]) for part in self.parts]
+        tile = tuple((f"o{i}", n) for i, n in enumerate(cut) if n < extents[i])
         return Choice(tile, float(self.seconds[number]), int(self.tiles[number]), int(self.held[number]),
                       step=int(self.steps[number]), level=hold_level(self.held[number], context))  # fmt: skip
 
