@@ -1,4 +1,4 @@
-"""Contributed operators (com.microsoft) against the runtime that defines them, at odd sizes."""
+"""Contributed operators (com.microsoft), and one of ai.onnx.ml, against the runtime that defines them, at odd sizes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ runtime = pytest.importorskip("onnxruntime")
 DOMAIN = "com.microsoft"
 
 
-def check(run_model, op, inputs, constants=None, outputs=("y",), rtol=2e-4, atol=2e-5, step=None, **attributes) -> None:  # noqa: F811
+def check(
+    run_model,  # noqa: F811
+    op, inputs, constants=None, outputs=("y",), rtol=2e-4, atol=2e-5, step=None, domain=DOMAIN, **attributes,
+) -> None:  # fmt: skip
     """One node of the domain; None among the inputs is one left out. Integers may differ by `step`."""
     constants = constants or {}
     order = attributes.pop("order", [*inputs, *constants])
-    node = helper.make_node(op, [n or "" for n in order], list(outputs), domain=DOMAIN, **attributes)
+    node = helper.make_node(op, [n or "" for n in order], list(outputs), domain=domain, **attributes)
     values = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()
     ]
@@ -28,7 +31,7 @@ def check(run_model, op, inputs, constants=None, outputs=("y",), rtol=2e-4, atol
         [onnx.ValueInfoProto(name=o) for o in outputs if o],
         [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
     )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=9)
     options = runtime.SessionOptions()
     options.log_severity_level = 4
@@ -332,3 +335,11 @@ def test_gather_block_quantized_of_small_integers(run_model) -> None:  # noqa: F
 def test_operators_that_onnx_took_over(run_model) -> None:  # noqa: F811
     check(run_model, "Trilu", {"x": normal(3, 5, 4)}, {"k": np.array(1)}, upper=0)
     check(run_model, "GridSample", {"x": normal(1, 2, 5, 4), "g": normal(1, 3, 3, 2, seed=1)}, mode="bilinear")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("columns", [1, 5])
+def test_scaler(run_model, dtype, columns) -> None:  # noqa: F811
+    offset, scale = np.linspace(-2, 3, columns).tolist(), np.linspace(0.3, 4, columns).tolist()
+    x = (normal(3, 5) * 9).astype(dtype)
+    check(run_model, "Scaler", {"x": x}, domain="ai.onnx.ml", offset=offset, scale=scale)

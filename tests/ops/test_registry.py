@@ -27,7 +27,8 @@ Reshape Resize ReverseSequence RoiAlign Round STFT Scatter ScatterElements Scatt
 SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength Shape Shrink Sigmoid Sign
 SimplifiedLayerNormalization Sin Sinh Size Slice Softmax Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt
 Squeeze Sub Sum Swish Tan Tanh TensorScatter TfIdfVectorizer ThresholdedRelu Tile TopK Transpose Trilu Unique Unsqueeze
-Upsample Where Xor com.microsoft.Attention com.microsoft.BiasAdd com.microsoft.BiasGelu com.microsoft.BiasSoftmax
+Upsample Where Xor ai.onnx.ml.Scaler com.microsoft.Attention
+com.microsoft.BiasAdd com.microsoft.BiasGelu com.microsoft.BiasSoftmax
 com.microsoft.BiasSplitGelu com.microsoft.DequantizeLinear com.microsoft.DynamicQuantizeLSTM
 com.microsoft.DynamicQuantizeMatMul com.microsoft.EmbedLayerNormalization com.microsoft.FastGelu
 com.microsoft.FusedConv com.microsoft.FusedGemm com.microsoft.FusedMatMul com.microsoft.GatherBlockQuantized

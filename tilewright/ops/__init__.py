@@ -2,6 +2,7 @@
 
 from tilewright.ops import (  # noqa: F401  (importing a family registers its operators)
     bits,
+    classical,
     columns,
     contraction,
     convolution,
