@@ -158,6 +158,41 @@ class TestShapes:
         assert str(error.value) == text
 
 
+class TestOrder:
+    """Nodes may stand before what they read, as tools leave them that do not see what bodies read."""
+
+    def test_a_body_reads_what_is_made_later(self) -> None:
+        branches = {
+            f"{which}_branch": helper.make_graph([helper.make_node(op, ["late"], [op])], which, [], [info(op)])
+            for which, op in (("then", "Neg"), ("else", "Abs"))
+        }
+        nodes = [helper.make_node("If", ["c"], ["y"], **branches), helper.make_node("Exp", ["x"], ["late"])]
+        x = np.array([1, 2], np.float32)
+        for condition, want in ((True, -np.exp(x)), (False, np.exp(x))):
+            given = [numpy_helper.from_array(np.array(condition), "c")]
+            found = outputs_of(model_of(nodes, [info("x", [2])], initializers=given), {"x": x})
+            np.testing.assert_allclose(found["y"], want, rtol=1e-6)
+
+    def test_what_is_in_order_stays_and_the_rest_moves_least(self) -> None:
+        chain = [helper.make_node("Neg", [a], [b]) for a, b in ("xa", "ab", "bc", "cy")]
+        for order, want in ((range(4), "abcy"), ((0, 2, 3, 1), "abcy"), ((3, 2, 1, 0), "abcy")):
+            graph = load(model_of([chain[k] for k in order], [info("x", [2])]))
+            assert "".join(node.outputs[0] for node in graph.nodes) == want
+
+    def test_inside_a_body(self) -> None:
+        body = [helper.make_node("Neg", ["a"], ["b"]), helper.make_node("Exp", ["x"], ["a"])]
+        branch = helper.make_graph(body, "branch", [], [info("b")])
+        nodes = [helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
+        given = [numpy_helper.from_array(np.array(True), "c")]
+        found = outputs_of(model_of(nodes, [info("x", [2])], initializers=given), {"x": np.zeros(2, np.float32)})
+        np.testing.assert_array_equal(found["y"], [-1, -1])
+
+    def test_a_circle(self) -> None:
+        nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"]), add("a", "b")]
+        with pytest.raises(ModelError, match="its input 'b' is not defined before it"):
+            load(model_of(nodes, [info("x", [1])]))
+
+
 class TestInvalid:
     def test_undefined_name(self) -> None:
         with pytest.raises(ModelError, match="Add node 'sum': its input 'nowhere' is not defined before it"):

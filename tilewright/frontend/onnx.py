@@ -16,6 +16,7 @@ from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionErr
 from tilewright.frontend.contents import array_of, dense_of, line_of, type_name
 from tilewright.frontend.functions import check_written_out, expand
 from tilewright.frontend.long_loops import in_pieces
+from tilewright.frontend.order import in_order
 from tilewright.frontend.survey import external_tensors, location, unreadable_names
 from tilewright.ir import dtypes
 from tilewright.ir.dtypes import DType
@@ -67,7 +68,7 @@ def _graph(model: onnx.ModelProto, inputs: tuple[Value, ...], constants: dict[st
             name=model.graph.name,
             inputs=inputs,
             outputs=tuple(o.name for o in model.graph.output),
-            nodes=tuple(_node(n, versions) for n in model.graph.node),
+            nodes=in_order([_node(n, versions) for n in model.graph.node]),
             constants=constants,
             values={**_declared(model.graph), **{v.name: v for v in inputs}},
         )
@@ -225,7 +226,7 @@ def _branch(graph: onnx.GraphProto, versions: Mapping[str, int]) -> Graph:
         graph.name,
         tuple(inputs),
         tuple(o.name for o in graph.output),
-        tuple(_node(n, versions) for n in graph.node),
+        in_order([_node(n, versions) for n in graph.node]),
         _initializers(graph),
     )
 

@@ -115,3 +115,19 @@ class Graph:
     constants: Mapping[str, np.ndarray]
     values: Mapping[str, Value] = field(default_factory=dict)  # what is known of every tensor, inputs included
     part: Part | None = None
+
+
+def read_by(node: Node) -> set[str]:
+    """Names that a node takes from the graph it stands in: its inputs, and what its bodies read of that graph."""
+    bodies = [captured(value) for value in node.attributes.values() if isinstance(value, Graph)]
+    return {name for name in node.inputs if name}.union(*bodies)
+
+
+def captured(body: Graph) -> set[str]:
+    """Names that a body takes from the graph around it."""
+    own = {value.name for value in body.inputs} | body.constants.keys()
+    found: set[str] = set()
+    for node in body.nodes:
+        found |= read_by(node) - own
+        own.update(node.outputs)
+    return found | (set(body.outputs) - own)

@@ -27,7 +27,20 @@ from tilewright.errors import (
     printable,
 )
 from tilewright.ir import dtypes
-from tilewright.ir.graph import ASKED, NUMBERS, Form, Graph, Node, Part, Room, Value, filled, item_name
+from tilewright.ir.graph import (
+    ASKED,
+    NUMBERS,
+    Form,
+    Graph,
+    Node,
+    Part,
+    Room,
+    Value,
+    captured,
+    filled,
+    item_name,
+    read_by,
+)
 from tilewright.late.borders import Border, Scope, checked
 from tilewright.late.model import Compiled, LateModel
 from tilewright.late.stages import (
@@ -408,11 +421,10 @@ class StagedModel(LateModel[Border]):
     def _body(self, node: Node, scope: Scope, fixed: Mapping[str, Array]) -> StagedModel:
         """The body of a loop as a model of its own; what it reads of the graph around it are inputs behind its own."""
         body: Graph = node.attributes["body"]
-        own = {value.name for value in body.inputs} | body.constants.keys()
-        outer = (_read(body.nodes) | set(body.outputs)) - own
+        outer = captured(body)
         constants = {n: a for n, a in (*self._graph.constants.items(), *fixed.items()) if n in outer}
-        captured = [n for n in scope if n in outer and n not in constants]
-        inputs = [Border(n, is_checked=False) for n in (*(v.name for v in body.inputs), *captured)]
+        taken = [n for n in scope if n in outer and n not in constants]
+        inputs = [Border(n, is_checked=False) for n in (*(v.name for v in body.inputs), *taken)]
         graph = Graph(body.name, (), body.outputs, body.nodes, {**constants, **body.constants})
         outputs = [Border(name, is_checked=False) for name in body.outputs]
         return StagedModel(f"{self._name}, {node.describe()}", graph, inputs, outputs, self._tools)
@@ -425,13 +437,7 @@ class StagedModel(LateModel[Border]):
 
 def _read(nodes: Sequence[Node]) -> set[str]:
     """Names that nodes, and the bodies inside them, read."""
-    found: set[str] = set()
-    for node in nodes:
-        found.update(name for name in node.inputs if name)
-        for value in node.attributes.values():
-            if isinstance(value, Graph):
-                found |= _read(value.nodes) | set(value.outputs)
-    return found
+    return set[str]().union(*map(read_by, nodes))
 
 
 def _arrays(told: Mapping[str, Any]) -> dict[str, Array]:

@@ -12,7 +12,7 @@ from tilewright.ir.bounds import fixed
 from tilewright.ir.compute import Compute, Program, Scan, expressions, reads
 from tilewright.ir.expr import Const, Expr, Load, Var, is_op
 from tilewright.ir.folding import without_dead
-from tilewright.ir.graph import ASKED, Form, Graph, Node, Part, item_name
+from tilewright.ir.graph import ASKED, Form, Graph, Node, Part, item_name, read_by
 from tilewright.ir.tensor import Tensor
 from tilewright.ops import control
 from tilewright.ops.builder import Builder, dims
@@ -52,7 +52,7 @@ def _lower_settled(graph: Graph) -> Program:
         error.inputs, can_be_made = _deciding(b, error.tensor, names)
         error.tensor = error.tensor if can_be_made else None
         # a node that changes nothing gives its input by another name: the one that is read behind the cut is meant
-        read = _read_by(error.node) if isinstance(error.node, Node) else set()
+        read = read_by(error.node) if isinstance(error.node, Node) else set()
         error.itself = next((name for name, value in scope.items() if value is error.tensor and name in read), "")
         error.scope = _told(b, scope)
         if not part.asks:
@@ -145,7 +145,7 @@ def _alive(graph: Graph) -> list[Node]:
     for node in reversed(graph.nodes):
         if node is asks or not wanted.isdisjoint(o for o in node.outputs if o):
             kept.append(node)
-            wanted |= _read_by(node)
+            wanted |= read_by(node)
     return kept[::-1]
 
 
@@ -161,20 +161,6 @@ def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[
             waiting += reads(makers[found]) if found in makers else ()
     made = all(t in makers or t in names or t in b.constants for t in seen)
     return tuple(name for t, name in names.items() if t in seen), made
-
-
-def _branches(node: Node) -> list[Graph]:
-    return [v for v in node.attributes.values() if isinstance(v, Graph)]
-
-
-def _captured(graph: Graph) -> set[str]:
-    """Names a branch takes from the graph around it (and some of its own, which does no harm)."""
-    return set(graph.outputs).union(*map(_read_by, graph.nodes))
-
-
-def _read_by(node: Node) -> set[str]:
-    """Names that a node reads, itself or in its branches."""
-    return set(node.inputs).union(*map(_captured, _branches(node)))
 
 
 def _lower_node(b: Builder, node: Node, scope: Scope, constants: Mapping[str, np.ndarray]) -> None:
