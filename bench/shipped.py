@@ -58,6 +58,7 @@ NUMBERS: dict[str, Array] = {
     "sr": np.array(16000),
     "fmin": np.array(50, np.float32),
     "fmax": np.array(2000, np.float32),
+    "dial": np.array(96),  # the longer side of an image
     "scales": np.array([0, 1, 0], np.float32),  # of a voice: without its noise
 }
 
@@ -176,6 +177,8 @@ def _values(port: Any, shape: tuple[int, ...], longest: int, kind: Kind, rng: np
         return kind.floats(shape, rng).astype(dtype)
     if dtype.kind == "b" or "mask" in port.name:
         return np.ones(shape, dtype)
+    if "type" in port.name or "batch" in port.name:  # of tokens, and the sample that a row belongs to: the first
+        return np.zeros(shape, dtype)
     if "len" in port.name:
         return np.full(shape, longest, dtype)
     return rng.integers(1, kind.below, shape).astype(dtype)
