@@ -1,4 +1,4 @@
-"""What is said of a compilation that a call waits for: a moving line on a terminal meanwhile, one line of the log after."""
+"""What is said of a compilation that a call waits for: a moving line on a terminal, then one line of the log."""
 
 from __future__ import annotations
 

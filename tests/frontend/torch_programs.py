@@ -1,5 +1,5 @@
-"""Random programs of views and changes in place, as PyTorch runs them and compiled: values, what the caller sees changed,
-and who shares memory with whom."""
+"""Random programs of views and changes in place, as PyTorch runs them and compiled: values, what the caller sees
+changed, and who shares memory with whom."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Interpreted:
 
     def __call__(self, /, *args: Any) -> list[Any]:
         arrays = [array_of(x) if isinstance(x, torch.Tensor) else x for x in args]
-        given = dict(zip(self.names, (np.ascontiguousarray(a) for a in arrays), strict=True))
+        given = dict(zip(self.names, (np.asarray(a, order="C") for a in arrays), strict=True))
         found = evaluate(self.program, given)
         return [tensor_of(np.array(found[name])) for name in (t.name for t in self.program.outputs)]
 

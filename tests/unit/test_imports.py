@@ -43,19 +43,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "arguments": set(),
     "profiles": set(),
-    "late": {"arguments", "profiles", "compiler", "frontend", "ir", "ops", "options", "progress", "shipping",
-             "version"},  # fmt: skip
+    "late": {
+        "arguments", "profiles", "progress", "compiler", "frontend", "ir", "ops", "options", "shipping", "version",
+    },
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
-    "api": {"pytorch", "arguments", "profiles", "progress", "late", "stored", "shipping", "report", "tune",
-            *COMPILER_AND_BELOW},  # fmt: skip
+    "api": {
+        "pytorch", "arguments", "profiles", "progress", "late", "stored", "shipping", "report", "tune",
+        *COMPILER_AND_BELOW,
+    },
     "decoding": {"api", "arguments", "frontend", "ir", "options"},
     "onnx_backend": {"api", "arguments", "late", "runtime"},
     "onnx_suite": {"onnx_backend", "options"},
-    "cli": {"api", "arguments", "onnx_suite", "progress", "late", "shipping", "report", "tune", "", *COMPILER_AND_BELOW},
+    "cli": {
+        "api", "arguments", "onnx_suite", "progress", "late", "shipping", "report", "tune", "", *COMPILER_AND_BELOW,
+    },
     "examples": {"api", "decoding", "late", "cli", "report", *COMPILER_AND_BELOW},
     "": {"api", "late", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},
-}
+}  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

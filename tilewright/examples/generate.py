@@ -59,7 +59,8 @@ class Generator:
         tokens = torch.as_tensor(prompt)
         if tokens.numel() and (tokens.is_floating_point() or tokens.numel() != tokens.shape[-1:].numel()):
             raise OptionError(
-                f"a prompt is one row of whole numbers, not {list(tokens.shape)} of {tokens.dtype}; give one text at a time"
+                f"a prompt is one row of whole numbers, not {list(tokens.shape)} of {tokens.dtype}; "
+                f"give one text at a time"
             )
         return torch.tensor(self.decoder(tokens.reshape(-1).numpy(), count))
 

@@ -3,8 +3,10 @@ overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,15 +42,28 @@ class View:
         return tensor
 
 
-def view_of(node: fx.Node) -> View:
-    """Where a node's memory comes from; a node that has memory of its own is its base."""
+def view_of(node: fx.Node, known: Container[fx.Node] = ()) -> View:
+    """Where a node's memory comes from: a node that has memory of its own, or one that is known."""
     steps: list[Step] = []
     base = node
-    while (parent := _viewed(base)) is not None:
+    while base not in known and (parent := _viewed(base)) is not None:
         assert callable(base.target)
         steps.append(Step(base.target, base.args, base.kwargs))
         base = parent
     return View(base, tuple(reversed(steps)))
+
+
+def view_beside(node: fx.Node, known: fx.Node) -> View | None:
+    """A result as a view of another one with the same memory, by where both lie in it."""
+    one, other = node.meta["val"], known.meta["val"]
+    if one.dtype != other.dtype:
+        return None
+    offset = one.storage_offset() - other.storage_offset()
+    return View(known, (Step(_restrided, (known, tuple(one.shape), tuple(one.stride()), offset), {}),))
+
+
+def _restrided(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
@@ -69,7 +84,8 @@ def storages(node: fx.Node) -> set[int]:
 def shared_outputs(outputs: Iterable[Any]) -> dict[fx.Node, View]:
     """Of what a graph returns, the views that share memory with another result, with an argument, or with themselves;
     a compiled copy would not be changed with the other."""
-    nodes = [n for n in dict.fromkeys(outputs) if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
+    nodes = [n for n in dict.fromkeys(outputs) if isinstance(n, fx.Node)]
+    nodes = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     found: dict[fx.Node, View] = {}
     for node in nodes:
         view = view_of(node)
@@ -132,6 +148,20 @@ def overlapping(values: Sequence[Any]) -> list[list[int]]:
             groups.append([place])
         end = max(end, stop)
     return [sorted(group) for group in groups if len(group) > 1]
+
+
+def may_overlap(values: Sequence[Any]) -> bool:
+    """The same of tensors without memory, as PyTorch follows a graph with them: some may, where sizes are open."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for x in values:
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            extents = (*x.shape, *x.stride(), x.storage_offset())
+            is_known = all(isinstance(n, int) for n in extents)
+            last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if is_known else 0
+            start = x.storage_offset() * x.element_size() if is_known else 0
+            end = start + (last + 1) * x.element_size() if is_known else sys.maxsize
+            ranges.setdefault(x.untyped_storage()._cdata, []).append((start, end))
+    return any(b[0] < a[1] for each in ranges.values() for a, b in pairwise(sorted(each)))
 
 
 def overlap_groups(values: Sequence[Any]) -> tuple[Group, ...]:

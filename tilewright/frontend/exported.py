@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import ModelError, UnsupportedError
-from tilewright.frontend.aliases import Group, View, laid_out, shared_outputs
+from tilewright.frontend.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
 from tilewright.frontend.attributes import snapshot
 from tilewright.frontend.higher_order import UncountedError, closure
 from tilewright.frontend.tensors import constant_of
@@ -235,7 +235,7 @@ def _read(
             raise UnsupportedError(f"an output of kind {spec.kind.name.lower()} is not supported; export for inference")
         changes.append((target, _place(results, node)))
         places[node] = target  # the new value is returned as the tensor that has it by then
-    views = shared_outputs(returned)
+    views = shared_outputs(returned) | _views_of_changed(returned, pairs, placeholders)
     bases: dict[int, torch.Tensor] = {}
     for node, spec in pairs:
         if spec.kind is not OutputKind.USER_OUTPUT:
@@ -243,7 +243,7 @@ def _read(
         if not isinstance(node, fx.Node):
             outputs.append(Place("value", node))
             continue
-        view = views.get(node, View(node, ()))
+        view = View(node, ()) if node in places else views.get(node, View(node, ()))
         own = places.get(view.base) or Place("result", _place(results, view.base))
         if view.steps and own.kind == "result":
             bases[own.what] = view.base.meta["val"]
@@ -271,6 +271,32 @@ def _read(
     copying = (lambda: graph_of(apart, [n for n in inputs if n in closure(apart)])) if views else None
     return Exported(graph, tuple(places[n] for n in read), tuple(outputs), program.call_spec.out_spec, tuple(changes),
                     tuple(t for n, t in constants.items() if n in computed), bases, copying)  # fmt: skip
+
+
+def _views_of_changed(
+    outputs: Sequence[Any], pairs: Sequence[tuple[Any, Any]], placeholders: Sequence[fx.Node]
+) -> dict[fx.Node, View]:
+    """Outputs that share memory with the new value of a tensor which the module changes: views of that tensor."""
+    named = {n.name: n for n in placeholders}
+    targets = {node: named.get(spec.target or "") for node, spec in pairs if spec.kind.name.endswith("_MUTATION")}
+    found: dict[fx.Node, View] = {}
+    for node in dict.fromkeys(n for n in outputs if isinstance(n, fx.Node) and n not in targets):
+        changed = next((n for n in targets if storages(n) & storages(node)), None)
+        if changed is None:
+            continue
+        view: View | None = view_of(node, targets)
+        if view is not None and view.base is not changed:
+            # seen beside the new value, which has to lie as the tensor that gets it
+            target = targets[changed]
+            fits = target is None or target.meta["val"].stride() == changed.meta["val"].stride()
+            view = view_beside(node, changed) if fits else None
+        if view is None:
+            raise UnsupportedError(
+                f"'{node.name}', a view of a tensor that the module changes in place, is not supported as an output; "
+                f"return a copy of it"
+            )
+        found[node] = view
+    return found
 
 
 def _held(module: torch.nn.Module, program: torch.export.ExportedProgram, name: str) -> torch.Tensor:

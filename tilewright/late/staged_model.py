@@ -380,7 +380,8 @@ class StagedModel(LateModel[Border]):
         self._compiled += 1
         sizes = ", ".join(f"{v.name} {'x'.join(map(str, v.shape)) or 'scalar'}" for v in part.inputs)
         room = "up to " if part.part is not None and part.part.rooms else ""
-        text = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'} in {seconds:.2f} s, number {self._compiled}"
+        what = f"compiled a part of {self._name} for {room}{sizes or 'no inputs'}"
+        text = f"{what} in {seconds:.2f} s, number {self._compiled}"
         log_compiled(text, seconds, self._compiled <= _QUIET)
 
     def _tell_refused(self, slots: Slots, error: TilewrightError) -> None:

@@ -19,7 +19,7 @@ from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.errors import InternalError
-from tilewright.frontend.aliases import overlapping
+from tilewright.frontend.aliases import may_overlap, overlapping
 from tilewright.frontend.tensors import constant_of
 from tilewright.frontend.torch import decompositions
 from tilewright.progress import log_compiled
@@ -55,9 +55,17 @@ def compile_for_dynamo(module: fx.GraphModule, inputs: Sequence[Any], build: Bui
             made.append(call)
         return make_boxed_func(call)
 
-    compiled: Callable[..., Any] = aot_autograd(
-        fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions()
-    )(module, inputs)
+    follow = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions())
+    overlap = may_overlap(tensors)
+    try:
+        compiled: Callable[..., Any] = follow(module, inputs)
+    except (AssertionError, RuntimeError, NotImplementedError):
+        if not overlap:
+            raise
+        compiled = module.forward  # AOTAutograd does not know all ways to overlap
+    if overlap and (changed or compiled is module.forward):
+        _warn_of_overlaps()  # with them as views of one input it would not be right for others
+        return module.forward
     # where inputs are only read and outputs are new, what AOTAutograd does around a call is a third of a small one
     if len(made) == 1:
         return made[0]
@@ -77,13 +85,17 @@ class Apart:
     def __call__(self, *args: Any) -> Any:
         memory = [x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
         own = [p for k, p in enumerate(memory) if k in self.changed and p]
-        is_apart = len(set(own)) == len(own) and sum(memory.count(p) for p in own) == len(own)
+        is_apart = sum(map(memory.count, own)) == len(own)
         if is_apart or not any(self.changed & set(group) for group in overlapping(args)):
             return self.compiled(*args)
         if not self.is_told:
             self.is_told = True
-            warnings.warn("tilewright: left to PyTorch: calls with inputs that overlap and are changed", stacklevel=2)
+            _warn_of_overlaps()
         return self.by_pytorch(*args)
+
+
+def _warn_of_overlaps() -> None:
+    warnings.warn("tilewright: left to PyTorch: calls with inputs that overlap and are changed in place", stacklevel=3)
 
 
 def _is_plain(metadata: Any) -> bool:
@@ -188,7 +200,8 @@ class Specialised:
 
     def _tell(self, missing: Mapping[str, Sequence[fx.Node]]) -> None:
         """One line: how many operations there are of what kind, and what the first row says that declined."""
-        counts = Counter(str(n.target) if n.op == "call_function" else n.op for found in missing.values() for n in found)
+        nodes = [n for found in missing.values() for n in found]
+        counts = Counter(str(n.target) if n.op == "call_function" else n.op for n in nodes)
         kinds = [f"{name} ({count})" for name, count in counts.most_common(MOST_TOLD)]
         if len(counts) > MOST_TOLD:
             kinds.append(f"{len(counts) - MOST_TOLD} other kinds")

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InputError, ModelError, OptionError
 from tilewright.frontend.aliases import overlap_groups, overlapping
 from tilewright.frontend.exported import Cut, Exported, export
-from tilewright.pytorch.calls import Build, Callee, TensorCall
 from tilewright.progress import log_compiled
+from tilewright.pytorch.calls import Build, Callee, TensorCall
 from tilewright.pytorch.partition import CutCall
 
 MOST_SHAPES = 16  # models kept at once; the oldest goes first
