@@ -2,6 +2,8 @@
 
 from tilewright.api import Model, Port, Profile, compile, load
 from tilewright.errors import (
+    BudgetError,
+    CancelledError,
     InputError,
     InternalError,
     ModelError,
@@ -26,6 +28,8 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "BudgetError",
+    "CancelledError",
     "InputError",
     "InternalError",
     "Model",

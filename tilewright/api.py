@@ -35,6 +35,7 @@ from tilewright.errors import (
     InternalError,
     OpenShapeError,
     OptionError,
+    ToolError,
     UndecidedError,
     printable,
 )
@@ -374,6 +375,13 @@ class Model(NotPickled):
         check_apart(ready, self._names, outputs, self._output_names)
         self._checked_runner().run(ready, outputs)
 
+    def cancel(self) -> None:
+        """End the run in progress, from another thread: it raises a `CancelledError` there, between two kernels, and
+        the model can be called again. Where none is in progress nothing happens. Ctrl-C ends a run in the same way."""
+        if not hasattr(self._runner, "cancel"):
+            raise OptionError("a run on a GPU goes to its end; cancel is for models on the CPU")
+        self._runner.cancel()
+
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """Run the model on arrays by name; the outputs come by name too."""
         bound = self._in_order((), inputs) if type(inputs) is dict else ()
@@ -412,7 +420,7 @@ class Model(NotPickled):
             raise OptionError(f"repeat cannot be {repeat!r}: it is a whole number, 1 or more")
         arrays = self._bind(args, named) if args or named else list(self.random_inputs().values())
         ready = self._ready(arrays)
-        outputs = [np.empty(shape, dtype) for shape, dtype in self._results]
+        outputs = self._new_outputs()
         runner = self._checked_runner()
         names = [call.kernel for call in self.calls]
         runner.run(ready, outputs)
@@ -467,7 +475,10 @@ class Model(NotPickled):
         return outputs if self._quick((*values, *outputs)) else None
 
     def _new_outputs(self) -> list[Array]:
-        return list(map(empty, self._shapes, self._types)) if self._memory is None else self._memory.arrays()
+        try:
+            return list(map(empty, self._shapes, self._types)) if self._memory is None else self._memory.arrays()
+        except MemoryError as error:
+            raise ToolError(f"there is no memory for the outputs: {', '.join(map(str, self._outputs))}") from error
 
     def _in_order(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values given by name in the order of the inputs; nothing where they are not exactly the inputs."""

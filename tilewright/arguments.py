@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.errors import InputError, ModelError, OptionError, printable
+from tilewright.errors import InputError, ModelError, OptionError, ToolError, printable
 
 Array = NDArray[Any]
 Shapes = Mapping[str, int | Sequence[int]]
@@ -113,7 +113,10 @@ def convert(value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...])
         raise InputError(f"input {name!r} must have shape {shape}, not {array.shape}")
     if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
         return array
-    return np.array(array, dtype=dtype, order="C", copy=True)
+    try:
+        return np.array(array, dtype=dtype, order="C", copy=True)
+    except MemoryError as error:
+        raise ToolError(f"there is no memory for a copy of input {name!r}; give it contiguous") from error
 
 
 def check_output(value: object, port: Port) -> None:

@@ -102,5 +102,9 @@ class ToolError(TilewrightError):
     """A compiler, library or device that is needed is not there, or failed."""
 
 
+class CancelledError(TilewrightError):
+    """A run that `cancel` ended before it was through; the model can be called again."""
+
+
 class InternalError(Exception):
     """A form broke its own grammar: a bug of Tilewright, never of the user."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tilewright.arguments import Array, NotPickled, bind, by_name
+from tilewright.errors import CancelledError
 
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
@@ -36,6 +37,7 @@ class Compiled(Protocol):
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile: ...
     def explain(self) -> str: ...
     def save(self, folder: str | os.PathLike[str]) -> None: ...
+    def cancel(self) -> None: ...
 
 
 class LateModel(NotPickled, ABC, Generic[P]):
@@ -47,6 +49,7 @@ class LateModel(NotPickled, ABC, Generic[P]):
         self._outputs = tuple(outputs)
         self._names = tuple(port.name for port in inputs)
         self._compiled = 0
+        self._cancels = 0
 
     @property
     def name(self) -> str:
@@ -88,6 +91,18 @@ class LateModel(NotPickled, ABC, Generic[P]):
         results = self._results(bind(self._names, (inputs,), {}))
         return by_name([port.name for port in self._outputs], results)
 
+    def cancel(self) -> None:
+        """End the runs in progress, from another thread: they raise a `CancelledError`, between two kernels or steps.
+        What a call compiles meanwhile is compiled to its end."""
+        self._cancels += 1
+        for model in self._held():
+            model.cancel()
+
+    def _checked_cancels(self, seen: int) -> None:
+        """Goes on with a run that began after so many."""
+        if self._cancels != seen:
+            raise CancelledError("the run was cancelled")
+
     def __repr__(self) -> str:
         takes, gives = (", ".join(map(str, ports)) for ports in (self._inputs, self._outputs))
         return f"<tilewright.{type(self).__name__} ({takes}) -> ({gives})>"
@@ -95,6 +110,10 @@ class LateModel(NotPickled, ABC, Generic[P]):
     @abstractmethod
     def _results(self, values: list[Any]) -> list[Any]:
         """The outputs for values in the order of the inputs."""
+
+    @abstractmethod
+    def _held(self) -> Sequence[Compiled]:
+        """All compiled models that a run may be in."""
 
     @abstractmethod
     def _ran(self) -> Sequence[Compiled]:

@@ -167,6 +167,9 @@ class OpenModel(LateModel[OpenPort]):
         model, rest = self._for(values)
         return model(*rest)
 
+    def _held(self) -> Sequence[Compiled]:
+        return [kept.model for kept in self._all()]
+
     def _ran(self) -> Sequence[Compiled]:
         kept = self._all()
         if not kept:

@@ -174,6 +174,16 @@ class StagedModel(LateModel[Border]):
             raise OptionError("the model compiles part by part when it is called: call it first")
         return models
 
+    def _held(self) -> Sequence[Compiled]:
+        found: list[Compiled] = []
+        waiting = [self._first]
+        while waiting:
+            for stage in list(waiting.pop().kept.values()):
+                found += [] if stage.model is None else [stage.model]
+                found += [] if stage.body is None else [stage.body]
+                waiting.append(stage.following)
+        return found
+
     def _models(self) -> Iterator[Compiled]:
         for stage in self._last:
             if stage.model is not None:
@@ -189,8 +199,10 @@ class StagedModel(LateModel[Border]):
     def _run(self, values: Sequence[Any], ran: list[tuple[Compiled, list[Any]]] | None) -> list[Any]:
         scope: Scope = checked(self._inputs, values)
         stages: list[Stage] = []
+        seen = self._cancels
         stage, numbers = self._behind_values(self._first, None, (), scope, dict(scope), {})
         while True:
+            self._checked_cancels(seen)
             stages.append(stage)
             if stage.model is not None:
                 given = [_given(scope, name, shape, numbers) for name, shape in stage.takes.items()]
@@ -200,18 +212,19 @@ class StagedModel(LateModel[Border]):
             scope.update({n: _filled(stage.forms, n, v, numbers) for n, v in stage.told.items()})
             if stage.cut is None:
                 break
-            stage, numbers = self._next(stage, numbers, scope, ran)
+            stage, numbers = self._next(stage, numbers, scope, ran, seen)
         self._last = tuple(stages)
         absent = {port.name for port in self._outputs if port.is_optional}
         return [scope.get(n, None if n in absent else []) for n in self._graph.outputs]
 
     def _next(
-        self, stage: Stage, numbers: tuple[int, ...], scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None
-    ) -> tuple[Stage, tuple[int, ...]]:
+        self, stage: Stage, numbers: tuple[int, ...], scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None,
+        seen: int,
+    ) -> tuple[Stage, tuple[int, ...]]:  # fmt: skip
         """The part behind this one, for what was found in it, and the numbers that it leaves to the run."""
         cut, node = stage.cut, self._graph.nodes[stage.place]
         if stage.body is not None:
-            results = self._looped(node, stage.body, scope, ran)
+            results = self._looped(node, stage.body, scope, ran, seen)
         elif isinstance(cut, OutsideError):
             results = self._outside(node, scope)
         else:
@@ -277,7 +290,7 @@ class StagedModel(LateModel[Border]):
                                           "reference evaluator"))  # fmt: skip
         return self._tools.evaluate(node, [self._value(scope, name) if name else None for name in node.inputs])
 
-    def _looped(self, node: Node, body: StagedModel, scope: Scope, ran: Any) -> list[Any]:
+    def _looped(self, node: Node, body: StagedModel, scope: Scope, ran: Any, seen: int) -> list[Any]:
         """A Loop, its body run step by step while its condition holds."""
         limit, condition, *carried = [self._value(scope, name) if name else None for name in (*node.inputs, "", "")]
         carried = carried[: len(node.inputs) - 2]
@@ -287,6 +300,7 @@ class StagedModel(LateModel[Border]):
         kept: list[list[Any]] = [[] for _ in body.outputs[1 + len(carried) :]]
         step = 0
         while step < steps and goes_on.all():
+            self._checked_cancels(seen)
             results = body._run([np.asarray(step, np.int64), goes_on, *carried, *captured], ran)
             goes_on, carried = np.asarray(results[0]), results[1 : 1 + len(carried)]
             for rows, row in zip(kept, results[1 + len(carried) :], strict=True):

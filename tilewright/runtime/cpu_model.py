@@ -6,16 +6,18 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
+from tilewright.errors import CancelledError, ToolError
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
@@ -30,7 +32,9 @@ RUN_SPIN_MICROSECONDS = 100.0
 IDLE_SPIN_MICROSECONDS = 50.0
 MAX_THREADS = 1024
 
-_NO_THREADS = 1  # TW_NO_THREADS in native/driver.h
+_NO_THREADS, _CANCELLED = 1, 3  # TW_NO_THREADS and TW_CANCELLED in native/driver.h
+_Watch = ctypes.CFUNCTYPE(ctypes.c_int)  # tw_watch
+_NEEDED = ("tw_describe", "tw_create", "tw_run", "tw_run_profile", "tw_run_objects", "tw_run_tuple", "tw_destroy")
 _READY_FLAGS = 0x101  # NumPy's C_CONTIGUOUS and ALIGNED
 _WRITEABLE_FLAG = 0x400
 
@@ -54,7 +58,7 @@ class ModelImageError(ValueError):
     """The compiler handed over a description that contradicts itself."""
 
 
-class ModelRunError(RuntimeError):
+class ModelRunError(ToolError):
     """A model could not be loaded or run."""
 
 
@@ -349,6 +353,8 @@ class CpuModel:
             library = load_library(built.library, ctypes.CDLL, trust=built.trust)
         except OSError as error:
             raise ModelRunError(f"cannot load the model: {error}") from error
+        if missing := next((name for name in _NEEDED if not hasattr(library, name)), None):
+            raise ModelRunError(f"cannot load the model: {built.library} is no library of one, it has no '{missing}'")
         self.threads = threads
         self.built = built
         self._library = library
@@ -370,6 +376,21 @@ class CpuModel:
         self._run_objects = library.tw_run_objects
         self._caller = _Caller(handle, None, self._header.value, _first_item_bytes())
         self._pack = struct.Struct(f"{len(self.input_bytes) + len(self.output_bytes)}P").pack
+        self._raised: dict[int, BaseException] = {}  # by a signal's handler during a run, by thread
+        self._watch = _Watch(_watching(self._raised).__next__)
+        if hasattr(library, "tw_set_watch"):  # which models that were saved by earlier releases lack
+            library.tw_set_watch(self._handle, self._watch)
+
+    def cancel(self) -> None:
+        """End the run in progress, if there is one, from another thread."""
+        if self._handle is not None and hasattr(self._library, "tw_cancel"):
+            self._library.tw_cancel(self._handle)
+
+    def _failed(self, status: int) -> BaseException:
+        """What a run that did not go through is told by."""
+        if status == _CANCELLED:
+            return self._raised.pop(get_ident(), None) or CancelledError("the run was cancelled")
+        return ModelRunError(f"the system refused to start {self.threads - 1} worker threads; try fewer threads")
 
     def _read_table(self) -> None:
         self._library.tw_describe.restype = ctypes.POINTER(_Table)
@@ -390,8 +411,9 @@ class CpuModel:
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> None:
         """Fill outputs. Arrays are C-contiguous and of the compiled sizes; what they mean is the caller's affair."""
-        if self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._header) != 0:
-            raise _no_threads(self.threads)
+        status = self._run_objects(self._handle, self._pack(*self._checked(inputs, outputs)), self._header)
+        if status != 0:
+            raise self._failed(status)
 
     def quick_caller(self, ports: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Callable[[tuple[Any, ...]], bool]:
         """A function of a tuple: the inputs, then the outputs to fill. It tells whether it has run: it does nothing
@@ -403,12 +425,12 @@ class CpuModel:
         caller, run = self._caller, self._library.tw_run_tuple
         self._kept = (tuple(ports), forms := _forms(ports, len(self.input_bytes)))
         caller.forms = ctypes.addressof(forms)
-        reference, py_object, threads = ctypes.byref(caller), ctypes.py_object, self.threads
+        reference, py_object = ctypes.byref(caller), ctypes.py_object
 
         def call(arrays: tuple[Any, ...]) -> bool:
             status: int = run(reference, py_object(arrays))
-            if status == _NO_THREADS:
-                raise _no_threads(threads)
+            if status in (_NO_THREADS, _CANCELLED):
+                raise self._failed(status)
             return status == 0
 
         return call
@@ -423,8 +445,9 @@ class CpuModel:
         def call(inputs: Sequence[int], outputs: Sequence[int]) -> None:
             if self._handle is None:
                 raise ModelRunError("the model is closed")
-            if run(self._handle, pack_inputs(*inputs), pack_outputs(*outputs)) != 0:
-                raise _no_threads(self.threads)
+            status = run(self._handle, pack_inputs(*inputs), pack_outputs(*outputs))
+            if status != 0:
+                raise self._failed(status)
 
         return call
 
@@ -436,7 +459,7 @@ class CpuModel:
             self._handle, _pointers(inputs), _pointers(outputs), ctypes.c_void_p(stage_ns.ctypes.data)
         )
         if status != 0:
-            raise _no_threads(self.threads)
+            raise self._failed(status)
         return stage_ns[: self.stage_count]
 
     def _checked(self, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> list[int]:
@@ -473,6 +496,22 @@ class CpuModel:
         self.close()
 
 
+def _watching(raised: dict[int, BaseException]) -> Iterator[int]:
+    """What the thread of a long run looks at from time to time: whether to end it. Python runs the handlers of signals
+    that have come where it goes on here, inside the try; a function would run them at its entrance, in front of one."""
+    ends = 0
+    while True:
+        try:
+            while True:
+                yield ends
+                ends = 0
+        except GeneratorExit:
+            return
+        except BaseException as error:  # whatever a handler raises, Ctrl-C's KeyboardInterrupt above all, ends the run
+            raised[get_ident()] = error
+            ends = 1
+
+
 class _Sized(Protocol):
     @property
     def input_bytes(self) -> tuple[int, ...]: ...
@@ -495,6 +534,3 @@ def _describe(array: object) -> str:
         return type(array).__name__
     return f"{array.nbytes} bytes{'' if array.flags.c_contiguous else ', not contiguous'}"
 
-
-def _no_threads(threads: int) -> ModelRunError:
-    return ModelRunError(f"the system refused to start {threads - 1} worker threads; try fewer threads")

@@ -62,7 +62,7 @@ static const tw_port tw_outputs[] = {{
 }};
 
 typedef struct tw_model tw_model;
-enum {{ TW_OK = 0, TW_NO_THREADS = 1 }};
+enum {{ TW_OK = 0, TW_NO_THREADS = 1, TW_CANCELLED = 3 }};
 
 /* Maps the weights and prepares a team of threads, the caller's among them; the others start at the first run.
  * NULL when the file is not there or not this model's, memory is short, or threads is not 1 to {most_threads}. */
@@ -70,8 +70,11 @@ tw_model *tw_open(const char *weights_path, int threads);
 
 /* Fills the outputs. No output may lie in the memory of an input or of another output. Calls from several threads at
  * once are safe: they take turns. {denormals}
- * Returns TW_OK, or TW_NO_THREADS where the system refused to start them. */
+ * Returns TW_OK, TW_NO_THREADS where the system refused to start them, or TW_CANCELLED. */
 int tw_run(tw_model *model, void *const *inputs, void *const *outputs);
+
+/* Ends the run in progress, from another thread or a signal handler; the outputs then hold anything. */
+void tw_cancel(tw_model *model);
 
 /* Stops the threads and frees the memory. No other thread may be inside tw_run. */
 void tw_destroy(tw_model *model);

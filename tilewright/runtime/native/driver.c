@@ -24,6 +24,7 @@
 #define DYNAMIC_ABOVE_TILES_PER_WORKER 4
 /* In a march every worker reads a line of every other: among many, one line to count on is quicker. */
 #define MOST_WORKERS_OF_A_MARCH 8
+#define WATCH_NS 50000000
 
 enum { SHARED_EVENLY, ONE_TILE_A_WORKER, BALANCED, FIRST_WORKER_ONLY };
 
@@ -78,6 +79,11 @@ struct tw_model {
      * then sees other groups, but can claim nothing in them. */
     _Atomic(int64_t *) stage_ns;
     int64_t opened_ns;
+    /* Set by anyone at any time, taken back when the next run begins. Kernels are then skipped, and the run is soon
+     * over: all its groups are still gone through. */
+    _Atomic int cancelled;
+    tw_watch watch;
+    int64_t watched_ns; /* when the caller's thread looked last; it alone does */
     pages arena, weights, kept, member_pages;
     pages *scratch;
 };
@@ -87,6 +93,18 @@ static int64_t now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* A clock that is read in a few nanoseconds and goes by milliseconds. */
+static int64_t coarse_now_ns(void)
+{
+#if defined(CLOCK_MONOTONIC_COARSE)
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+#else
+    return now_ns();
+#endif
 }
 
 /* Fresh pages are zero and belong to nobody until touched, so that the first to touch decides their memory node. */
@@ -137,27 +155,42 @@ static inline int64_t units_of(const step *s)
     return s->mode == FIRST_WORKER_ONLY ? 1 : s->tiles;
 }
 
-static inline void run_tiles(const step *s, int64_t from, int64_t to, char *scratch)
+static inline int is_cancelled(const tw_model *m)
 {
-    for (int64_t tile = from; tile < to; tile++) s->kernel(s->buffers, s->extents, tile, scratch);
+    return atomic_load_explicit(&m->cancelled, memory_order_relaxed);
 }
 
-static void run_units(const step *s, int64_t from, int64_t to, char *scratch)
+/* From time to time the caller's thread asks whether to go on. */
+static void look_up(tw_model *m)
 {
-    if (s->mode == FIRST_WORKER_ONLY) run_tiles(s, 0, s->tiles, scratch);
-    else run_tiles(s, from, to, scratch);
+    int64_t now = coarse_now_ns();
+    if (now - m->watched_ns < WATCH_NS) return;
+    if (m->watched_ns != 0 && m->watch()) tw_cancel(m);
+    m->watched_ns = now;
 }
 
-static int64_t run_chain(const tw_model *m, const group *g, uint32_t epoch, int64_t first, char *scratch)
+static inline void run_tiles(tw_model *m, const step *s, int64_t from, int64_t to, char *scratch)
+{
+    if (m->watch && scratch == m->members[0].scratch) look_up(m);
+    for (int64_t tile = from; tile < to && !is_cancelled(m); tile++) s->kernel(s->buffers, s->extents, tile, scratch);
+}
+
+static void run_units(tw_model *m, const step *s, int64_t from, int64_t to, char *scratch)
+{
+    if (s->mode == FIRST_WORKER_ONLY) run_tiles(m, s, 0, s->tiles, scratch);
+    else run_tiles(m, s, from, to, scratch);
+}
+
+static int64_t run_chain(tw_model *m, const group *g, uint32_t epoch, int64_t first, char *scratch)
 {
     int64_t from;
     if (!tw_team_claim(m->team, 0, epoch, 1, 1, &from)) return 0;
-    for (int64_t i = first; i < g->end; i++) run_tiles(m->steps + i, 0, m->steps[i].tiles, scratch);
+    for (int64_t i = first; i < g->end; i++) run_tiles(m, m->steps + i, 0, m->steps[i].tiles, scratch);
     return 1;
 }
 
 /* Runs what is left of the owner's part of the group; returns the number of units. */
-static int64_t run_part(const tw_model *m, const group *g, uint32_t epoch, int64_t first, int owner, char *scratch)
+static int64_t run_part(tw_model *m, const group *g, uint32_t epoch, int64_t first, int owner, char *scratch)
 {
     if (g->chain) return owner == 0 ? run_chain(m, g, epoch, first, scratch) : 0;
     int64_t units = 0;
@@ -165,7 +198,7 @@ static int64_t run_part(const tw_model *m, const group *g, uint32_t epoch, int64
         const step *s = m->steps + i;
         int64_t start, from, taken, length = share_of(m, s, owner, &start);
         while ((taken = tw_team_claim(m->team, owner, epoch, length, s->piece, &from)) > 0) {
-            run_units(s, start + from, start + from + taken, scratch);
+            run_units(m, s, start + from, start + from + taken, scratch);
             units += taken;
         }
     }
@@ -173,7 +206,7 @@ static int64_t run_part(const tw_model *m, const group *g, uint32_t epoch, int64
 }
 
 static int64_t run_parts_of_others(
-    const tw_model *m, const group *g, uint32_t epoch, int64_t first, int self, int only_away)
+    tw_model *m, const group *g, uint32_t epoch, int64_t first, int self, int only_away)
 {
     worker *me = m->members + self;
     int64_t units = 0;
@@ -191,7 +224,7 @@ static int64_t run_parts_of_others(
 /* Runs the worker's part of a march; the units of the last step it has run, or -1 when the group is over already. As
  * elsewhere it takes tiles of others only after some patience, unless they were away at the step before and still
  * are. */
-static int64_t run_march(const tw_model *m, const group *g, uint32_t opened, int64_t first, int self)
+static int64_t run_march(tw_model *m, const group *g, uint32_t opened, int64_t first, int self)
 {
     worker *me = m->members + self;
     const step *last = m->steps + g->end - 1;
@@ -201,7 +234,7 @@ static int64_t run_march(const tw_model *m, const group *g, uint32_t opened, int
         int hurried = me->hurried;
         me->hurried = 0;
         if (mine) {
-            run_tiles(s, self, self + 1, me->scratch);
+            run_tiles(m, s, self, self + 1, me->scratch);
             tw_team_pass(m->team, self, epoch, 1);
         }
         /* a step that streams its weights has pushed the tables out of the near caches */
@@ -213,14 +246,14 @@ static int64_t run_march(const tw_model *m, const group *g, uint32_t opened, int
                 if (!away && tw_team_passed_soon(m->team, owner, epoch, tries)) break;
                 if (!tw_team_is_open(m->team, opened)) return -1;
                 if (!tw_team_claim(m->team, owner, epoch, 1, 1, &from)) continue;
-                run_tiles(s, owner, owner + 1, me->scratch);
+                run_tiles(m, s, owner, owner + 1, me->scratch);
                 tw_team_pass(m->team, owner, epoch, 0);
                 me->hurried = 1;
             }
         }
         if (!mine) mine = tw_team_claim(m->team, self, epoch + 1, 1, 1, &from);
     }
-    if (mine) run_tiles(last, self, self + 1, me->scratch);
+    if (mine) run_tiles(m, last, self, self + 1, me->scratch);
     return mine;
 }
 
@@ -273,7 +306,7 @@ static void run_alone(tw_model *m)
 {
     int64_t *stage_ns = atomic_load_explicit(&m->stage_ns, memory_order_relaxed);
     for (int64_t i = 0; i < tw_model_table.stages; i++) {
-        run_tiles(m->steps + i, 0, m->steps[i].tiles, m->members[0].scratch);
+        run_tiles(m, m->steps + i, 0, m->steps[i].tiles, m->members[0].scratch);
         if (!stage_ns) continue;
         int64_t now = now_ns();
         stage_ns[i] = now - m->opened_ns;
@@ -482,12 +515,24 @@ static int run_locked(tw_model *m, int64_t *stage_ns)
 {
     if (tw_team_start(m->team) != 0) return TW_NO_THREADS;
     atomic_store_explicit(&m->stage_ns, stage_ns, memory_order_relaxed);
+    atomic_store_explicit(&m->cancelled, 0, memory_order_relaxed);
+    m->watched_ns = 0;
     if (stage_ns) m->opened_ns = now_ns();
     tw_arithmetic callers = tw_arithmetic_enter(tw_model_table.keeps_denormals);
     if (m->workers > 1) tw_team_run(m->team);
     else run_alone(m);
     tw_arithmetic_leave(callers);
-    return TW_OK;
+    return is_cancelled(m) ? TW_CANCELLED : TW_OK;
+}
+
+void tw_cancel(tw_model *m)
+{
+    atomic_store_explicit(&m->cancelled, 1, memory_order_relaxed);
+}
+
+void tw_set_watch(tw_model *m, tw_watch watch)
+{
+    m->watch = watch;
 }
 
 int tw_run_profile(tw_model *m, void *const *inputs, void *const *outputs, int64_t *stage_ns)

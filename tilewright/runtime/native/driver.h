@@ -54,7 +54,7 @@ extern const tw_table tw_model_table;
 
 typedef struct tw_model tw_model;
 
-enum { TW_OK = 0, TW_NO_THREADS = 1, TW_NOT_READY = 2 };
+enum { TW_OK = 0, TW_NO_THREADS = 1, TW_NOT_READY = 2, TW_CANCELLED = 3 };
 enum { TW_MAX_THREADS = 1024 };
 enum { TW_RUN_SPIN_NS = 100000, TW_IDLE_SPIN_NS = 50000 };
 
@@ -68,8 +68,16 @@ TW_API tw_model *tw_open(const char *weights_path, int threads);
 
 /* Kernels compute to nearest, with denormals flushed or kept as the table says; the caller's own mode is back when the
  * call returns. Calls from several threads at once are safe: they take turns. No output may lie in the memory of an input or of
- * another output. Returns TW_OK or TW_NO_THREADS. */
+ * another output. Returns TW_OK, TW_NO_THREADS or TW_CANCELLED. */
 TW_API int tw_run(tw_model *model, void *const *inputs, void *const *outputs);
+
+/* Ends the run in progress, if there is one, from any thread and from a signal handler: kernels that have begun are
+ * finished, the run returns TW_CANCELLED, what it was to fill holds anything. The next run is not touched. */
+TW_API void tw_cancel(tw_model *model);
+
+/* A function that the thread of a run calls about every 50 ms, between kernels; not zero cancels the run. */
+typedef int (*tw_watch)(void);
+TW_API void tw_set_watch(tw_model *model, tw_watch watch);
 
 /* As tw_run, with a barrier around every stage; stage_ns receives one duration a stage. */
 TW_API int tw_run_profile(tw_model *model, void *const *inputs, void *const *outputs, int64_t *stage_ns);
