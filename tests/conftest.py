@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.cross import Elsewhere, elsewhere
 from tilewright.api import Model
 from tilewright.ir import dtypes
 from tilewright.ir.loops import Call, Kernel, LoopProgram
-from tilewright.target import stored_machines
+from tilewright.target import machine, stored_machines
 
 ELSEWHERE = pytest.StashKey[Elsewhere]()
 
@@ -150,6 +151,21 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all tests of a run keep compiled kernels, on all of its processes: equal kernels are compiled once."""
     root = tmp_path_factory.getbasetemp()
     return (root.parent if root.name.startswith("popen-") else root) / "kernels"
+
+
+@pytest.fixture(scope="session")
+def fresh_cache(kernel_cache: Path) -> Callable[[Path], Path]:
+    """Makes a cache that knows this machine, which is measured once in a run, and nothing else."""
+    machine("cpu", cache_dir=kernel_cache)
+
+    def make(folder: Path) -> Path:
+        for known in kernel_cache.rglob("*.json*"):
+            place = folder / known.relative_to(kernel_cache)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy(known, place)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -232,8 +232,15 @@ def _model(
     if found is not None:
         return Model(found, chosen)
     artifact = _built(source, fixed_shapes, goal, chosen, values)
-    stored.keep(identity, artifact, chosen)
-    return Model(stored.slimmed(identity, artifact, again) if slim else artifact, chosen)
+    stored.keep(identity, artifact, chosen, partial(_texts, artifact))
+    slim = slim or stored.is_heavy(artifact)
+    return Model(stored.slimmed(identity, artifact, chosen, again) if slim else artifact, chosen)
+
+
+def _texts(artifact: Artifact) -> Mapping[str, str]:
+    from tilewright.shipping.files import texts_of
+
+    return texts_of(artifact, artifact.runner)
 
 
 def load(
@@ -401,9 +408,12 @@ class Model(NotPickled):
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
         from tilewright.report.explain import explain_text
+        from tilewright.shipping.inspection import EXPLANATION
 
         kept: str | None = getattr(self._artifact, "explanation", None)
-        return printable(explain_text(self.artifact), keep="\n") if kept is None else kept
+        if isinstance(self._artifact, stored.StoredArtifact) and self._artifact.texts is not None:
+            kept = self._artifact.texts[EXPLANATION]
+        return printable(explain_text(self.artifact) if kept is None else kept, keep="\n")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a directory that `tilewright.load` and a C program start from without compiling
@@ -411,8 +421,11 @@ class Model(NotPickled):
         do not."""
         from tilewright.shipping.files import ShippedArtifact, save
 
-        kept = self._artifact
-        save(kept if isinstance(kept, ShippedArtifact) else self.artifact, Path(folder), self._options)
+        kept, texts = self._artifact, None
+        if isinstance(kept, stored.StoredArtifact):
+            texts = kept.texts
+        from_elsewhere = isinstance(kept, ShippedArtifact) or texts is not None
+        save(kept if from_elsewhere else self.artifact, Path(folder), self._options, texts)  # type: ignore[arg-type]
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""

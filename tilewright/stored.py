@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +36,14 @@ from tilewright.target import Target
 if TYPE_CHECKING:
     from tilewright.compiler import Artifact
 
+Texts = Mapping[str, str]
 Shapes = Mapping[str, int | tuple[int, ...]]
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
 
 # Not part of what is compiled: where it is kept, who watches, how many threads run it.
 _IRRELEVANT = ("cache_dir", "progress", "threads", "variants")
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes")
+_HEAVY_BYTES = 32 << 20
 _EXTERNAL = b"location"  # every tensor kept in another file has an entry of this name
 
 
@@ -68,6 +72,12 @@ class StoredArtifact:
     outputs: tuple[Port, ...]
     calls: tuple[Call, ...]
     rebuild: Callable[[], Artifact]
+    read_texts: Callable[[], Texts | None]
+
+    @cached_property
+    def texts(self) -> Texts | None:
+        """What a saved model has as text, by file; None where the cache has it no more."""
+        return self.read_texts()
 
     @cached_property
     def whole(self) -> Artifact:
@@ -81,9 +91,10 @@ def identify(
     on targets whose code is made elsewhere."""
     if not keeps_models(target) or options.dump or options.stop_after or options.overrides or options.verify:
         return None
-    files = _files(model, Cache(options.cache_dir))
+    cache = Cache(options.cache_dir)
+    files = _files(model, cache)
     before = _stamp(model, files) if isinstance(model, Path) else ()
-    digest = _digest(model, files)
+    digest = _digest(model, files, cache)
     if digest is None:
         return None
     if not isinstance(model, Path | bytes | Graph):
@@ -135,18 +146,23 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
         return None
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
     return StoredArtifact(target, runner, inputs, outputs, calls,
-                          lambda: _rebuild(source, build))  # fmt: skip
+                          lambda: _rebuild(source, build), lambda: _texts(source, options))  # fmt: skip
 
 
-def slimmed(source: Source, artifact: Artifact, build: Callable[[], Artifact]) -> StoredArtifact:
+def is_heavy(artifact: Artifact) -> bool:
+    """Whether the forms of the model, each of which holds its weights, had better go."""
+    return isinstance(artifact.runner, CpuModel) and artifact.runner.weights.nbytes >= _HEAVY_BYTES
+
+
+def slimmed(source: Source, artifact: Artifact, options: Options, build: Callable[[], Artifact]) -> StoredArtifact:
     """A model as if it came from the cache: without every form of it, each of which holds its weights."""
     inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
     return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls,
-                          lambda: _rebuild(source, build))  # fmt: skip
+                          lambda: _rebuild(source, build), lambda: _texts(source, options))  # fmt: skip
 
 
-def keep(source: Source, artifact: Artifact, options: Options) -> None:
-    """Store what was made of the source, unless its file has changed meanwhile."""
+def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> None:
+    """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile."""
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
         return
     built = artifact.runner.built
@@ -162,8 +178,22 @@ def keep(source: Source, artifact: Artifact, options: Options) -> None:
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
     try:
+        cache.put(_texts_key(source), zlib.compress(json.dumps(dict(texts())).encode(), 1))
         cache.put(source.key, json.dumps(row).encode())
     except CacheError as error:
+        raise ToolError(str(error)) from error
+
+
+def _texts_key(source: Source) -> str:
+    return content_key("texts", source.key, suffix=".texts")
+
+
+def _texts(source: Source, options: Options) -> Texts | None:
+    try:
+        entry = Cache(options.cache_dir).get(_texts_key(source))
+        found: Texts | None = None if entry is None else json.loads(zlib.decompress(entry.read_bytes()))
+        return found
+    except (CacheError, OSError) as error:
         raise ToolError(str(error)) from error
 
 
@@ -185,7 +215,7 @@ def _ports(rows: Sequence[Any]) -> tuple[Port, ...]:
 def _stamp(model: Any, files: Sequence[Path]) -> tuple[int | bytes, ...]:
     """Changes when the model's files do, or the model itself where a caller may change it in memory."""
     if not isinstance(model, Path):
-        return () if isinstance(model, bytes | Graph) else (_digest(model, ()) or b"",)
+        return () if isinstance(model, bytes | Graph) else (_memory_digest(model) or b"",)
     found: list[int | bytes] = []
     for file in files:
         try:
@@ -196,7 +226,7 @@ def _stamp(model: Any, files: Sequence[Path]) -> tuple[int | bytes, ...]:
     return tuple(found)
 
 
-def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
+def _digest(model: Any, files: Sequence[Path], cache: Cache) -> bytes | None:
     """Of the model's bytes; None where they cannot be had: the reader of models says what is wrong."""
     if isinstance(model, bytes):
         return sha256(model).digest()
@@ -204,16 +234,23 @@ def _digest(model: Any, files: Sequence[Path]) -> bytes | None:
         return _graph_digest(model)
     if not isinstance(model, Path):
         return _memory_digest(model)
-    digest = sha256()
+    found: list[bytes] = []
     for file in files:
         try:
-            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                if file is not model:
-                    digest.update(len(data).to_bytes(8, "little"))
-                digest.update(data)
-        except (OSError, ValueError):  # unreadable or empty
+            with file.open("rb") as opened:
+                if not os.fstat(opened.fileno()).st_size:
+                    return None
+                found.append(bytes.fromhex(_file_digest(opened, cache)))
+        except OSError:
             return None
-    return digest.digest()
+    return found[0] if len(found) == 1 else sha256(b"".join(found)).digest()
+
+
+def _file_digest(file: BinaryIO, cache: Cache) -> str:
+    try:
+        return cache.digest(file, "sha256", lambda: file_digest(file, "sha256").hexdigest())
+    except CacheError as error:
+        raise ToolError(str(error)) from error
 
 
 def _graph_digest(graph: Graph) -> bytes:
@@ -262,22 +299,24 @@ def _files(model: Any, cache: Cache) -> tuple[Path, ...]:
     if not isinstance(model, Path):
         return ()
     try:
-        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data.find(_EXTERNAL) < 0:
-                return (model,)
-            key = content_key("locations", sha256(data).digest(), suffix=".files")
+        with model.open("rb") as file:
+            names = json.loads(cache.digest(file, "locations", lambda: json.dumps(_locations(model, file, cache))))
     except (OSError, ValueError):
         return (model,)
-    try:
-        entry = cache.get(key)
-        names = json.loads(entry.read_text()) if entry is not None else _locations(model, cache, key)
-    except (CacheError, OSError) as error:
+    except CacheError as error:
         raise ToolError(str(error)) from error
     beside = (model.parent / name for name in names)
     return (model, *(path for path in beside if path.is_file()))
 
 
-def _locations(model: Path, cache: Cache, key: str) -> list[str]:
+def _locations(model: Path, file: BinaryIO, cache: Cache) -> list[str]:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(_EXTERNAL) < 0:
+            return []
+    key = content_key("locations", _file_digest(file, cache), suffix=".files")
+    if (entry := cache.get(key)) is not None:
+        found: list[str] = json.loads(entry.read_text())
+        return found
     from tilewright.frontend.survey import locations
 
     names = locations(model)

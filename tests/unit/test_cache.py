@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
 from tilewright.runtime import Cache, CacheError, CompileError, content_key, default_root, store_weights
+from tilewright.runtime import cache as cache_module
 
 
 def test_default_root_prefers_the_users_choice() -> None:
@@ -62,6 +65,35 @@ def test_damage_to_large_files_is_noticed(tmp_path: Path, damage: str) -> None:
             data[-1] ^= 1
     path.write_bytes(data.tobytes())
     assert cache.get(key) is None
+
+
+def test_large_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing has changed; a byte that has, by whatever way, is noticed before its first use."""
+    cache, key = Cache(tmp_path), content_key("weights")
+    path = cache.put(key, bytes(17 << 20))
+    read: list[Path] = []
+    real = cache_module.checksum
+
+    def checksum(file: BinaryIO) -> str:
+        if os.fstat(file.fileno()).st_size > 1 << 20:
+            read.append(path)
+        return real(file)
+
+    monkeypatch.setattr(cache_module, "checksum", checksum)
+    for _ in range(3):
+        assert cache.get(key) == path
+    assert not read  # it was, when it was written
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(5 << 20)
+        file.write(b"!")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cache.get(key) is None and read
+    cache.put(key, bytes(17 << 20))
+    assert cache.get(key) == path
+    os.replace(shutil.copy2(path, tmp_path / "copy"), path)  # another file with the same content
+    read.clear()
+    assert cache.get(key) == path and read
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757])

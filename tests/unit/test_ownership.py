@@ -21,7 +21,6 @@ from tilewright.cli.main import main
 from tilewright.runtime import Cache, CacheError, content_key, find_compiler
 from tilewright.runtime.cpu_model import BuiltModel, CpuModel
 from tilewright.runtime.ownership import ForeignError, complaint, load_library
-from tilewright.target import machine
 
 pytestmark = pytest.mark.host
 SOMEBODY = 12345
@@ -40,13 +39,9 @@ FOREIGN = [pytest.param(give_away, marks=as_root), open_up]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, fresh_cache: Callable[[Path], Path]) -> Path:
     root = tmp_path_factory.mktemp("ownership")
-    machine("cpu", cache_dir=kernel_cache)
-    for known in kernel_cache.rglob("*.json*"):  # the machine is not measured again
-        place = root / "cache" / known.relative_to(kernel_cache)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copy(known, place)
+    fresh_cache(root / "cache")
     tilewright.compile(dense(), options=Options(cache_dir=root / "cache", threads=1)).save(root / "dense")
     return root / "dense"
 

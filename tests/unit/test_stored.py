@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from onnx import ModelProto, TensorProto, helper
 
 import tilewright
 from tests.cpu_stages import model_of
-from tilewright import Model, ModelError, Options, stored
+from tilewright import Model, ModelError, Options, compiler, stored
+from tilewright.target import machine
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -34,7 +36,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compile_it(tmp_path: Path) -> Callable[..., Model]:
+def compile_it(tmp_path: Path, fresh_cache: Callable[[Path], Path]) -> Callable[..., Model]:
+    fresh_cache(tmp_path / "cache")
+
     def run(model: object, **more: object) -> Model:
         options = Options(cache_dir=tmp_path / "cache", threads=1).override(**more)
         return tilewright.compile(model, options=options)  # type: ignore[arg-type]
@@ -203,3 +207,60 @@ print(json.dumps([n for n in ("onnx", "tilewright.compiler", "tilewright.schedul
     command = [sys.executable, "-c", script, str(path), str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
     assert json.loads(done.stdout) == []
+
+
+def test_explaining_and_saving_use_what_a_run_has_kept(
+    path: Path, compile_it: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = compile_it(path)
+    first.save(tmp_path / "first")
+    again = compile_it(path)
+    assert is_stored(again)
+    monkeypatch.setattr(compiler, "build", None)
+    assert again.explain() == first.explain()
+    again.save(tmp_path / "again")
+    files = [sorted(p.relative_to(tmp_path / n) for p in (tmp_path / n).rglob("*")) for n in ("first", "again")]
+    assert files[0] == files[1]
+    for name in files[0]:
+        if name.suffix in (".c", ".h", ".txt") or name.name == "plan.json":
+            assert (tmp_path / "first" / name).read_text() == (tmp_path / "again" / name).read_text()
+    np.testing.assert_array_equal(tilewright.load(tmp_path / "again")(X)[0], first(X)[0])
+
+
+def test_texts_that_are_gone_are_made_again(path: Path, compile_it: Callable[..., Model], tmp_path: Path) -> None:
+    first = compile_it(path)
+    (texts,) = entries(tmp_path, "texts")
+    texts.unlink()
+    assert compile_it(path).explain().splitlines()[0] == first.explain().splitlines()[0]
+    compile_it(path).save(tmp_path / "saved")
+
+
+def test_the_forms_of_a_heavy_model_are_not_kept(
+    path: Path, compile_it: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stored, "_HEAVY_BYTES", 16)
+    model = compile_it(path)
+    assert is_stored(model)  # without a look at the cache
+    assert "became 1 kernel" in model.explain() and model.artifact.plan is not None
+    model.save(tmp_path / "saved")
+
+
+def test_a_large_model_file_is_read_once(
+    compile_it: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the system says of it; a file with another content is another."""
+    file = tmp_path / "large.onnx"
+    model = dense()
+    model.doc_string = "x" * (1 << 20)
+    file.write_bytes(model.SerializeToString())
+    time.sleep(0.15)
+    compile_it(file)
+    read: list[str] = []
+    real = stored.file_digest
+    monkeypatch.setattr(stored, "file_digest", lambda file, kind: read.append(kind) or real(file, kind))
+    assert is_stored(compile_it(file)) and not read
+    before = file.stat()
+    file.write_bytes(file.read_bytes()[:-1] + b"\x12")  # the same size, and the same time of change
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    stored.identify(file, {}, machine("cpu"), Options(cache_dir=tmp_path / "cache"))
+    assert read

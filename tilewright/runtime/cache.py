@@ -30,6 +30,11 @@ from tilewright.runtime.ownership import ForeignError, check, check_way, opened
 Content = bytes | bytearray | memoryview | Callable[[Path], None]
 
 DEFAULT_LIMIT_BYTES = 8 << 30
+# Of larger files a digest is remembered by what the system says of the file, which any change to it changes: what was
+# just written waits until the system's clock has gone on, where that is cheaper than reading it once more.
+_REMEMBERED_FROM_BYTES = 1 << 20
+_AWAITED_FROM_BYTES = 16 << 20
+_SETTLED_NS = 100_000_000
 _KEY = re.compile(r"[0-9a-f]{16,128}(\.[a-z0-9]+)?")
 _SUM_SUFFIX = ".sum"
 _LOCK = "machine.lock"
@@ -117,7 +122,7 @@ class Cache:
         sum_path = _sum_path(path)
         try:
             with opened(path) as file, opened(sum_path) as recorded:
-                if recorded.read() != _sum_line(key, file):
+                if recorded.read() != self._sum_line(key, file):
                     return None
         except FileNotFoundError:
             return self._in_spare(key)
@@ -129,6 +134,26 @@ class Cache:
         with contextlib.suppress(OSError):  # where it may only be read
             os.utime(sum_path)
         return path
+
+    def digest(self, file: BinaryIO, kind: str, compute: Callable[[], str]) -> str:
+        """What `compute` gives of a file's content; not computed again of a large one that has not changed."""
+        before = os.fstat(file.fileno())
+        if before.st_size < _REMEMBERED_FROM_BYTES or not _is_settled(before):
+            return compute()
+        about = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+        key = content_key("digest", kind, repr(about), suffix=".digest")
+        if (known := self.get(key)) is not None:
+            with contextlib.suppress(OSError):
+                return known.read_text()
+        found = compute()
+        after = os.fstat(file.fileno())
+        if (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == about[2:]:
+            self.put(key, found.encode())
+        return found
+
+    def _sum_line(self, key: str, file: BinaryIO) -> bytes:
+        """Of a file under its key: one that was moved to another is not that one's."""
+        return f"{key} {self.digest(file, 'checksum', lambda: checksum(file))}\n".encode()
 
     def put(self, key: str, content: Content) -> Path:
         """Store bytes, or what a function writes to the path it is given. The last of several writers wins."""
@@ -170,10 +195,14 @@ class Cache:
                 temporary.write_bytes(content)
             with temporary.open("rb") as file:
                 os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & _FILE_MODE)
-                temporary_sum.write_bytes(_sum_line(key, file))
-            temporary_sum.chmod(temporary_sum.stat().st_mode & _FILE_MODE)
-            os.replace(temporary, path)
-            os.replace(temporary_sum, _sum_path(path))
+                line = checksum(file)
+                temporary_sum.write_bytes(f"{key} {line}\n".encode())
+                temporary_sum.chmod(temporary_sum.stat().st_mode & _FILE_MODE)
+                os.replace(temporary, path)
+                os.replace(temporary_sum, _sum_path(path))
+                if os.fstat(file.fileno()).st_size >= _AWAITED_FROM_BYTES:
+                    time.sleep(2e-9 * _SETTLED_NS)
+                    self.digest(file, "checksum", lambda: line)
         except OSError as error:
             raise self._unusable(error) from error
         finally:
@@ -330,9 +359,10 @@ def _sum_path(path: Path) -> Path:
     return path.with_name(path.name + _SUM_SUFFIX)
 
 
-def _sum_line(key: str, file: BinaryIO) -> bytes:
-    """Of a file under its key: one that was moved to another is not that one's."""
-    return f"{key} {checksum(file)}\n".encode()
+def _is_settled(info: os.stat_result) -> bool:
+    """Whether another change would show: the last was some time ago, on a system that counts in less than seconds."""
+    is_fine = bool(info.st_mtime_ns % 1_000_000_000 or info.st_ctime_ns % 1_000_000_000)
+    return is_fine and time.time_ns() - info.st_ctime_ns > _SETTLED_NS
 
 
 def checksum(file: BinaryIO) -> str:

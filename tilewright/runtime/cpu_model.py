@@ -154,6 +154,7 @@ class BuiltModel:
     weights: Path
     permissions: tuple[str, ...] = ()
     held: object = field(default=None, compare=False, repr=False)  # what the files' folder lasts as long as
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # of the library, in C
     trust: bool = False  # whosever the files are, the user wants them run
 
 
@@ -249,7 +250,7 @@ def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache)
     weights = store_weights(image.weights, weights_cache)
     library = link(objects.objects(sources), objects.compiler, objects.cache)
     objects.cache.prune()
-    return BuiltModel(library, weights, held=(objects.cache.spare, weights_cache.spare))
+    return BuiltModel(library, weights, held=(objects.cache.spare, weights_cache.spare), sources=sources)
 
 
 class _Table(ctypes.Structure):

@@ -22,7 +22,6 @@ from tilewright.runtime.cpu_model import (
     ModelRunError,
     driver_header,
     fits,
-    library_sources,
 )
 from tilewright.runtime.features import relied_on
 from tilewright.runtime.ownership import ForeignError
@@ -81,8 +80,11 @@ class ShippedArtifact:
         )
 
 
-def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -> None:
-    """Write the model to a directory, whole or not at all. An earlier saved model there gives way."""
+def save(
+    artifact: Artifact | ShippedArtifact, folder: Path, options: Options, texts: Mapping[str, str] | None = None
+) -> None:
+    """Write the model to a directory, whole or not at all. An earlier saved model there gives way. With `texts` that
+    are known it needs none of the forms that they were made of."""
     if isinstance(artifact, ShippedArtifact):
         check_files(artifact.folder, artifact.manifest.files, trust=True)
         shipped = artifact.folder
@@ -94,8 +96,8 @@ def save(artifact: Artifact | ShippedArtifact, folder: Path, options: Options) -
     if not isinstance(runner, CpuModel):
         save_gpu(artifact, folder, options)
         return
-    texts = _texts(artifact, runner)
-    write_directory(folder, lambda place: _fill(place, artifact, runner, texts, options))
+    known = texts if texts is not None else texts_of(artifact, runner)
+    write_directory(folder, lambda place: _fill(place, artifact, runner, known, options))
 
 
 def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> ShippedArtifact:
@@ -155,15 +157,13 @@ def _interface() -> str:
     return sha256(driver_header().encode()).hexdigest()[:16]
 
 
-def _texts(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
+def texts_of(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
     """Every file of text but those about the others."""
-    from tilewright.backend.cpu.machine_code import model_image
     from tilewright.report.explain import explain_text
 
-    if artifact.loops is None or artifact.program is None or artifact.plan is None:
+    if artifact.plan is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
-    image = model_image(artifact.sources, artifact.loops, artifact.program, artifact.plan, runner.denormals)
-    texts = {f"{SOURCES}/{name}.c": text for name, text in library_sources(image).items()}
+    texts = {f"{SOURCES}/{name}.c": text for name, text in runner.built.sources.items()}
     features = relied_on(this_machine(), runner.built.permissions)
     about = (artifact.inputs, artifact.outputs, features, runner.built.permissions)
     texts[HEADER] = header_text(*about, runner.denormals)
@@ -204,8 +204,8 @@ def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Option
         target=artifact.target.describe(),
         threads=options.threads,
         denormals=runner.denormals,
-        inputs=tuple((p.name, p.dtype, p.shape) for p in artifact.inputs),
-        outputs=tuple((p.name, p.dtype, p.shape) for p in artifact.outputs),
+        inputs=tuple((name, dtype, tuple(shape)) for name, dtype, shape in artifact.inputs),
+        outputs=tuple((name, dtype, tuple(shape)) for name, dtype, shape in artifact.outputs),
         calls=artifact.calls,
         files=sums(place),
     )
