@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.frontend.torch_programs import Interpreted
 from tilewright import OptionError
+from tilewright.errors import InternalError
 from tilewright.pytorch import backend
 from tilewright.torch_backend import tilewright as dynamo_backend
 
@@ -122,6 +125,58 @@ def test_nothing_covered_is_pytorch_alone(compiled: Any, parts: list[Any]) -> No
     with pytest.warns(UserWarning, match="left to PyTorch"):
         agree(fast(x), torch.special.bessel_j0(x))
     assert not parts
+
+
+@torch.no_grad()
+def test_a_mistake_of_ours_leaves_the_graph_to_pytorch() -> None:
+    def fails(graph: Any) -> Any:
+        raise InternalError("no window moves over 'addmm'")
+
+    net, x = Net().eval(), torch.randn(4, 5)
+    fast = torch.compile(net, backend=partial(backend.compile_for_dynamo, build=fails))
+    with pytest.warns(UserWarning) as caught:
+        agree(fast(x), net(x))
+        agree(fast(x), net(x))
+    told = [str(w.message) for w in caught if "left to PyTorch" in str(w.message)]
+    assert len(told) == 1 and "by a mistake of tilewright: no window moves over 'addmm'; please report" in told[0]
+
+
+@torch.no_grad()
+def test_what_is_left_is_one_line_with_counts(compiled: Any) -> None:
+    def many(x: torch.Tensor) -> torch.Tensor:
+        for name in ("bessel_j0", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "i0", "airy_ai"):
+            x = getattr(torch.special, name)(x.abs() + 1)
+        return x
+
+    x = torch.rand(3)
+    with pytest.warns(UserWarning) as caught:
+        agree(compiled(many)(x), many(x))
+    (told,) = [str(w.message) for w in caught if "left to PyTorch" in str(w.message)]
+    assert "operations of a graph: aten.special_bessel_j0.default (2), " in told and "other kinds" in told
+    assert "\n" not in told and len(told) < 300
+
+
+@torch.no_grad()
+def test_each_compilation_is_a_line_of_the_log(compiled: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "tilewright"):
+        compiled(Net().eval())(torch.randn(4, 5))
+    (line,) = [r.message for r in caplog.records if r.name == "tilewright"]
+    assert re.fullmatch(r"compiled a graph of torch.compile, \d+ operations on 4x5, in \d+\.\d\d s", line)
+
+
+@torch.no_grad()
+def test_a_tensor_that_the_code_writes_down_is_covered() -> None:
+    """As caches of transformers do, which begin as nothing."""
+
+    def joined(x: torch.Tensor) -> torch.Tensor:
+        empty = torch.tensor([], dtype=x.dtype)
+        return torch.cat([empty, x], dim=-1) * torch.tensor([1.0, 2.0, 3.0])
+
+    x = torch.randn(2, 3)
+    fast = torch.compile(joined, backend=partial(backend.compile_for_dynamo, build=Interpreted))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        agree(fast(x), joined(x))
 
 
 def steps(x: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,10 @@ def test_generation(name: str, buckets: tuple[int, ...], kernel_cache: Path) -> 
         for _ in range(6):
             tokens = torch.cat([tokens, model(input_ids=tokens[None], use_cache=False).logits[0, -1].argmax()[None]])
         assert generate(prompt, 6).tolist() == tokens[length:].tolist()
+    assert generate(prompt.tolist(), 6).tolist() == generate(prompt[None], 6).tolist() == tokens[length:].tolist()
+    for wrong in (prompt.reshape(1, 19).repeat(2, 1), [0.5, 1.0]):
+        with pytest.raises(OptionError, match="a prompt is one row of whole numbers"):
+            generate(wrong, 2)
     assert generate.compilations == len(buckets) + 1
     with pytest.raises(OptionError, match="do not fit a cache of 48"):
         generate(prompt, 30)

@@ -131,7 +131,7 @@ def test_other_shapes_are_compiled_once_and_found_again(net: Net, options: Optio
         UserWarning, match=r"Net: it has not met these shapes, so it is compiled again \(1 times before\)"
     ):
         agree(fast(torch.ones(6, 5)), net(torch.ones(6, 5)).detach())
-    with warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         fast(torch.ones(6, 5)), fast(torch.ones(4, 5))
     assert fast.compilations == 2 and len(fast.models) == 2
@@ -243,6 +243,31 @@ def test_gradients_are_refused(net: Net, options: Options) -> None:
         fast(x)
     with torch.no_grad():
         agree(fast(x), net(x))
+
+
+def test_parameters_that_require_gradients_are_told_once(net: Net, options: Options) -> None:
+    x = torch.zeros(4, 5)
+    fast = compiled(net, (x,), options)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fast(x)
+    with pytest.warns(UserWarning, match="Net: its parameters require gradients, and the result .* has none") as caught:
+        fast(x), fast(x)
+    assert len([w for w in caught if "gradients" in str(w.message)]) == 1
+
+
+def test_pytorchs_own_deprecations_are_not_the_users(net: Net) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        export(net, (torch.zeros(4, 5),), {})
+
+
+def test_compilations_at_a_call_are_logged(net: Net, options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    fast = compiled(net, (torch.zeros(4, 5),), options)
+    with caplog.at_level("INFO", "tilewright"), pytest.warns(UserWarning, match="has not met these shapes"):
+        fast(torch.zeros(6, 5))
+    (line,) = [r.message for r in caplog.records if r.name == "tilewright"]
+    assert line.startswith("compiled Net for 6x5 in ") and line.endswith(" s")
 
 
 def test_examples_are_needed_and_shapes_are_not(net: Net) -> None:

@@ -318,7 +318,8 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int | None) -> n
     """Places in a row of memory, as strides give them."""
     found = np.full(tuple(size), offset or 0, np.int64)
     for axis, step in enumerate(stride):
-        found += step * np.arange(size[axis], dtype=np.int64).reshape([-1 if k == axis else 1 for k in range(len(size))])
+        along = [-1 if k == axis else 1 for k in range(len(size))]
+        found += step * np.arange(size[axis], dtype=np.int64).reshape(along)
     return found
 
 
