@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,6 +32,7 @@ from tilewright.arguments import (
     is_model_proto,
     no_model,
 )
+from tilewright.background import Background, can_start
 from tilewright.errors import (
     BorderError,
     CutError,
@@ -35,6 +40,7 @@ from tilewright.errors import (
     InternalError,
     OpenShapeError,
     OptionError,
+    TilewrightError,
     ToolError,
     UndecidedError,
     printable,
@@ -60,6 +66,7 @@ if TYPE_CHECKING:
     from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
+_LOG = logging.getLogger("tilewright")
 
 
 @overload
@@ -67,7 +74,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    options: Options | None = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
 
@@ -76,7 +84,8 @@ def compile(
     model: torch.nn.Module, example_inputs: Any, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., fallback: str | None = ..., tune: int | None = ..., options: Options | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    options: Options | None = ...,
 ) -> CompiledModule: ...  # fmt: skip
 
 
@@ -93,6 +102,7 @@ def compile(
     convolution: str | None = None,
     contraction: str | None = None,
     denormals: str | None = None,
+    effort: str | None = None,
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
@@ -102,8 +112,9 @@ def compile(
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
     stays open is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given.
     `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
-    takes them from the cache. The other arguments are the fields of the same name of `Options`; one that is given
-    overrules `options`.
+    takes them from the cache. `effort="fast"` gives code in less than half of the time that may take half as long again
+    to run, "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the
+    fields of the same name of `Options`; one that is given overrules `options`.
 
     For example:
 
@@ -129,6 +140,7 @@ def compile(
         "convolution": convolution,
         "contraction": contraction,
         "denormals": denormals,
+        "effort": effort,
         "fallback": fallback,
         "tune": tune,
     }
@@ -220,27 +232,73 @@ def _model(
         compiler=chosen.compiler,
         tell=chosen.progress,
     )
-    identity = stored.identify(source, fixed_shapes, goal, chosen, values)
+    if chosen.effort == "adaptive":
+        return _adaptive_model(source, fixed_shapes, goal, chosen, values, slim)
+    return Model(_made(source, fixed_shapes, goal, chosen, values, slim), chosen)
+
+
+def _made(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
+    values: Mapping[str, Array] | None, slim: bool,
+) -> Artifact | stored.StoredArtifact:  # fmt: skip
+    identity = stored.identify(source, shapes, goal, chosen, values)
     if identity is None:
-        return Model(_built(source, fixed_shapes, goal, chosen, values), chosen)
-    without_code = chosen.override(stop_after="source")
-
-    def again() -> Artifact:
-        return _built(source, fixed_shapes, goal, without_code, values)
-
+        return _built(source, shapes, goal, chosen, values)
+    again = _maker(source, shapes, goal, chosen, values)
     found = stored.find(identity, goal, chosen, again)
     if found is not None:
-        return Model(found, chosen)
-    artifact = _built(source, fixed_shapes, goal, chosen, values)
+        return found
+    artifact = _built(source, shapes, goal, chosen, values)
     stored.keep(identity, artifact, chosen, partial(_texts, artifact))
     slim = slim or stored.is_heavy(artifact)
-    return Model(stored.slimmed(identity, artifact, chosen, again) if slim else artifact, chosen)
+    return stored.slimmed(identity, artifact, chosen, again) if slim else artifact
 
 
 def _texts(artifact: Artifact) -> Mapping[str, str]:
     from tilewright.shipping.files import texts_of
 
     return texts_of(artifact, artifact.runner)
+
+
+def _maker(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
+    values: Mapping[str, Array] | None,
+) -> Callable[[], Artifact]:  # fmt: skip
+    """Makes again what a compiled model no longer has of its compilation."""
+    return partial(_built, source, shapes, goal, chosen.override(stop_after="source"), values)
+
+
+def _adaptive_model(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
+    values: Mapping[str, Array] | None, slim: bool,
+) -> Model:  # fmt: skip
+    """The full code where the cache has it; else the fast code, which the full one replaces when another process has
+    compiled it into the cache."""
+    full, fast = chosen.override(effort="full"), chosen.override(effort="fast")
+    identity = stored.identify(source, shapes, goal, full, values)
+    if identity is None or not can_start():
+        return Model(_made(source, shapes, goal, full, values, slim), full)
+    again = _maker(source, shapes, goal, full, values)
+
+    def find() -> stored.StoredArtifact | None:
+        return stored.find(identity, goal, full, again)
+
+    found = find()
+    if found is not None:
+        return Model(found, full)
+    model = Model(_made(source, shapes, goal, fast, values, slim), fast)
+    given = source.SerializeToString(deterministic=True) if is_model_proto(source) else source
+    model.replace_when(partial(Background, compile_apart, (given, dict(shapes), goal, replace(full, progress=None),
+                                                            values)), find)  # fmt: skip
+    return model
+
+
+def compile_apart(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, options: Options,
+    values: Mapping[str, Array] | None,
+) -> None:  # fmt: skip
+    """Compile a model into the cache, for another process."""
+    _made(source, shapes, goal, options, values, slim=True)
 
 
 def load(
@@ -295,7 +353,6 @@ class Model(NotPickled):
     def __init__(
         self, artifact: Artifact | stored.StoredArtifact | ShippedArtifact, options: Options | None = None
     ) -> None:
-        self._artifact = artifact
         self._options = options if options is not None else Options()
         self._inputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.inputs)
         self._outputs = tuple(Port(name, dtype.numpy, tuple(shape)) for name, dtype, shape in artifact.outputs)
@@ -308,9 +365,50 @@ class Model(NotPickled):
         self._shapes = tuple(port.shape for port in self._outputs)
         self._types = tuple(port.dtype for port in self._outputs)
         self._memory = output_memory(self._results)
-        self._runner = artifact.runner
-        self._quick = self._quick_caller(artifact.runner)
+        self._background: Background | None = None
+        self._take(artifact)
         self._device_call, self._device_fill = self._device_callers(artifact.runner)
+
+    def _take(self, artifact: Artifact | stored.StoredArtifact | ShippedArtifact) -> None:
+        """Run this from the next call on. A call takes one of these and keeps to it, whatever is put in their place."""
+        runner = artifact.runner
+        quick = self._quick_caller(runner)
+        by_address = runner.address_caller() if isinstance(runner, CpuModel) else None
+        self._artifact, self._runner, self._quick, self._by_address = artifact, runner, quick, by_address
+
+    def replace_when(
+        self, begin: Callable[[Callable[[bool], None]], Background], find: Callable[[], stored.StoredArtifact | None]
+    ) -> None:
+        """Go over to what `find` gives when work that `begin` starts is done; the work is given up with this model."""
+        model, started, name = weakref.ref(self), time.perf_counter(), self._options.effort
+
+        def finished(well: bool) -> None:
+            try:
+                found = find() if well else None
+            except TilewrightError:  # it cannot be loaded here
+                found = None
+            here = model()
+            if here is None:
+                return
+            if found is None:
+                _LOG.warning("the full code could not be compiled in the background: the %s code stays", name)
+                return
+            here._take(found)
+            here._options = here._options.override(effort="full")
+            seconds = time.perf_counter() - started
+            _LOG.info("full code after %.1f s: from here on results may differ in their last bits", seconds)
+
+        self._background = begin(finished)
+
+    @property
+    def effort(self) -> str:
+        """What made the code that runs now: "full" or "fast"."""
+        return self._options.effort
+
+    def settle(self, seconds: float | None = None) -> bool:
+        """Wait, at most so long, for the code that stays; whether it is there. Only `effort="adaptive"` has another
+        before."""
+        return self._background is None or self._background.wait(seconds)
 
     @property
     def artifact(self) -> Artifact:
@@ -402,8 +500,11 @@ class Model(NotPickled):
     def address_caller(self) -> Callable[[Sequence[int], Sequence[int]], None] | None:
         """The runner's way to run on memory given by address, for other libraries' arrays; None where it has none, or
         where large outputs had better use memory again."""
-        direct = isinstance(self._runner, CpuModel) and self._memory is None
-        return self._runner.address_caller() if direct else None
+        if self._by_address is None or self._memory is not None:
+            return None
+        if self._background is None or self._background.wait(0):
+            return self._by_address
+        return lambda inputs, outputs: self._by_address(inputs, outputs)  # type: ignore[misc]
 
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
@@ -434,8 +535,9 @@ class Model(NotPickled):
         arrays = self._bind(args, named) if args or named else list(self.random_inputs().values())
         ready = self._ready(arrays)
         outputs = self._new_outputs()
-        runner = self._checked_runner()
-        names = [call.kernel for call in self.calls]
+        self._checked_runner()
+        kept = self._artifact
+        runner, names = kept.runner, [call.kernel for call in kept.calls]
         runner.run(ready, outputs)
         runs = [list(runner.profile(ready, outputs)) for _ in range(repeat)]
         if any(len(run) != len(names) for run in runs):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,7 @@ class Artifact:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     stage_seconds: dict[str, float]
+    effort: str = "full"
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -125,8 +127,10 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
         own_windows = "direct" if options.convolution == "direct" else "auto"
         options = replace(options, contraction="direct", convolution=own_windows)
+    if options.effort == "fast":
+        options = hurried(options)
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
-    with suppress(Stopped), backend.early(target, options) as early:
+    with suppress(Stopped), uncollected(), backend.early(target, options) as early:
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
@@ -146,8 +150,31 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
         done.get("machine"),
         _ports(last.inputs, last.input_names) if last else (), _ports(last.outputs, last.output_names) if last else (),
-        stages.seconds,
+        stages.seconds, options.effort,
     )  # fmt: skip
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without looking for cycles among all that a compilation makes and still needs."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def hurried(options: Options) -> Options:
+    """What takes most of a compilation's time left out: ways that are planned to be compared with each other."""
+    return replace(
+        options,
+        schedule="register" if options.schedule == "connected" else options.schedule,
+        merging="off",
+        convolution="direct" if options.convolution == "auto" else options.convolution,
+        contraction="direct" if options.contraction == "auto" else options.contraction,
+    )
 
 
 def machine_code(

@@ -24,6 +24,7 @@ MERGING = ("auto", "off")
 CONVOLUTIONS = ("auto", "direct", "winograd")
 CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
+EFFORTS = ("full", "fast", "adaptive")
 FALLBACKS = ("host", "error")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 GPU_PRECISIONS = ("tf32", "float16")
@@ -61,6 +62,11 @@ class Options:
                 spoils the other; "direct" always sums as the model says
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
+    effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in less than
+                half of the time: tiles are not connected, computes not merged, the model's own algorithms kept, and
+                the C compiler told to hurry; "adaptive" starts with that, has the full code compiled meanwhile in a
+                process of the lowest priority, and goes over to it between two calls: results may then differ in the
+                last bits, which the log tells
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
                 evaluator run such nodes, and says so; "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
@@ -84,6 +90,7 @@ class Options:
     convolution: str = "auto"
     contraction: str = "auto"
     denormals: str = "flush"
+    effort: str = "full"
     fallback: str = "host"
     tune: int = 0
     tune_seconds: float | None = None
@@ -108,6 +115,7 @@ class Options:
         check_choice("convolution", self.convolution, CONVOLUTIONS)
         check_choice("contraction", self.contraction, CONTRACTIONS)
         check_choice("denormals", self.denormals, DENORMALS)
+        check_choice("effort", self.effort, EFFORTS)
         check_fallback(self.fallback)
         check_precision(self.precision, self.target)
         if self.threads is not None:

@@ -43,7 +43,7 @@ def settle(
         return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)
 
     try:
-        return tried(options.schedule, True)
+        return tried(options.schedule, options.effort != "fast")
     except InternalError as error:
         if options.schedule != "connected" or any(name in ("plan", "tune", "loops") for name, _ in options.overrides):
             raise  # there is nothing plainer, or an edited plan is the editor's

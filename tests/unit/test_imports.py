@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pytorch": {"frontend", "ir", "progress"},  # what compiles a Graph is handed to it
     "torch_backend": {"api", "pytorch", "options"},
     "version": set(),
+    "background": set(),
     "arguments": set(),
     "profiles": set(),
     "late": {
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "shipping": {"backend", "report", "version", *COMPILER_AND_BELOW},
     "api": {
-        "pytorch", "arguments", "profiles", "progress", "late", "stored", "shipping", "report", "tune",
+        "background", "pytorch", "arguments", "profiles", "progress", "late", "stored", "shipping", "report", "tune",
         *COMPILER_AND_BELOW,
     },
     "decoding": {"api", "arguments", "frontend", "ir", "options"},

@@ -19,7 +19,17 @@ from tilewright.cli.progress import working
 from tilewright.errors import InputError, OptionError
 from tilewright.late.open_model import OpenModel, OpenPort
 from tilewright.late.staged_model import Border, StagedModel
-from tilewright.options import CONTRACTIONS, CONVOLUTIONS, DENORMALS, FALLBACKS, MERGING, SCHEDULES, TARGETS, Options
+from tilewright.options import (
+    CONTRACTIONS,
+    CONVOLUTIONS,
+    DENORMALS,
+    EFFORTS,
+    FALLBACKS,
+    MERGING,
+    SCHEDULES,
+    TARGETS,
+    Options,
+)
 
 AnyModel = Model | OpenModel | StagedModel
 PIPE_WIDTH = 240
@@ -83,6 +93,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="connected: keep tiles of neighbouring operators on chip (default); none: a kernel an operator",
     )
     add_algorithms(group)
+    group.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        help="full: the best code (default); fast: code that may take half as long again, in less than half of the "
+        "time; adaptive: starts with that and goes over to the full code when it is ready",
+    )
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
@@ -154,6 +170,7 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
             convolution=arguments.convolution,
             contraction=arguments.contraction,
             denormals=arguments.denormals,
+            effort=arguments.effort,
             fallback=arguments.fallback,
             tune_seconds=arguments.tune,
             dump=arguments.dump,

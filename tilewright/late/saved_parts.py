@@ -32,7 +32,7 @@ PARTS = "parts"
 _PLAN, _DATA = "plan.json", "plan.data"
 # What decides how further parts are compiled.
 _OPTIONS = ("target", "threads", "precision", "schedule", "merging", "convolution", "contraction", "denormals",
-            "fallback", "tune", "variants")  # fmt: skip
+            "effort", "fallback", "tune", "variants")  # fmt: skip
 _CUTS: dict[str, type[CutError]] = {kind.__name__: kind for kind in (UndecidedError, RegionError, OutsideError)}
 
 

@@ -36,10 +36,11 @@ def explain_text(artifact: Artifact, width: int | None = None, measured: Profile
 
 def _header(facts: dict[str, Any], width: int) -> list[str]:
     target = facts["target"]
-    schedule = f", schedule {facts['schedule']}" if facts["schedule"] else ""
+    chosen = f", schedule {facts['schedule']}" if facts["schedule"] else ""
+    chosen += "" if facts["effort"] == "full" else f", effort {facts['effort']}"
     levels = ", ".join(f"{x['name']} {size_text(x['bytes'])}" for x in target["levels"][:-1])
     machine = f"{target['architecture']}, {_count(target['units'], 'unit')}, {target['vector_bytes']}-byte vectors"
-    lines = [f"{facts['model']} for {target['name']}{schedule}", *_wrapped("machine", f"{machine}, {levels}", width)]
+    lines = [f"{facts['model']} for {target['name']}{chosen}", *_wrapped("machine", f"{machine}, {levels}", width)]
     if facts["kernels"]:
         shared = "" if facts["calls"] == facts["kernels_distinct"] else f", run in {facts['calls']} calls"
         before = f"{_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"

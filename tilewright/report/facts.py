@@ -40,6 +40,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
             "operations_a_second": 2 * target.fma_rate * target.units,
         },
         "schedule": artifact.plan.schedule if artifact.plan else None,
+        "effort": artifact.effort,
         "operators": len(artifact.graph.nodes),
         "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
         "compile_seconds": {

@@ -26,7 +26,7 @@ from tilewright.runtime.cpu_model import (
 from tilewright.runtime.features import relied_on
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
-from tilewright.runtime.toolchain import ToolchainError, default_flags, find_compiler, this_machine
+from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
 from tilewright.runtime.weights import WeightsError
 from tilewright.shipping.directory import MANIFEST, check_files, foreign, read_manifest, sums, write_directory
 from tilewright.shipping.gpu import GpuManifest, gpu_manifest, save_gpu, start_gpu
@@ -186,6 +186,8 @@ def _fill(place: Path, artifact: Artifact, runner: CpuModel, texts: Mapping[str,
 
 
 def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Options) -> Manifest:
+    from tilewright.backend.cpu.machine_code import kernel_flags
+
     here = this_machine()
     try:
         compiler = find_compiler(options.compiler)
@@ -200,7 +202,7 @@ def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Option
         machine=here.identity,
         permissions=runner.built.permissions,
         compiler=compiler.version,
-        flags=default_flags(compiler, here),
+        flags=kernel_flags(options, compiler, here),
         target=artifact.target.describe(),
         threads=options.threads,
         denormals=runner.denormals,

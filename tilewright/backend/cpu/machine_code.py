@@ -39,6 +39,7 @@ from tilewright.runtime import (
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
+from tilewright.runtime.toolchain import Compiler, Machine, hurried, sparing
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan import Plan
 
@@ -48,7 +49,12 @@ _CACHE_BYTES = 4 << 30
 def built_by(options: Options) -> tuple[str, ...]:
     """The C compiler with its flags, and this machine."""
     machine, compiler = this_machine(), find_compiler(options.compiler)
-    return (compiler.version, *default_flags(compiler, machine), machine.identity)
+    return (compiler.version, *kernel_flags(options, compiler, machine), machine.identity)
+
+
+def kernel_flags(options: Options, compiler: Compiler, machine: Machine) -> tuple[str, ...]:
+    flags = default_flags(compiler, machine)
+    return hurried(compiler, flags) if options.effort == "fast" else sparing(compiler, machine, flags)
 
 
 def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
@@ -68,7 +74,7 @@ def early(target: Target, options: Options) -> AbstractContextManager[ObjectComp
 def _objects(options: Options) -> ObjectCompiler:
     machine, compiler = this_machine(), find_compiler(options.compiler)
     cache = Cache(options.cache_dir, _CACHE_BYTES)
-    return ObjectCompiler(compiler, default_flags(compiler, machine), machine, cache, jobs=usable_cores())
+    return ObjectCompiler(compiler, kernel_flags(options, compiler, machine), machine, cache, jobs=usable_cores())
 
 
 def render(
