@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.assembly import Loop, Reading, innermost
-from tests.cpu_stages import model_of
+from tests.cpu_stages import Step, model_of
 from tilewright.compiler import Artifact, build
 from tilewright.frontend.onnx import load
 from tilewright.options import Options
@@ -128,6 +129,30 @@ def test_forms_are_compared_with_what_they_bring_from_memory() -> None:
     (kernel,) = made.plan.kernels
     ideal = 2048**3 / WIDE.fma_rate / WIDE.units
     assert kernel.leaves[0].cut and ideal / kernel.estimate.seconds > 0.84
+
+
+@pytest.mark.parametrize(("rows", "sums"), [(128, 3072), (384, 3072), (128, 768)])
+def test_rows_that_outgrow_the_second_cache_are_taken_in_passes(rows: int, sums: int) -> None:
+    """Otherwise all of them come from the outer cache again with every panel. What fits it needs no passes."""
+    figures = ((2048, 400, 0, 0), (1 << 15, 350, 350, 180), (1 << 20, 120, 130, 46), (18 << 20, 21, 25, 7.6),
+               (1 << 40, 12, 13, 7.6))  # fmt: skip
+    levels = tuple(
+        replace(level, capacity=size, bandwidth=1e9 * read, alone=1e9 * alone, write=1e9 * write)
+        for level, (size, read, alone, write) in zip(WIDE.levels, figures, strict=True)
+    )
+    server = replace(WIDE, features=("avx2", "fma", "avx512f"), levels=levels, fma_rate=77e9, fma_alone=77e9,
+                     rates=(("fma_float32", 77e9),), fma_chains=7, near_ways=8, clock=3.2e9)  # fmt: skip
+    names = [f"w{n}" for n in range(8)]  # so many that they come from memory, as in a model
+    weights = {name: np.zeros((sums, 768), np.float32) for name in names}
+    steps: list[Step] = [("MatMul", [f"x{n}", name], f"y{n}", {}) for n, name in enumerate(names)]
+    inputs, outputs = ({f"{letter}{n}": (1, rows, size) for n in range(8)} for letter, size in (("x", sums), ("y", 768)))
+    made = planned(model_of(steps, inputs, outputs, weights), server)
+    assert made.plan is not None
+    second = server.levels[2].capacity
+    for kernel in made.plan.kernels:
+        (leaf,) = kernel.leaves
+        length = dict(leaf.cut).get("r0", sums)
+        assert bool(leaf.cut) == (sums > 768) and 4 * length * (rows // 2 + 48) < second
 
 
 def test_lanes_cost_more_where_they_are_inserted() -> None:
