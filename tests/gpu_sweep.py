@@ -37,6 +37,7 @@ GPUS = ("a100", "h200", "l40s")
 BATCH = "batch"
 BESIDE = ("vit_b16", "convnext", "vgg")  # shapes that the zoo has not
 MODELS = (*zoo.MODELS, *BESIDE)
+AXES = {"lstm": 1}  # along which several are taken at a time, where that is not the first: its first are steps
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ def exported(model: str, folder: Path) -> Path:
         return path
     module, inputs = built(model)
     names = list(zoo.output_names(module))
-    (rows,) = {array.shape[0] for array in inputs.values()}
-    open_batch = {name: {0: f"{BATCH}{rows}"} for name in inputs}
+    axis = AXES.get(model, 0)
+    (rows,) = {array.shape[axis] for array in inputs.values()}
+    open_batch = {name: {axis: f"{BATCH}{rows}"} for name in inputs}
     given = tuple(torch.from_numpy(a) for a in inputs.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of itself
@@ -80,7 +82,7 @@ def exported(model: str, folder: Path) -> Path:
 def sizes_of(path: Path, batch: int) -> dict[str, int]:
     """The open dimension for so many of what the model takes at a time, which its name ends with."""
     inputs = onnx.load(path, load_external_data=False).graph.input
-    (name,) = {value.type.tensor_type.shape.dim[0].dim_param for value in inputs}
+    (name,) = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
     return {name: batch * int(name.removeprefix(BATCH))}
 
 
