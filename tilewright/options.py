@@ -62,8 +62,8 @@ class Options:
                 spoils the other; "direct" always sums as the model says
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
-    effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in less than
-                half of the time: tiles are not connected, computes not merged, the model's own algorithms kept, and
+    effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in about half
+                of the time: tiles are not connected, computes not merged, the model's own algorithms kept, and
                 the C compiler told to hurry; "adaptive" starts with that, has the full code compiled meanwhile in a
                 process of the lowest priority, and goes over to it between two calls: results may then differ in the
                 last bits, which the log tells

@@ -96,8 +96,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--effort",
         choices=EFFORTS,
-        help="full: the best code (default); fast: code that may take half as long again, in less than half of the "
-        "time; adaptive: starts with that and goes over to the full code when it is ready",
+        help="full: the best code (default); fast: code that may take half as long again, in about half of the time; "
+        "adaptive: starts with that and goes over to the full code when it is ready",
     )
     group.add_argument(
         "--fallback",
