@@ -209,11 +209,13 @@ def test_background_work_ends_with_whoever_wants_it(tmp_path: Path) -> None:
         f"work = Background(write_number_and_sleep, ({str(number)!r},), print); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    while not number.exists() or not number.read_text():
-        time.sleep(0.05)
-        assert parent.poll() is None
-    parent.kill()
-    parent.wait()
+    try:
+        while not number.exists() or not number.read_text():
+            time.sleep(0.05)
+            assert parent.poll() is None
+    finally:
+        parent.kill()
+        parent.wait()
     for _ in range(600):
         if not _runs(int(number.read_text())):
             return
