@@ -76,8 +76,6 @@ TABLE: Mapping[str, tuple[str, str, dict[str, Any], Given]] = {
     "mpnet": ("MPNetModel", "MPNet", WIDE, _text),
     "mobilebert": ("MobileBertModel", "MobileBert", {**WIDE, "embedding_size": 32, "intra_bottleneck_size": 32}, _text),
     "squeezebert": ("SqueezeBertModel", "SqueezeBert", {**WIDE, "embedding_size": 136}, _text),
-    "fnet": ("FNetModel", "FNet", {**WIDE, "tpu_short_seq_length": 37},
-             lambda: {"input_ids": _tokens()}),
     "funnel": ("FunnelModel", "Funnel", {"vocab_size": 517, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 120,
                                          "block_sizes": [1, 1], "num_decoder_layers": 1}, _text),
     "roformer": ("RoFormerModel", "RoFormer", {**WIDE, "embedding_size": 136}, _text),
