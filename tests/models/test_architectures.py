@@ -19,7 +19,7 @@ from tilewright.target import machine, stored_machines
 pytest.importorskip("transformers")
 
 CPUS, GPUS = stored_machines("cpu"), stored_machines("gpu")
-SAMPLE = {("qwen2, 12 words", "emerald_rapids_avx512"), ("enlarge", "neoverse_n1"), ("enlarge", "l40s")}
+SAMPLE = {("enlarge", "neoverse_n1"), ("enlarge", "l40s")}
 
 
 @lru_cache(maxsize=1)  # an architecture is exported once, and planned for machine after machine
@@ -40,7 +40,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(ARCHITECTURES) >= 60 and len(CPUS) >= 5 and len(GPUS) >= 3
 
 
-@pytest.mark.parametrize(("name", "target"), cases())
+@pytest.mark.parametrize(("name", "target"), list(cases()))
 def test_it_is_planned_and_lowered(name: str, target: str, caplog: pytest.LogCaptureFixture) -> None:
     """To the Loops, and as it was planned first: a plan that fails there is replaced and told."""
     options = Options(stop_after="loops", target=target, precision="float16" if target in GPUS else None)

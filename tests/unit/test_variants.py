@@ -53,7 +53,7 @@ def check_variants(model: ModelProto | Path, name: str, count: int) -> tuple[int
     return found, moving
 
 
-@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
+@pytest.mark.parametrize("name", ["emerald_rapids", pytest.param("neoverse_n1", marks=pytest.mark.slow)])
 def test_variants_of_kernels_with_windows(name: str) -> None:
     """Steps fill tiles of some sizes alone."""
     found, moving = check_variants(tokens(64, 64), name, 3)
