@@ -242,8 +242,8 @@ def predict(
     )
     farthest = farthest_hold(nests, context, stored)
     fits = (held <= farthest.capacity // 2) & whole_blocks(nests, boxes)
-    shared = {o: seen[o.nest][o.dim].size - boxes[o.nest][o.dim].size for o in overlaps}
-    for overlap, rows in shared.items():  # windows move on by what is new, and are less than all
+    both = {o: seen[o.nest][o.dim].size - boxes[o.nest][o.dim].size for o in overlaps}
+    for overlap, rows in both.items():  # windows move on by what is new, and are less than all
         window = seen[overlap.nest][overlap.dim]
         fits = fits & (rows <= boxes[overlap.nest][overlap.dim].size) & (window.size < window.extent)
     if not fits.any():
@@ -261,7 +261,7 @@ def predict(
         far, near, beside = far + parts.again[0], near + parts.again[1] + parts.seconds, parts.held
     far = far * grid.lone
     again = sum((rows / o.scale * _compute_seconds(*_leading(o.nest, nests, plans), boxes, context, {}, None, 1)
-                 for o, rows in shared.items()), 0.0) / compute  # fmt: skip
+                 for o, rows in both.items()), 0.0) / compute  # fmt: skip
     outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored | nearer, repeats, stream, turns, held)
     if farthest is not target.tile_level:
