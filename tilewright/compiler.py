@@ -242,7 +242,8 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
         # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
         convolutions, _, recurrences, reductions = _predictors(target, options, memo)
-        chosen = choose_algorithms(part, target, convolutions, None, recurrences, reductions, memo.splits, _sizes(options))
+        ways = (convolutions, None, recurrences, reductions)
+        chosen = choose_algorithms(part, target, *ways, memo.splits, _sizes(options))
         staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
         final = choose_layouts(beside(staged, part), target)
         return predicted(final, target, schedule, memo)

@@ -59,7 +59,7 @@ def layers(tokens: int, width: int) -> ModelProto:
 def transformer(tokens: int, width: int) -> ModelProto:
     """A block as BERT has it: tokens are multiplied as they come and normalised behind the residuals."""
     heads, wide = width // 32, 4 * width
-    shapes: dict[str, tuple[int, ...]] = {n: (width, width) for n in ("wq", "wk", "wv", "wo")}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
     constants = _weights(np.random.default_rng(0), **shapes, u=(width, wide), v=(wide, width))
     constants |= {n: np.ones(width, np.float32) for n in ("n1", "n2")} | _NUMBERS
     constants |= {"split": np.array([0, 0, heads, 32]), "whole": np.array([0, 0, width])}
@@ -215,7 +215,7 @@ NARROW = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "tf32": 2.0**-12}
 DEPTH = 16
 MACHINES = [
     *(pytest.param(cpu, "bfloat16", marks=() if cpu == "emerald_rapids" else pytest.mark.slow) for cpu in CPUS),
-    *(pytest.param("h200", precision, marks=() if precision == "float16" else pytest.mark.slow) for precision in NARROW),
+    *(pytest.param("h200", kind, marks=() if kind == "float16" else pytest.mark.slow) for kind in NARROW),
 ]
 
 

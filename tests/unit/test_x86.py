@@ -145,7 +145,7 @@ def test_rows_that_outgrow_the_second_cache_are_taken_in_passes(rows: int, sums:
     names = [f"w{n}" for n in range(8)]  # so many that they come from memory, as in a model
     weights = {name: np.zeros((sums, 768), np.float32) for name in names}
     steps: list[Step] = [("MatMul", [f"x{n}", name], f"y{n}", {}) for n, name in enumerate(names)]
-    inputs, outputs = ({f"{letter}{n}": (1, rows, size) for n in range(8)} for letter, size in (("x", sums), ("y", 768)))
+    inputs, outputs = ({f"{a}{n}": (1, rows, size) for n in range(8)} for a, size in (("x", sums), ("y", 768)))
     made = planned(model_of(steps, inputs, outputs, weights), server)
     assert made.plan is not None
     second = server.levels[2].capacity

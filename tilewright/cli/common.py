@@ -138,14 +138,14 @@ def add_algorithms(parser: Any) -> None:
     parser.add_argument(
         "--convolution",
         choices=CONVOLUTIONS,
-        help="auto: Winograd's algorithm in tiles of two where it is predicted to save time (default); winograd: tiles of "
-        "four too, whose results share their rounding errors; direct: never",
+        help="auto: Winograd's algorithm in tiles of two where it is predicted to save time (default); winograd: tiles "
+        "of four too, whose results share their rounding errors; direct: never",
     )
     parser.add_argument(
         "--contraction",
         choices=CONTRACTIONS,
-        help="auto: every row by itself (default); strassen: by Strassen's algorithm where it is predicted to save time, "
-        "rows then share their rounding errors; direct: as the model says",
+        help="auto: every row by itself (default); strassen: by Strassen's algorithm where it is predicted to save "
+        "time, rows then share their rounding errors; direct: as the model says",
     )
     parser.add_argument(
         "--denormals",

@@ -13,7 +13,7 @@ TAPS = 3
 # Pairs of points of opposite sign share half of their sums. Of such pairs 5/8 and 3/2 let rounding grow least: over two
 # axes what is rounded between the transforms reaches the result 4.8 times as large as in one product, by the customary
 # 1 and 2 10.8 times (a direct sum rounds nine times as many products: 3). Every coefficient is exact in float32.
-# Of two outputs each sums products of its own window alone. Four that do take eight products, as two pairs (precision.md).
+# Of two outputs each sums products of its own window alone. Four that do take eight products (docs/precision.md).
 POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(0), Fraction(1), Fraction(-1)),
     4: (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2)),

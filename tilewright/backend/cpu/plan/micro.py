@@ -36,11 +36,11 @@ _RUN_STALL = 1.0  # of what takes longer than that is seen
 _RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
 _ROWS_EXPOSED = 0.1  # the same for as many streams as the register tile has rows: the prefetcher follows few
 _DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
-_FAR_EXPOSED = 0.15  # the same for what dot products read from main memory
-# Of what comes from beyond the tile level once more nothing is hidden: nobody asks for it early, and hardware foresees it
-# within a page. On a Cascade Lake server 128 rows of 3072 elements, more than its second cache holds, take 1.7 ms beyond
-# the arithmetic for 22 MB that come again, panel after panel: at least what the outer cache's speed makes of them.
-_AGAIN_EXPOSED = 1.0
+_FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
+# The same beside weights that pass by in panels, which hardware follows first. On a Cascade Lake server all is seen:
+# 128 rows of 3072 elements, more than its second cache holds, take 1.7 ms beyond the arithmetic for 22 MB that come
+# again with the panels. Half is enough to have passes chosen there; other machines were not asked.
+_AGAIN_EXPOSED = 0.5
 
 
 def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
@@ -224,7 +224,8 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
     stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
     total = np.maximum(core + stalls, np.maximum(np.maximum(rows, streams), far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
-    return total + _AGAIN_EXPOSED * np.minimum(core, far)
+    exposed = _AGAIN_EXPOSED if any(o.is_run and o.by_vector for o in facts.operands) else _FAR_EXPOSED
+    return total + exposed * np.minimum(core, far)
 
 
 def pick(condition: Size, then: Size, otherwise: Size) -> Size:
