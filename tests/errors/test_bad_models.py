@@ -247,3 +247,13 @@ def test_refused_in_one_line(name: str) -> None:
     assert "\n" not in message
     assert IN_NODE in message or any(w in name for w in WITHOUT_NODE)
     assert time.process_time() - start < SECONDS
+
+
+def test_types_that_onnx_cannot_infer_are_one_line() -> None:
+    """DynamicQuantizeLinear is written out by ONNX's definition, which asks for types; a node of a domain that the model
+    does not import has none."""
+    nodes = [helper.make_node("Foo", ["x"], ["f"], domain="nowhere"),
+             helper.make_node("DynamicQuantizeLinear", ["f"], ["y", "s", "z"])]  # fmt: skip
+    with pytest.raises(TilewrightError) as caught:
+        lower(load(model(nodes, {"x": (F, [2])})))
+    assert "\n" not in str(caught.value) and "nowhere" in str(caught.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -185,3 +187,28 @@ def test_weights_are_stored_once(tmp_path: Path) -> None:
     assert store_weights(b"abc", cache) == store_weights(bytearray(b"abc"), cache)
     assert store_weights(b"", cache).read_bytes() == b""
     assert cache.stats().entries == 2
+
+
+@pytest.mark.host
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Whoever is at work holds a lock, which ends with the process; the others' places stay."""
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from tilewright.runtime.cache import Cache
+def write(out):
+    out.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+Cache(Path({str(tmp_path)!r})).put("{"a" * 16}", write)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert len(list(tmp_path.rglob("tmp-*"))) == 1
+
+    def write(out: Path) -> None:
+        Cache(tmp_path).prune()
+        assert list(tmp_path.rglob("tmp-*")) == [out.parent]
+        out.write_bytes(b"whole")
+
+    Cache(tmp_path).put("b" * 16, write)
+    assert list(tmp_path.rglob("tmp-*")) == []
+    assert Cache(tmp_path).get("a" * 16) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import subprocess
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 from tests.native_models import NATIVE, affine_image, blur_image, blur_reference, kernel
 from tilewright.runtime import (
     Cache,
+    CacheError,
     CompileError,
+    Compiler,
     CpuModel,
     Machine,
     ObjectCompiler,
@@ -27,6 +30,7 @@ from tilewright.runtime import (
     find_compiler,
     this_machine,
 )
+from tilewright.runtime.toolchain import link
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +145,26 @@ def test_leaving_the_compiler_begins_nothing_more(cache: Cache) -> None:
     counted = len(done)
     time.sleep(0.1)
     assert len(done) == counted
+
+
+def test_nothing_is_written_to_the_temporary_folder(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full one is no obstacle, and a kill leaves nothing there."""
+    missing = tmp_path / "missing"
+    monkeypatch.setenv("TMPDIR", str(missing))
+    monkeypatch.setattr(tempfile, "tempdir", str(missing))
+    compiler, machine = find_compiler(), this_machine()
+    objects = compile_objects({"one": "int one(void) { return 1; }"}, compiler, ("-O1", "-fPIC"), machine, cache, jobs=1)
+    assert ctypes.CDLL(str(link(objects, compiler, cache))).one() == 1
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "cc"
+    script.write_text("#!/bin/sh\necho 'cc1: fatal error: error writing to a.s: No space left on device' >&2\n"
+                      "echo 'compilation terminated.' >&2\nexit 1\n")  # fmt: skip
+    script.chmod(0o755)
+    compiler = Compiler((str(script),), "gcc", "none")
+    with pytest.raises(CacheError) as caught:
+        compile_objects({"one": "int one;"}, compiler, (), this_machine(), Cache(tmp_path / "cache"), jobs=1)
+    assert "No space left on device" in str(caught.value) and "\n" not in str(caught.value)

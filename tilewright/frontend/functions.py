@@ -34,7 +34,7 @@ def check_written_out(model: onnx.ModelProto) -> None:
             sizes[key] = sum(sizes.get(c, 1) for c in _called(functions[key].node))
             continue
         if key in entered:
-            raise ModelError(f"the model's function '{key[1]}' calls itself")
+            raise ModelError(f"the model's function '{key[0]}::{key[1]}' calls itself")
         entered.add(key)
         waiting += missing
     whole = 0

@@ -15,17 +15,21 @@ import re
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
 from tilewright.runtime.ownership import ForeignError, check, check_way, opened
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 Content = bytes | bytearray | memoryview | Callable[[Path], None]
 
@@ -40,6 +44,7 @@ _SUM_SUFFIX = ".sum"
 _LOCK = "machine.lock"
 _BESIDE = ("zig",)  # folders of other programs
 _TEMPORARY_PREFIX = "tmp-"
+_AT_WORK = "lock"  # in a folder of that prefix
 # Larger files, of packed weights, are summed as numbers, as fast as memory is: at every start they are read whole.
 _DIGEST_UP_TO_BYTES = 64 << 20
 _ROW_WORDS = 512
@@ -156,7 +161,8 @@ class Cache:
         return f"{key} {self.digest(file, 'checksum', lambda: checksum(file))}\n".encode()
 
     def put(self, key: str, content: Content) -> Path:
-        """Store bytes, or what a function writes to the path it is given. The last of several writers wins."""
+        """Store bytes, or what a function writes to the path it is given, in a folder where it may leave other files.
+        The last of several writers wins."""
         try:
             return self._put(key, content)
         except CacheError as error:
@@ -181,35 +187,35 @@ class Cache:
 
     def _put(self, key: str, content: Content) -> Path:
         path = self.path_of(key)
-        temporary = path.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}{path.suffix}"
-        temporary_sum = _sum_path(temporary)
         try:
             self._make(path.parent)
         except OSError as error:
             raise self._unusable(error) from error
         self._check_owner(path.parent)
         try:
-            if callable(content):
-                content(temporary)
-            else:
-                temporary.write_bytes(content)
-            with temporary.open("rb") as file:
-                os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & _FILE_MODE)
-                line = checksum(file)
-                temporary_sum.write_bytes(f"{key} {line}\n".encode())
-                temporary_sum.chmod(temporary_sum.stat().st_mode & _FILE_MODE)
-                os.replace(temporary, path)
-                os.replace(temporary_sum, _sum_path(path))
-                if os.fstat(file.fileno()).st_size >= _AWAITED_FROM_BYTES:
-                    time.sleep(2e-9 * _SETTLED_NS)
-                    self.digest(file, "checksum", lambda: line)
+            with _workplace(path.parent) as folder:
+                temporary = folder / f"entry{path.suffix}"
+                if callable(content):
+                    content(temporary)
+                else:
+                    temporary.write_bytes(content)
+                self._move_in(key, temporary, path)
         except OSError as error:
             raise self._unusable(error) from error
-        finally:
-            for left in (temporary, temporary_sum):
-                with contextlib.suppress(OSError):
-                    left.unlink(missing_ok=True)
         return path
+
+    def _move_in(self, key: str, made: Path, path: Path) -> None:
+        """A file that is complete into its place, with its checksum beside it."""
+        with made.open("rb") as file:
+            os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & _FILE_MODE)
+            line, made_sum = checksum(file), _sum_path(made)
+            made_sum.write_bytes(f"{key} {line}\n".encode())
+            made_sum.chmod(made_sum.stat().st_mode & _FILE_MODE)
+            os.replace(made, path)
+            os.replace(made_sum, _sum_path(path))
+            if os.fstat(file.fileno()).st_size >= _AWAITED_FROM_BYTES:
+                time.sleep(2e-9 * _SETTLED_NS)
+                self.digest(file, "checksum", lambda: line)
 
     def folder(self, name: str) -> tuple[Path, bool]:
         """A folder beside the entries, for what another program keeps, and whether it is made just now. Clearing the
@@ -328,11 +334,11 @@ class Cache:
     def _remove_stale_temporaries(self, now: float) -> None:
         for folder in self._folders():
             for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-                try:
-                    if path.stat().st_mtime < now - _STALE_TEMPORARY_SECONDS:
+                with contextlib.suppress(OSError):  # another process removes it too
+                    if path.is_dir():
+                        _remove_abandoned(path, now)
+                    elif path.stat().st_mtime < now - _STALE_TEMPORARY_SECONDS:  # of an earlier release
                         path.unlink(missing_ok=True)
-                except FileNotFoundError:
-                    continue
 
     def _check_owner(self, folder: Path) -> None:
         """Whoever may write here may have this process run any code."""
@@ -353,6 +359,42 @@ class Cache:
         return CacheError(
             f"the cache in {self.root} cannot be used ({error.strerror}); choose another with TILEWRIGHT_CACHE"
         )
+
+
+@contextlib.contextmanager
+def _workplace(parent: Path) -> Iterator[Path]:
+    """A folder for what is made here. A lock tells that somebody is at work in it: the system takes it back however the
+    process ends, and what is left is removed later."""
+    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=parent))
+    try:
+        with (folder / _AT_WORK).open("w") as lock:
+            _locks(lock)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locks(file: IO[str]) -> bool:
+    """Whether nobody else holds the lock of this file; this process does then."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody has it, or this file system has no locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder: Path, now: float) -> None:
+    """A workplace that nobody is at work in; one without a lock may only just have been made."""
+    old = folder.stat().st_mtime < now - _STALE_TEMPORARY_SECONDS
+    try:
+        with (folder / _AT_WORK).open("r+") as lock:
+            left = _locks(lock)
+    except FileNotFoundError:
+        left = False
+    if left or old:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sum_path(path: Path) -> Path:

@@ -3,6 +3,7 @@ is addressed by its text, the compiler, the flags and this machine's processor, 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import logging
@@ -12,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +30,6 @@ Progress = Callable[[str, bool], None]
 
 _SYSTEM_COMPILERS = ("cc", "gcc", "clang")
 _MESSAGE_LINES = 8
-_OUTPUT = "output"  # beside the source: where there is no room in the cache, it is the copying that fails
 _SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
 # Loops come in the order and with the unrolling they were planned with. Looking for better ones takes gcc a sixth of
 # its time on long blocks; nearly always it finds nothing, and what it carries from one turn to the next (predictive
@@ -76,6 +75,10 @@ class Compiler:
     argv: tuple[str, ...]
     kind: Kind
     version: str
+
+    def without_files(self) -> tuple[str, ...]:
+        """Flags that keep it from writing to the system's temporary folder, where what a kill leaves stays for good."""
+        return ("-pipe", "-fno-lto") if self.kind == "gcc" else ()
 
     def for_cxx(self) -> tuple[str, ...]:
         """The command of the same compiler's C++ side."""
@@ -273,7 +276,8 @@ class ObjectCompiler:
         found = self.cache.get(key)
         cached = found is not None
         if found is None:
-            arguments = [*_command(self.compiler, self.compiler.argv, self.cache), *self._flags, "-c"]
+            command = _command(self.compiler, self.compiler.argv, self.cache)
+            arguments = [*command, *self._flags, *self.compiler.without_files(), "-c"]
             found = self.cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
         if self._progress is not None:
             self._progress(name, cached)
@@ -304,13 +308,11 @@ def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
         return found
 
     def write(out: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
-            # The objects of a large model would not fit a command line.
-            listing = Path(folder, "objects.rsp")
-            listing.write_text("\n".join(shlex.quote(str(path.resolve())) for path in objects.values()))
-            command = [*_command(compiler, compiler.argv, cache), "-shared", "-pthread", f"@{listing}", "-lm"]
-            _run([*command, "-o", _OUTPUT], "linking", Path(folder))
-            shutil.copyfile(Path(folder, _OUTPUT), out)
+        # The objects of a large model would not fit a command line.
+        listing = out.with_name("objects.rsp")
+        listing.write_text("\n".join(shlex.quote(str(path.resolve())) for path in objects.values()))
+        command = [*_command(compiler, compiler.argv, cache), *compiler.without_files(), "-shared", "-pthread"]
+        _run([*command, f"@{listing.name}", "-lm", "-o", out.name], "linking", out.parent)
 
     return cache.put(key, write)
 
@@ -335,7 +337,7 @@ def compile_shared(
         return found
     includes = [f"-I{Path(folder).resolve()}" for folder in include_dirs]
     suffix = ".cpp" if language == "c++" else ".c"
-    arguments = [*_command(compiler, argv, cache), *flags, *includes, "-shared", "-pthread"]
+    arguments = [*_command(compiler, argv, cache), *flags, *compiler.without_files(), *includes, "-shared", "-pthread"]
     return cache.put(key, lambda out: _compile(arguments, name, source, suffix, out, ("-lm",)))
 
 
@@ -353,12 +355,10 @@ def _headers(folder: Path) -> list[Path]:
 
 
 def _compile(arguments: Sequence[str], name: str, text: str, suffix: str, out: Path, libraries: Sequence[str]) -> None:
-    with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
-        # A relative name keeps the folder out of messages and out of the object.
-        source = Path(folder, f"{name}{suffix}")
-        source.write_text(text)
-        _run([*arguments, source.name, "-o", _OUTPUT, *libraries], name, Path(folder))
-        shutil.copyfile(Path(folder, _OUTPUT), out)
+    """In the folder of the file that is to be made; relative names keep it out of messages and out of the object."""
+    source = out.with_name(f"{name}{suffix}")
+    source.write_text(text)
+    _run([*arguments, source.name, "-o", out.name, *libraries], name, out.parent)
 
 
 def _run(command: Sequence[str], name: str, folder: Path) -> None:
@@ -366,11 +366,14 @@ def _run(command: Sequence[str], name: str, folder: Path) -> None:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise ToolchainError(f"cannot start {command[0]}: {error.strerror}; {_HOW_TO_GET_ONE}") from error
+    if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode != 0:
-        raise CompileError(f"{name}: {command[0]} failed\n{_first_errors(done.stderr, done.returncode)}")
+        raise CompileError(f"{name}: {command[0]} failed: {_first_errors(done.stderr, done.returncode)}")
 
 
 def _first_errors(message: str, status: int) -> str:
     lines = message.strip().splitlines()
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    return "\n".join(lines[first : first + _MESSAGE_LINES]) or f"exit status {status} and no message"
+    told = [line.strip() for line in lines[first : first + _MESSAGE_LINES]]
+    return "; ".join(told) or f"exit status {status} and no message"
