@@ -89,7 +89,11 @@ def _parsed(source: Source, whole: bool = True) -> onnx.ModelProto:
         raise ModelError(f"'{path}' is a folder; give the path of an ONNX file")
     if not path.exists():
         raise ModelError(f"model file '{path}' does not exist")
-    model = _decoded(f"'{path}'", path.read_bytes())
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"model file '{path}' cannot be read: {error.strerror}") from error
+    model = _decoded(f"'{path}'", data)
     if not whole:
         return model
     try:

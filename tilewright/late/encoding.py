@@ -13,6 +13,7 @@ from tilewright.errors import InternalError
 from tilewright.ir import dtypes
 from tilewright.ir.graph import Form, Graph, Node, Part, Room, Value
 from tilewright.late.borders import Border
+from tilewright.late.conforming import record
 from tilewright.late.stages import Tie
 
 _ALIGNMENT = 64  # bytes, of every array in the file
@@ -98,7 +99,7 @@ class Decoder:
                 return np.array([self.value(item) for item in items], object).reshape(shape)
             case "array":
                 return self._array(*inside)
-        return _RECORDS[kind](*(self.value(item) for item in inside))
+        return record(_RECORDS[kind], *(self.value(item) for item in inside))
 
     def _array(self, name: str, shape: list[int], place: int) -> Array:
         key = (name, tuple(shape), place)

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.errors import CutError, ModelError, OutsideError, RegionError, UndecidedError
+from tilewright.errors import CutError, InternalError, ModelError, OutsideError, RegionError, UndecidedError
+from tilewright.ir.graph import Graph
+from tilewright.ir.verify import verify_graph
+from tilewright.late.borders import Border
+from tilewright.late.conforming import conforms, record
 from tilewright.late.encoding import Decoder, Encoder
 from tilewright.late.model import Compiled
 from tilewright.late.parts import tools_for
@@ -24,9 +28,9 @@ from tilewright.version import VERSION
 
 if TYPE_CHECKING:
     from tilewright.arguments import Array
-    from tilewright.ir.graph import Graph
 
 KIND = "tilewright model in parts"
+_PORTS = tuple[tuple[Border, ...], tuple[Border, ...]]
 FORMAT = 1
 PARTS = "parts"
 _PLAN, _DATA = "plan.json", "plan.data"
@@ -57,7 +61,7 @@ def load(
         data = np.memmap(folder / _DATA, np.uint8, "r") if size else np.zeros(0, np.uint8)
         plan = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
         return _Reader(Decoder(data), parts, tools).model(plan)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, InternalError) as error:
         raise damaged from error
 
 
@@ -135,10 +139,12 @@ class _Reader:
 
     def model(self, row: Mapping[str, Any]) -> StagedModel:
         value = self._decoder.value
-        first = self._table(row["first"])
-        return StagedModel(
-            row["name"], value(row["graph"]), value(row["inputs"]), value(row["outputs"]), self._tools, first
-        )
+        first, name, graph = self._table(row["first"]), row["name"], value(row["graph"])
+        inputs, outputs = value(row["inputs"]), value(row["outputs"])
+        if not isinstance(name, str) or not isinstance(graph, Graph) or not conforms((inputs, outputs), _PORTS):
+            raise ValueError("no model in parts")
+        verify_graph(graph)
+        return StagedModel(name, graph, inputs, outputs, self._tools, first)
 
     def _table(self, row: Mapping[str, Any]) -> Following:
         value = self._decoder.value
@@ -152,7 +158,8 @@ class _Reader:
     def _stage(self, row: Mapping[str, Any]) -> Stage:
         value = self._decoder.value
         told: Mapping[str, Array | list[Any] | None] = value(row["told"])
-        return Stage(
+        return record(
+            Stage,
             row["start"],
             None if row["part"] is None else self._parts[row["part"]],
             value(row["takes"]),
@@ -178,6 +185,8 @@ def _cut_row(cut: CutError) -> dict[str, Any]:
 
 def _cut(row: Mapping[str, Any]) -> CutError:
     kind = _CUTS[row["kind"]]
+    if not isinstance(row["text"], str):
+        raise ValueError("no text of a cut")
     if kind is not UndecidedError:
         return kind(row["text"])
     cut = UndecidedError(row["text"], number=row["number"], most=row["most"])

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilewright.errors import InputError, ModelError
+from tilewright.late.conforming import record
 from tilewright.late.encoding import Decoder, Encoder
 from tilewright.late.model import Compiled
 from tilewright.late.open_model import Kept, OpenModel, OpenPort, Shapes, Values, Variant
@@ -82,8 +83,8 @@ def _model(folder: Path, table: Any, decoder: Decoder, load_variant: Callable[[P
     kept: dict[Any, Kept] = {}
     for number, (key, shapes, values, seconds) in enumerate(table["kept"]):
         made = load_variant(folder / _FOLDERS / str(number))
-        kept[value(key)] = Kept(Variant(value(shapes), value(values), seconds), made)
-    inputs, outputs = ([OpenPort(*value(row)) for row in table[side]] for side in ("inputs", "outputs"))
+        kept[value(key)] = Kept(record(Variant, value(shapes), value(values), seconds), made)
+    inputs, outputs = ([record(OpenPort, *value(row)) for row in table[side]] for side in ("inputs", "outputs"))
     known = "; ".join(str(found.variant) for found in kept.values())
     refused = InputError(f"'{folder}' has this model for {known}; compile the model file for other inputs")
 

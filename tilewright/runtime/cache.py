@@ -24,6 +24,7 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
+from tilewright.errors import ToolError
 from tilewright.runtime.ownership import ForeignError, check, check_way, opened
 
 try:
@@ -61,7 +62,7 @@ _NOT_HERE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT,
 _LOG = logging.getLogger("tilewright")
 
 
-class CacheError(RuntimeError):
+class CacheError(ToolError):
     """The cache directory cannot be used."""
 
 
@@ -423,10 +424,13 @@ def _sums(descriptor: int, size: int) -> str:
     def part(start: int) -> bytes:
         return _chunk_sums(np.frombuffer(os.pread(descriptor, _CHUNK_BYTES, start), np.uint8))
 
-    with ThreadPoolExecutor(_SUMMING_THREADS) as pool:
-        digest = hashlib.sha256()
-        for sums in pool.map(part, range(0, size, _CHUNK_BYTES)):
-            digest.update(sums)
+    digest = hashlib.sha256()
+    try:
+        with ThreadPoolExecutor(_SUMMING_THREADS) as pool:
+            for sums in pool.map(part, range(0, size, _CHUNK_BYTES)):
+                digest.update(sums)
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, "the system refuses to start a thread") from error
     return digest.hexdigest()
 
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from tilewright.errors import ToolError
+
 _ACL = "system.posix_acl_access"
 _DESCRIPTORS = Path("/proc/self/fd")
 
 Library = TypeVar("Library", bound=ctypes.CDLL)
 
 
-class ForeignError(RuntimeError):
+class ForeignError(ToolError):
     """A file or folder that another user has, or may write to; its text says which and why."""
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, Self
 
+from tilewright.errors import ToolError
 from tilewright.runtime.cache import Cache, content_key
 
 Kind = Literal["gcc", "clang", "zig"]
@@ -62,7 +63,7 @@ _ZIG_ENVIRONMENT = 'export ZIG_GLOBAL_CACHE_DIR="${ZIG_GLOBAL_CACHE_DIR:-$0}"; e
 _LOG = logging.getLogger("tilewright")
 
 
-class ToolchainError(RuntimeError):
+class ToolchainError(ToolError):
     """No usable compiler."""
 
 
@@ -251,7 +252,12 @@ class ObjectCompiler:
         self._objects[name, text] = Future()
         with self._lock:
             heappush(self._waiting, (-len(text), name, text))
-        self._pool.submit(self._compile_longest)
+        try:
+            self._pool.submit(self._compile_longest)
+        except RuntimeError as error:
+            if "thread" not in str(error):
+                raise
+            raise ToolchainError("the system refuses a thread for the C compiler; end other programs") from error
 
     def objects(self, sources: Mapping[str, str]) -> dict[str, Path]:
         """One object for each source, in their order; raises what the compiler refused."""

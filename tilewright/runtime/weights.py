@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.errors import ToolError
 from tilewright.runtime.cache import Cache, content_key
 from tilewright.runtime.ownership import opened
 
 WEIGHT_ALIGNMENT = 64
 
 
-class WeightsError(RuntimeError):
+class WeightsError(ToolError):
     """A weights file is missing or is not the one the model was compiled with."""
 
 

@@ -20,7 +20,7 @@ from tilewright.runtime.ownership import ForeignError, opened
 from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
 from tilewright.shipping.directory import MANIFEST, check_files, foreign, sums, write_directory
 from tilewright.shipping.inspection import EXPLANATION
-from tilewright.shipping.manifest import FORMAT, KIND, Port, file_sums, port_from, port_row, sealed
+from tilewright.shipping.manifest import FORMAT, KIND, Port, calls_from, file_sums, port_from, port_row, sealed
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def gpu_manifest(row: Mapping[str, Any]) -> GpuManifest:
         row["gpu"]["architecture"],
         tuple(map(port_from, row["inputs"])),
         tuple(map(port_from, row["outputs"])),
-        tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
+        calls_from(row["calls"]),
         row["image"],
         file_sums(row["files"]),
         _limits(row["target"]),

@@ -109,6 +109,13 @@ def damaged(where: str) -> ModelError:
 def manifest_from(row: Mapping[str, Any]) -> Manifest:
     """Of a row that was unsealed; what is not of this form raises KeyError, TypeError or ValueError."""
     cpu = row["cpu"]
+    words = (row["tilewright"], row["interface"], row["denormals"], row["compiler"], *row["flags"], cpu["system"],
+             cpu["architecture"], cpu["machine"], *cpu["features"], *cpu["permissions"])  # fmt: skip
+    threads = row["threads"]
+    if not all(isinstance(word, str) for word in words) or not isinstance(row["target"], dict):
+        raise ValueError("no words where there should be")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise ValueError("no number of threads")
     return Manifest(
         version=row["tilewright"],
         interface=row["interface"],
@@ -124,7 +131,7 @@ def manifest_from(row: Mapping[str, Any]) -> Manifest:
         denormals=row["denormals"],
         inputs=tuple(port_from(port) for port in row["inputs"]),
         outputs=tuple(port_from(port) for port in row["outputs"]),
-        calls=tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"]),
+        calls=calls_from(row["calls"]),
         files=file_sums(row["files"]),
     )
 
@@ -142,7 +149,19 @@ def port_row(port: Port) -> dict[str, Any]:
 
 
 def port_from(row: Mapping[str, Any]) -> Port:
-    return row["name"], dtypes.by_name(row["dtype"]), tuple(int(n) for n in row["shape"])
+    name, kind, shape = row["name"], row["dtype"], tuple(row["shape"])
+    if not isinstance(name, str) or not isinstance(kind, str):
+        raise ValueError("no name of a port")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
+        raise ValueError("no shape of a port")
+    return name, dtypes.by_name(kind), shape
+
+
+def calls_from(rows: Sequence[Any]) -> tuple[Call, ...]:
+    calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in rows)
+    if not all(isinstance(c.kernel, str) and isinstance(c.step, int) for c in calls):
+        raise ValueError("no call of a kernel")
+    return calls
 
 
 def _sum(body: Mapping[str, Any]) -> str:
