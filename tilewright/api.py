@@ -109,12 +109,13 @@ def compile(
 ) -> Model | OpenModel | StagedModel | CompiledModule:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
-    `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number. What
-    stays open is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given.
-    `tune` measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune`
-    takes them from the cache. `effort="fast"` gives code in about half of the time that may take half as long again to
-    run, "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the
-    fields of the same name of `Options`; one that is given overrules `options`.
+    `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
+    shape may also say another size than the file fixes, which nodes that do not fit it refuse by name. What stays open
+    is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `tune`
+    measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune` takes them
+    from the cache. `effort="fast"` gives code in about half of the time that may take half as long again to run,
+    "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the fields of
+    the same name of `Options`; one that is given overrules `options`.
 
     For example:
 

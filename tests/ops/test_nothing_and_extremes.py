@@ -218,3 +218,30 @@ def test_outputs_of_one_name_are_given_in_order_only(kernel_cache: Path) -> None
     assert len(made(np.ones(2, np.float32))) == 2
     with pytest.raises(InputError, match="two outputs are called 'y'"):
         made.run({"x": np.ones(2, np.float32)})
+
+
+def fixed_batch(target: list[int]) -> onnx.ModelProto:
+    """Written for one sample, which it reshapes."""
+    return model_of([("Reshape", ["x", "s"], "r", {}), ("Relu", ["r"], "y", {})], {"x": (1, 2, 3)}, {"y": (1, 6)},
+                    {"s": np.array(target)})  # fmt: skip
+
+
+def test_shapes_may_say_another_size_than_the_file(kernel_cache: Path) -> None:
+    model = tilewright.compile(fixed_batch([-1, 6]), shapes={"x": [4, 2, 3]}, options=Options(cache_dir=kernel_cache))
+    assert [(p.name, p.shape) for p in (*model.inputs, *model.outputs)] == [("x", (4, 2, 3)), ("y", (4, 6))]
+    x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
+    np.testing.assert_array_equal(model(x)[0], np.maximum(x.reshape(4, 6), 0))
+
+
+def test_what_does_not_fit_another_size_is_named(kernel_cache: Path) -> None:
+    with pytest.raises(ModelError, match="Reshape node 'Reshape_r'"):
+        tilewright.compile(fixed_batch([1, 6]), shapes={"x": [4, 2, 3]}, options=Options(cache_dir=kernel_cache))
+
+
+def test_a_call_has_the_sizes_that_the_file_fixes(kernel_cache: Path) -> None:
+    model = model_of([("Relu", ["x"], "y", {})], {"x": (1, 2)}, {"y": (1, 2)})
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    made = tilewright.compile(model, options=Options(cache_dir=kernel_cache))
+    assert made(np.ones((3, 2), np.float32))[0].shape == (3, 2)
+    with pytest.raises(InputError):
+        made(np.ones((3, 4), np.float32))

@@ -147,7 +147,6 @@ class TestShapes:
             ({"w": [1, 3]}, "shapes: the model has no input 'w'; it has 'x', 'z'"),
             ({"time": 3}, "shapes: the model has no dimension 'time'; it has 'batch'"),
             ({"x": [1, 2, 3]}, "shapes: input 'x' has 2 dimensions, not 3: [1, 2, 3]"),
-            ({"x": [1, 4]}, "shapes: input 'x' has a fixed dimension of 3, not 4"),
             ({"x": [1, 3], "z": [2, 3]}, "shapes: dimension 'batch' is 1 and 2 at once"),
             ({"batch": -1}, "shapes: dimension 'batch' cannot be -1"),
         ],

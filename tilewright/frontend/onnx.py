@@ -33,10 +33,11 @@ _LEGACY_NO_IMPORTS = 3  # the first IR version whose models name the operator se
 def load(source: Source, shapes: Shapes | None = None, values: Mapping[str, np.ndarray] | None = None) -> Graph:
     """The Graph of a model given as a path, the bytes of a file or a ModelProto.
 
-    `shapes` binds dynamic dimensions: an input's name to its full shape, or a dimension's name to a number. Inputs
-    with `values` become constants.
+    `shapes` binds dynamic dimensions: an input's name to its full shape, or a dimension's name to a number. A full
+    shape may also say another number than the file: what does not fit it then is refused where it is met. Inputs with
+    `values` become constants.
     """
-    model = _inlined(_checked(_parsed(source)))
+    model = _inlined(_checked(_reshaped(_parsed(source), shapes or {})))
     constants = _initializers(model.graph) | dict(values or {})
     _check_outputs(model.graph)
     inputs = _inputs(model.graph, constants, shapes or {})
@@ -49,7 +50,7 @@ def load_border(
     source: Source, shapes: Shapes | None = None
 ) -> tuple[Graph, tuple[OpenValue, ...], tuple[OpenValue, ...]]:
     """The Graph of a model without inputs, and what it takes and gives, which need not be tensors of numbers."""
-    model = _inlined(_checked(_parsed(source)))
+    model = _inlined(_checked(_reshaped(_parsed(source), shapes or {})))
     constants = _initializers(model.graph)
     protos, full, sizes = _bound([p for p in model.graph.input if p.name not in constants], shapes or {})
     graph = _graph(model, (), constants)
@@ -269,7 +270,7 @@ class OpenValue:
 
 def ports(source: Source, shapes: Shapes | None = None) -> tuple[tuple[OpenValue, ...], tuple[OpenValue, ...]]:
     """The inputs and outputs of a model, which may leave dimensions open that `shapes` does not bind."""
-    graph = _parsed(source, whole=False).graph
+    graph = _reshaped(_parsed(source, whole=False), shapes or {}).graph
     constants = {t.name for t in (*graph.initializer, *(s.values for s in graph.sparse_initializer))}
     protos, full, sizes = _bound([p for p in graph.input if p.name not in constants], shapes or {})
     return tuple(_open(p, full, sizes) for p in protos), tuple(_open(p, {}, sizes) for p in graph.output)
@@ -323,6 +324,32 @@ def _bound(
     return protos, full, sizes
 
 
+def _reshaped(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
+    """The model with other shapes of inputs than it fixes; nothing is said any more about those that follow."""
+    others = [k for k, p in enumerate(model.graph.input) if _overrules(p, shapes.get(p.name))]
+    if not others:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for place in others:
+        proto = copy.graph.input[place]
+        for dimension, size in zip(proto.type.tensor_type.shape.dim, shapes[proto.name], strict=True):  # type: ignore[arg-type]
+            if dimension.HasField("dim_value"):
+                dimension.dim_value = int(size)
+    del copy.graph.value_info[:]
+    for output in copy.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    return copy
+
+
+def _overrules(proto: onnx.ValueInfoProto, shape: int | Sequence[int] | None) -> bool:
+    fixed = [d.dim_value if d.HasField("dim_value") else None for d in proto.type.tensor_type.shape.dim]
+    if shape is None or isinstance(shape, int | np.integer) or len(shape) != len(fixed):
+        return False
+    return any(n is not None and n > 0 and n != int(size) for n, size in zip(fixed, shape, strict=True))
+
+
 def _check_shapes(protos: list[onnx.ValueInfoProto], full: Mapping[str, list[int]], sizes: Mapping[str, int]) -> None:
     names = {p.name for p in protos}
     dimensions = {_dimension(d) for p in protos for d in p.type.tensor_type.shape.dim if _dimension(d)}
@@ -345,10 +372,6 @@ def _bind_names(proto: onnx.ValueInfoProto, shape: list[int], sizes: dict[str, i
     if proto.type.tensor_type.HasField("shape") and len(declared) != len(shape):
         raise OptionError(f"shapes: input '{proto.name}' has {len(declared)} dimensions, not {len(shape)}: {shape}")
     for dimension, size in zip(declared, shape, strict=False):
-        if dimension.HasField("dim_value") and dimension.dim_value > 0 and dimension.dim_value != size:
-            raise OptionError(
-                f"shapes: input '{proto.name}' has a fixed dimension of {dimension.dim_value}, not {size}"
-            )
         if _dimension(dimension) and sizes.setdefault(dimension.dim_param, size) != size:
             raise OptionError(
                 f"shapes: dimension '{dimension.dim_param}' is {sizes[dimension.dim_param]} and {size} at once"
