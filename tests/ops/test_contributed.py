@@ -290,7 +290,7 @@ def test_qgemm(run_model, quantised) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_dynamic_quantize_lstm(run_model, direction) -> None:  # noqa: F811
-    """The runtime rounds activations to 8 bits as well; so does not this one, and the two are near each other.
+    """Input and state are rounded to 8 bits, as the operator says; left as they are, results would be percents away.
 
     Weights are of 7 bits: with 8 and without VNNI, the runtime's sums of two products overflow 16 bits and saturate.
     """
@@ -303,7 +303,7 @@ def test_dynamic_quantize_lstm(run_model, direction) -> None:  # noqa: F811
     }  # fmt: skip
     order = ["x", "w", "r", "b", None, None, None, None, "ws", "wz", "rs", "rz"]
     check(run_model, "DynamicQuantizeLSTM", {"x": normal(6, 2, 5)}, constants, ("y", "h", "c"), order=order,
-          rtol=0.02, atol=0.01, hidden_size=4, direction=direction)  # fmt: skip
+          rtol=1e-4, atol=1e-5, hidden_size=4, direction=direction)  # fmt: skip
 
 
 def test_qlinear_where(run_model) -> None:  # noqa: F811

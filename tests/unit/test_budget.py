@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def functions(count: int, calls: int) -> ModelProto:
         names = ["x", *(f"v{n}" for n in range(calls - 1)), "y"]
         last = k == count - 1
         nodes = [helper.make_node("Relu" if last else f"f{k + 1}", [a], [b], domain="" if last else "own")
-                 for a, b in zip(names, names[1:], strict=False)]  # fmt: skip
+                 for a, b in pairwise(names)]  # fmt: skip
         made.append(helper.make_function("own", f"f{k}", ["x"], ["y"], nodes, domains))
     graph = helper.make_graph([helper.make_node("f0", ["x"], ["y"], domain="own")], "graph", [port("x", FLOAT, [2])],
                               [port("y", FLOAT, [2])])  # fmt: skip
@@ -125,8 +126,8 @@ def test_one_count_over_nodes_and_calls() -> None:
     budget.spend(6, "Scan node 'b'", "its steps take 6 calls", "none")
     with pytest.raises(BudgetError) as caught:
         budget.spend(1, "Relu node 'c'", "it is one node too many", "simplify it")
-    assert str(caught.value) == ("Relu node 'c': it is one node too many, with which the model comes to 11 nodes and kernel "
-                                 "calls; 10 are compiled at once: simplify it")  # fmt: skip
+    assert str(caught.value) == ("Relu node 'c': it is one node too many, with which the model comes to 11 nodes and "
+                                 "kernel calls; 10 are compiled at once: simplify it")  # fmt: skip
 
 
 def test_every_node_that_is_lowered_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tilewright import CancelledError, Options
 pytestmark = pytest.mark.host
 
 SOON = 5.0  # seconds; a run below takes as long uncancelled on the fastest cores
+FLOAT, WHOLE, FLAG = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 port = helper.make_tensor_value_info
 
 
@@ -34,11 +35,11 @@ def loop_by_data() -> ModelProto:
     """A loop that only its data ends, which runs step by step."""
     nodes = [helper.make_node("Less", ["s", "most"], ["co"]), helper.make_node("Add", ["s", "x"], ["so"])]
     body = helper.make_graph(nodes, "body",
-                             [port("i", TensorProto.INT64, []), port("c", TensorProto.BOOL, []), port("s", TensorProto.FLOAT, [])],
-                             [port("co", TensorProto.BOOL, []), port("so", TensorProto.FLOAT, [])])  # fmt: skip
+                             [port("i", WHOLE, []), port("c", FLAG, []), port("s", FLOAT, [])],
+                             [port("co", FLAG, []), port("so", FLOAT, [])])  # fmt: skip
     most = numpy_helper.from_array(np.array(1e30, np.float32), "most")
     graph = helper.make_graph([helper.make_node("Loop", ["", "", "x"], ["y"], body=body)], "graph",
-                              [port("x", TensorProto.FLOAT, [])], [port("y", TensorProto.FLOAT, [])], [most])  # fmt: skip
+                              [port("x", FLOAT, [])], [port("y", FLOAT, [])], [most])  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import dtypes
+from tilewright.ir.compute import Compute
 from tilewright.ir.expr import Expr, cast, const, eq, load, lt, maximum, minimum, op, select
 from tilewright.ir.graph import Node
 from tilewright.ir.tensor import Tensor
@@ -288,8 +289,8 @@ def dynamic_quantize_lstm(
     r_scale: Tensor,
     r_zero: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """An LSTM with 8-bit weights, [directions, inputs, gates * hidden]. Its activations stay floats: that is what the
-    8 bits stand for, without their rounding at every step."""
+    """An LSTM with 8-bit weights, [directions, inputs, gates * hidden]. What it multiplies with them is rounded to 8 bits
+    of the range it has: all of the input at once, the hidden state anew at every step."""
 
     def real(hint: str, w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         directions, inputs, gates = dims(w)
@@ -307,7 +308,25 @@ def dynamic_quantize_lstm(
 
     plain = replace(node, op="LSTM", domain="")
     w, r = real("real_weight", weight, w_scale, w_zero), real("real_recurrence", recurrence, r_scale, r_zero)
-    return lstm(b, plain, x, w, r, bias, lengths, initial_h, initial_c, peephole)
+    return lstm(b, plain, x, w, r, bias, lengths, initial_h, initial_c, peephole, lambda hint, t: _rounded(b, hint, t))
+
+
+def _rounded(b: Builder, hint: str, x: Tensor) -> tuple[Compute, ...]:
+    """A tensor as 256 numbers stand for it, evenly from its lowest, or 0, to its highest: as DynamicQuantizeLinear."""
+    ends = [
+        b.reduce_compute(f"{hint}_{name}", (), dims(x), lambda _, r: cast(load(x, r), dtypes.float32), name)
+        for name in ("min", "max")
+    ]
+
+    def element(*i: Expr) -> Expr:
+        low, high = minimum(load(ends[0].outputs[0], ()), 0), maximum(load(ends[1].outputs[0], ()), 0)
+        step = (high - low) / 255.0
+        step = select(eq(step, 0), const(1, step.dtype), step)
+        zero = minimum(maximum(op("round", -low / step), 0.0), 255.0)
+        whole = minimum(maximum(op("round", cast(load(x, i), dtypes.float32) / step) + zero, 0.0), 255.0)
+        return cast((whole - zero) * step, x.dtype)
+
+    return (*ends, b.map_compute(f"{hint}_rounded", dims(x), element))
 
 
 @operator("QLinearWhere", domain=DOMAIN)

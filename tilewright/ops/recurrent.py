@@ -21,6 +21,7 @@ from tilewright.ops.shape import concatenated
 Activations = list[Callable[[Expr], Expr]]
 Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # all hidden states, the last one, the last cell state
 
+ToBytes = Callable[[str, Tensor], tuple[Compute, ...]]  # computes whose last gives a tensor rounded to 8 bits
 
 @dataclass(frozen=True)
 class Layer:
@@ -218,10 +219,16 @@ def lstm(
     initial_h: Tensor | None = None,
     initial_c: Tensor | None = None,
     peephole: Tensor | None = None,
+    to_bytes: ToBytes | None = None,
 ) -> tuple[Tensor | None, ...]:
+    """`to_bytes` rounds what is multiplied with weights: all of x at once, the state at every step."""
+    if to_bytes is not None:
+        for compute in (made := to_bytes("x", x)):
+            b.emit(compute)
+        x = made[-1].outputs[0]
     layer = _layer(b, node, 4, x, weight, recurrence, bias, lengths)
     found = [
-        _lstm_direction(b, node, layer, d, recurrence, (initial_h, initial_c), peephole)
+        _lstm_direction(b, node, layer, d, recurrence, (initial_h, initial_c), peephole, to_bytes)
         for d in _directions(b, node, ("Sigmoid", "Tanh", "Tanh"))
     ]
     return _outputs(b, node, layer, found)
@@ -235,13 +242,16 @@ def _lstm_direction(
     recurrence: Tensor,
     initial: tuple[Tensor | None, Tensor | None],
     peephole: Tensor | None,
+    to_bytes: ToBytes | None,
 ) -> Parts:
     gate, squash, output = d.functions
     given = _projection(b, layer, d, lambda g: True)
     step = Axis("t", layer.steps)
     shape = (layer.batch, layer.hidden)
     h, c = b.tensor(f"{d.hint}_h", shape, layer.wide), b.tensor(f"{d.hint}_c", shape, layer.wide)
-    gates = _recurrence(b, layer, "gates", d, h, _of_direction(b, recurrence, d, "recurrence"), 4)
+    read: tuple[Compute, ...] = () if to_bytes is None else to_bytes(f"{d.hint}_h", h)
+    state = read[-1].outputs[0] if read else h
+    gates = _recurrence(b, layer, "gates", d, state, _of_direction(b, recurrence, d, "recurrence"), 4)
     sums = gates.outputs[0]
 
     def raw(g: int, n: Expr, j: Expr, cell: Expr | None = None) -> Expr:
@@ -267,7 +277,7 @@ def _lstm_direction(
 
     new_h = b.map_compute(f"{d.hint}_next_h", shape, next_h)
     start = (_initial(b, layer, d, "h0", initial[0]), _initial(b, layer, d, "c0", initial[1]))
-    return _scan(b, node, layer, d, step, start, (h, c), (gates, new_c, new_h), (new_h.output, new_c.output))
+    return _scan(b, node, layer, d, step, start, (h, c), (*read, gates, new_c, new_h), (new_h.output, new_c.output))
 
 
 @operator("GRU")
