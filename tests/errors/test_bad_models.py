@@ -250,8 +250,8 @@ def test_refused_in_one_line(name: str) -> None:
 
 
 def test_types_that_onnx_cannot_infer_are_one_line() -> None:
-    """DynamicQuantizeLinear is written out by ONNX's definition, which asks for types; a node of a domain that the model
-    does not import has none."""
+    """DynamicQuantizeLinear is written out by ONNX's definition, which asks for types; a node of a domain that is not
+    imported has none."""
     nodes = [helper.make_node("Foo", ["x"], ["f"], domain="nowhere"),
              helper.make_node("DynamicQuantizeLinear", ["f"], ["y", "s", "z"])]  # fmt: skip
     with pytest.raises(TilewrightError) as caught:

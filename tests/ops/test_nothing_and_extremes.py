@@ -1,4 +1,4 @@
-"""Means of nothing, loops without steps, the largest numbers, casts of what no integer holds, flags, sparse constants."""
+"""Means of nothing, loops without steps, the largest numbers, casts beyond integers, flags, sparse constants."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def squares(following: str = "Add", going_on: str = "co") -> onnx.GraphProto:
     more = {"axis": 0} if following == "Concat" else {}
     nodes = [helper.make_node("Identity", ["c"], ["co"]), helper.make_node(following, ["s", "s"], ["so"], **more),
              helper.make_node("ReduceSum", ["s"], ["sum"], keepdims=0),
-             helper.make_node("Less", ["sum", "sum"], ["ends"]), helper.make_node("Mul", ["s", "s"], ["k"])]  # fmt: skip
+             helper.make_node("Less", ["sum", "sum"], ["ends"]),
+             helper.make_node("Mul", ["s", "s"], ["k"])]  # fmt: skip
     return helper.make_graph(nodes, "body", [port("i", WHOLE, []), port("c", FLAG, []), port("s", FLOAT, None)],
                              [port(going_on, FLAG, []), port("so", FLOAT, None), port("k", FLOAT, None)])  # fmt: skip
 

@@ -155,7 +155,8 @@ def test_nothing_is_written_to_the_temporary_folder(
     monkeypatch.setenv("TMPDIR", str(missing))
     monkeypatch.setattr(tempfile, "tempdir", str(missing))
     compiler, machine = find_compiler(), this_machine()
-    objects = compile_objects({"one": "int one(void) { return 1; }"}, compiler, ("-O1", "-fPIC"), machine, cache, jobs=1)
+    source = {"one": "int one(void) { return 1; }"}
+    objects = compile_objects(source, compiler, ("-O1", "-fPIC"), machine, cache, jobs=1)
     assert ctypes.CDLL(str(link(objects, compiler, cache))).one() == 1
 
 

@@ -289,8 +289,8 @@ def dynamic_quantize_lstm(
     r_scale: Tensor,
     r_zero: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """An LSTM with 8-bit weights, [directions, inputs, gates * hidden]. What it multiplies with them is rounded to 8 bits
-    of the range it has: all of the input at once, the hidden state anew at every step."""
+    """An LSTM with 8-bit weights, [directions, inputs, gates * hidden]. What is multiplied with them is rounded to 8
+    bits of its range: all of the input at once, the hidden state anew at every step."""
 
     def real(hint: str, w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         directions, inputs, gates = dims(w)
