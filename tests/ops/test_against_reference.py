@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.ops.running import interpret_model
@@ -18,14 +18,14 @@ from tilewright import TilewrightError
 
 # By the name of a case why ours is another answer than the reference's; docs/onnx.md has the same as a table.
 EXPLAINED = {
-    r"Cast float\w+ to u?int(32|64)": "out of range the nearest number, of NaN 0; the reference leaves it to the processor",
+    r"Cast float\w+ to u?int(32|64)": "out of range the nearest number, of NaN 0; the reference asks the processor",
     r"Softsign float\w+ special": "1 and -1 of infinities, its limits; the reference divides infinity by infinity",
     r"ReduceMean int32 of nothing.*": "0, as every division of integers by 0; the reference makes an integer of NaN",
     r"Pow uint8 extremes": "0 where the power is beyond 32 bits; the reference wraps around",
     r"ReduceSumSquare int32 .*": "of the type of its input, as the operator says; the reference gives int64",
     r"Gelu float16 usual": "computed in float32 and rounded once; the reference rounds at every step",
     r"(Erf|Gelu) float64 .*": "computed in float64; the reference's erf is one of float32",
-    r"(HardSwish|LeakyRelu|HardSigmoid) float64 .*": "constants of the definition in float64; the reference's are float32",
+    r"(HardSwish|LeakyRelu|HardSigmoid) float64 .*": "its constants are float64; the reference's are float32",
 }
 _OF_THE_PROCESSOR = "Cast"  # some processors do as we do
 
@@ -36,8 +36,8 @@ FLOATS = ("float32", "float64", "float16")
 TOLERANCE = {"float32": 4e-6, "float64": 1e-12, "float16": 2e-3}
 UNARY = ["Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor",
          "HardSwish", "IsNaN", "IsInf", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin",
-         "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Identity", "Gelu", "Elu", "Celu", "Selu", "LeakyRelu", "HardSigmoid",
-         "ThresholdedRelu", "Softmax", "LogSoftmax"]  # fmt: skip
+         "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Identity", "Gelu", "Elu", "Celu", "Selu", "LeakyRelu",
+         "HardSigmoid", "ThresholdedRelu", "Softmax", "LogSoftmax"]  # fmt: skip
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Pow"]
 REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceLogSum",
               "ReduceLogSumExp", "ReduceSumSquare"]  # fmt: skip
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     name: str
     op: str
     inputs: tuple[np.ndarray, ...]
-    attributes: dict[str, Any] = {}
+    attributes: Mapping[str, Any] = MappingProxyType({})
     constants: tuple[np.ndarray, ...] = ()
 
 
@@ -98,7 +98,8 @@ def cases() -> Iterator[Case]:
         x = np.concatenate(list(floats(source).values())) if source in FLOATS else (
             np.array([False, True]) if source == "bool" else whole(source))  # fmt: skip
         for goal, kind in TYPES.items():
-            yield Case(f"Cast {source} to {goal}", "Cast", (x,), {"to": helper.np_dtype_to_tensor_dtype(np.dtype(kind))})
+            to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+            yield Case(f"Cast {source} to {goal}", "Cast", (x,), {"to": to})
 
 
 def model_of_case(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -150,12 +151,6 @@ def unexplained(found: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in found.items() if not any(re.fullmatch(r, name) for r in EXPLAINED)}
 
 
-def test_a_sample_against_the_reference() -> None:
-    found, compared = differences(list(cases())[::20])
-    assert compared > 30 and unexplained(found) == {}
-
-
-@pytest.mark.slow
 def test_extreme_values_against_the_reference() -> None:
     found, compared = differences(list(cases()))
     assert compared >= 600

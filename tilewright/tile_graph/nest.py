@@ -259,28 +259,43 @@ def _moves(index: Expr, axis: Axis) -> bool:
 
 
 def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
-    """Replace reads of the given maps by what they compute, all the way down."""
-    composed: dict[Tensor, Expr] = {}  # a map is composed once, however often it is read
+    """Replace reads of the given maps by what they compute, all the way down: from the reader to what it reads, so that
+    each map is written out once for the indices it is read at, however long the chain behind it is."""
+    composed: dict[Load, Expr] = {}
+    found: dict[Load, Expr] = {}  # what a read stands for, with reads of maps still in it
 
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.source not in composed:
-            return None
-        return substitute(composed[node.source], dict(zip(maps[node.source].axes, node.indices, strict=True)))
+    def opened(value: Expr) -> list[Load]:
+        """Reads of maps that are not composed, those inside indices first: they decide where others read."""
+        reads = [n for n in loads(value) if n.source in maps and n not in composed]
+        inner = [n for n in reads if not any(m.source in maps for m in loads(*n.indices))]
+        return inner or reads
 
-    def read(value: Expr) -> list[Tensor]:
-        return [n.source for n in loads(value) if n.source in maps and n.source not in composed]
+    def read(value: Expr) -> Expr:
+        return rewrite(value, lambda n: composed.get(n) if isinstance(n, Load) else None)
 
-    stack = read(root)
-    while stack:  # each after what it reads itself
-        tensor = stack[-1]
-        waiting = [] if tensor in composed else read(maps[tensor].value)
-        if waiting:
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        if tensor not in composed:
-            composed[tensor] = rewrite(maps[tensor].value, rule)
-    return rewrite(root, rule) if composed else root
+    stack: list[Load] = []
+    whole = root
+    while waiting := opened(whole):
+        stack.extend(waiting)
+        while stack:
+            node = stack[-1]
+            if node in composed:
+                stack.pop()
+                continue
+            if node not in found:
+                made = maps[node.source]
+                found[node] = substitute(made.value, dict(zip(made.axes, node.indices, strict=True)))
+            more = opened(found[node])
+            if more:
+                stack.extend(more)
+                continue
+            composed[node] = read(found[node])
+            if opened(composed[node]):  # an index was composed, and what is read there comes next
+                found[node] = composed.pop(node)
+                continue
+            stack.pop()
+        whole = read(whole)
+    return whole
 
 
 def roots_of(nests: Sequence[Nest]) -> list[Nest]:

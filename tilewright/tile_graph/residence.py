@@ -43,7 +43,8 @@ def _touched(unit: Tile, computes: Mapping[str, Compute]) -> set[Tensor]:
         for t in (*reads(computes[name]), *computes[name].outputs)
     )  # fmt: skip
     kept = {t for leaf in leaves if leaf.tensor not in inside for t in computes[leaf.tensor].outputs}
-    return {t for t in used if t.name not in inside | made} | kept
+    near = inside | made
+    return {t for t in used if t.name not in near} | kept
 
 
 def _bytes(tensor: Tensor) -> int:
