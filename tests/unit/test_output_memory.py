@@ -54,3 +54,26 @@ def test_results_of_a_model_stay_what_they_were():
         kept.append(result)
     assert [float(r.max()) for r in kept] == [0.0, -1.0, -2.0, -3.0]
     assert [float(r.min()) for r in kept] == [0.0, -1.0, -2.0, -3.0]
+
+
+def test_an_output_that_no_memory_holds_is_one_line(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tilewright.compile(model_of([("Relu", ["x"], "y", {})], {"x": (2,)}, {"y": (2,)}),
+                               options=Options(cache_dir=kernel_cache))  # fmt: skip
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError("Unable to allocate 8.00 EiB")
+
+    monkeypatch.setattr("tilewright.api.empty", no_memory)
+    with pytest.raises(tilewright.ToolError, match=r"there is no memory for the outputs: y: float32\[2\]"):
+        model(np.ones(2, np.float32))
+
+
+@pytest.mark.host
+def test_a_library_that_is_no_model_is_named(tmp_path: Path) -> None:
+    library = compile_shared("int one(void) { return 1; }", find_compiler(), this_machine(), Cache(tmp_path))
+    with pytest.raises(tilewright.ToolError, match=r"is no library of one, it has no 'tw_describe'"):
+        CpuModel(BuiltModel(library, tmp_path / "none"), 1)
+
+from tests.cpu_stages import model_of
+from tilewright import Options
+from tilewright.runtime import BuiltModel, Cache, CpuModel, compile_shared, find_compiler, this_machine

@@ -263,12 +263,16 @@ def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     each map is written out once for the indices it is read at, however long the chain behind it is."""
     composed: dict[Load, Expr] = {}
     found: dict[Load, Expr] = {}  # what a read stands for, with reads of maps still in it
+    indirect: set[Load] = set()  # reads for which that has some inside indices
+
+    def is_indirect(node: Load) -> bool:
+        return any(n.source in maps for n in loads(*node.indices))
 
     def opened(value: Expr) -> list[Load]:
-        """Reads of maps that are not composed, those inside indices first: they decide where others read."""
+        """Reads of maps that are not composed, those inside indices alone where there are some: they decide where
+        others read."""
         reads = [n for n in loads(value) if n.source in maps and n not in composed]
-        inner = [n for n in reads if not any(m.source in maps for m in loads(*n.indices))]
-        return inner or reads
+        return [n for n in reads if not is_indirect(n)] or reads
 
     def read(value: Expr) -> Expr:
         return rewrite(value, lambda n: composed.get(n) if isinstance(n, Load) else None)
@@ -285,12 +289,14 @@ def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
             if node not in found:
                 made = maps[node.source]
                 found[node] = substitute(made.value, dict(zip(made.axes, node.indices, strict=True)))
+                if any(n.source in maps and is_indirect(n) for n in loads(found[node])):
+                    indirect.add(node)
             more = opened(found[node])
             if more:
                 stack.extend(more)
                 continue
             composed[node] = read(found[node])
-            if opened(composed[node]):  # an index was composed, and what is read there comes next
+            if node in indirect and opened(composed[node]):  # where an index was composed another read may begin
                 found[node] = composed.pop(node)
                 continue
             stack.pop()
