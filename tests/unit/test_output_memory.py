@@ -1,10 +1,15 @@
 """Memory of large outputs: given out again only once nobody refers to it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 import tilewright
+from tests.cpu_stages import model_of
+from tilewright import Options
+from tilewright.runtime import BuiltModel, Cache, CpuModel, compile_shared, find_compiler, this_machine
 from tilewright.runtime.outputs import output_memory
 
 LARGE = (9 << 20,)
@@ -73,7 +78,3 @@ def test_a_library_that_is_no_model_is_named(tmp_path: Path) -> None:
     library = compile_shared("int one(void) { return 1; }", find_compiler(), this_machine(), Cache(tmp_path))
     with pytest.raises(tilewright.ToolError, match=r"is no library of one, it has no 'tw_describe'"):
         CpuModel(BuiltModel(library, tmp_path / "none"), 1)
-
-from tests.cpu_stages import model_of
-from tilewright import Options
-from tilewright.runtime import BuiltModel, Cache, CpuModel, compile_shared, find_compiler, this_machine
