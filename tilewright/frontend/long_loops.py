@@ -56,8 +56,8 @@ def _cut(node: Node, count: int, constants: dict[str, np.ndarray]) -> list[Node]
     node = replace(node, name=node.name or next(o for o in node.outputs if o))  # what messages call it
     whole, rest = divmod(count, _PIECE)
     base = f"{next(o for o in node.outputs if o)}{_MARK}"
-    numbers = {"piece": _PIECE, "pieces": whole, "rest": rest, "done": whole * _PIECE}
-    numbers |= {"total": [whole * _PIECE], "two": [2], "end": [np.iinfo(np.int64).max]}
+    numbers: dict[str, int | list[int]] = {"piece": _PIECE, "pieces": whole, "rest": rest, "done": whole * _PIECE}
+    numbers |= {"total": [whole * _PIECE], "two": [2], "end": [int(np.iinfo(np.int64).max)]}
     constants |= {base + name: np.array(number, np.int64) for name, number in numbers.items()}
     carried = len(node.inputs) - 2
     states = [f"{base}state{k}" for k in range(carried)]

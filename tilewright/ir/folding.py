@@ -82,6 +82,6 @@ def _work(compute: Compute) -> int | None:
         steps, inner = static(compute.axis.extent), [_work(c) for c in compute.body]
         if steps is None or None in inner:
             return None
-        return steps * sum(max(w, _STEP) for w in inner)  # type: ignore[type-var]
+        return steps * sum(max(w, _STEP) for w in inner if w is not None)
     extents = [static(a.extent) for a in _axes(compute)]
     return None if None in extents else prod(extents)  # type: ignore[arg-type]

@@ -377,11 +377,9 @@ def _workplace(parent: Path) -> Iterator[Path]:
 
 def _locks(file: IO[str]) -> bool:
     """Whether nobody else holds the lock of this file; this process does then."""
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or this file system has no locks
+    except (AttributeError, OSError):  # somebody has it, or this system, or this file system, has no locks
         return False
     return True
 
