@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from tilewright.errors import BudgetError
 
-MOST = 1 << 18  # nodes as they are lowered, and kernel calls of one run: more than the largest models have
+MOST = 1 << 18  # nodes as they are lowered, more than the largest models have
+CALLS_A_NODE = 4  # kernel calls of one run that count as a node: they are rows of a table, and planned once
 MOST_IN_A_LOOP = 1 << 16  # kernel calls of one loop in one piece: a longer one runs its body step by step
 
 
@@ -20,5 +21,5 @@ class Budget:
         """`amount` more for a node; what is too much is refused before it is made."""
         self._spent += amount
         if self._spent > self._most:
-            raise BudgetError(f"{where}: {what}, with which the model comes to {self._spent} nodes and kernel calls; "
-                              f"{self._most} are compiled at once: {way_out}")  # fmt: skip
+            raise BudgetError(f"{where}: {what}, with which the model comes to {self._spent} nodes, {CALLS_A_NODE} "
+                              f"kernel calls counted as one; {self._most} are compiled at once: {way_out}")  # fmt: skip

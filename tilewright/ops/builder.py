@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.errors import InternalError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir import dtypes
 from tilewright.ir.bounds import fixed
-from tilewright.ir.budget import Budget
+from tilewright.ir.budget import CALLS_A_NODE, Budget
 from tilewright.ir.compute import Compute, Map, Monoid, Reduce, Scan, plain_monoid
 from tilewright.ir.dtypes import DType
 from tilewright.ir.expr import (
@@ -183,7 +183,8 @@ class Builder:
         if isinstance(compute, Scan):
             calls = kernel_calls((compute,))
             self.budget.spend(
-                calls, self.origin, f"its {fixed(compute.axis.extent)} steps take {calls} kernel calls",
+                -(-calls // CALLS_A_NODE), self.origin,
+                f"its {fixed(compute.axis.extent)} steps take {calls} kernel calls",
                 "run the model on parts of its input, and hand its state from one to the next",
             )  # fmt: skip
         if foldable(compute, self.constants) and self._worth_folding(compute):
