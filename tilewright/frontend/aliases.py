@@ -160,7 +160,7 @@ def may_overlap(values: Sequence[Any]) -> bool:
             last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if is_known else 0
             start = x.storage_offset() * x.element_size() if is_known else 0
             end = start + (last + 1) * x.element_size() if is_known else sys.maxsize
-            ranges.setdefault(x.untyped_storage()._cdata, []).append((start, end))
+            ranges.setdefault(x.untyped_storage()._cdata, []).append((int(start), int(end)))
     return any(b[0] < a[1] for each in ranges.values() for a, b in pairwise(sorted(each)))
 
 
