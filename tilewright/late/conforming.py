@@ -16,7 +16,7 @@ def record(kind: type[T], *values: Any) -> T:
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     if len(values) != len(names):
         raise ValueError(f"{len(values)} values of a {kind.__name__}, which has {len(names)}")
-    hints = _hints(kind)
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     for name, value in zip(names, values, strict=True):
         if not conforms(value, hints.get(name, Any)):
             raise ValueError(f"{name} of a {kind.__name__} cannot be {type(value).__name__}")
@@ -47,11 +47,12 @@ def conforms(value: Any, hint: Any) -> bool:
         kind = list | tuple if origin is Sequence else origin
         return isinstance(value, kind) and all(conforms(each, inside[0]) for each in value)
     seen = origin or hint
-    return not isinstance(seen, type) or isinstance(value, seen)
+    is_vague = hint is Any or not isinstance(seen, type) or getattr(seen, "_is_protocol", False)
+    return is_vague or isinstance(value, seen)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     try:
         return get_type_hints(kind)
     except NameError:  # a name that only a checker of types imports

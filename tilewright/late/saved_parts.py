@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.errors import CutError, InternalError, ModelError, OutsideError, RegionError, UndecidedError
+from tilewright.errors import CutError, ModelError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.graph import Graph
-from tilewright.ir.verify import verify_graph
 from tilewright.late.borders import Border
 from tilewright.late.conforming import conforms, record
 from tilewright.late.encoding import Decoder, Encoder
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright.arguments import Array
 
 KIND = "tilewright model in parts"
+_FOUND = tuple[tuple[tuple[Any, tuple[Any, ...]], ...], dict[Any, tuple[int, ...]], dict[Any, set[int]]]
 _PORTS = tuple[tuple[Border, ...], tuple[Border, ...]]
 FORMAT = 1
 PARTS = "parts"
@@ -60,9 +60,20 @@ def load(
         size = (folder / _DATA).stat().st_size
         data = np.memmap(folder / _DATA, np.uint8, "r") if size else np.zeros(0, np.uint8)
         plan = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
-        return _Reader(Decoder(data), parts, tools).model(plan)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, InternalError) as error:
+        model = _Reader(Decoder(data), parts, tools).model(plan)
+        _check_order(model)
+        return model
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged from error
+
+
+def _check_order(model: StagedModel) -> None:
+    """Nodes read what is there: inputs, constants and results of nodes before them."""
+    known = {"", *model.graph.constants, *model.graph.inputs, *(port.name for port in model.inputs)}
+    for node in model.graph.nodes:
+        if not known.issuperset(node.inputs):
+            raise ValueError(f"node {node.name} reads what is not computed before it")
+        known.update(node.outputs)
 
 
 def is_in_parts(manifest: str) -> bool:
@@ -143,7 +154,6 @@ class _Reader:
         inputs, outputs = value(row["inputs"]), value(row["outputs"])
         if not isinstance(name, str) or not isinstance(graph, Graph) or not conforms((inputs, outputs), _PORTS):
             raise ValueError("no model in parts")
-        verify_graph(graph)
         return StagedModel(name, graph, inputs, outputs, self._tools, first)
 
     def _table(self, row: Mapping[str, Any]) -> Following:
@@ -153,6 +163,9 @@ class _Reader:
         table.first.update(value(row["first"]))
         table.differ.update(value(row["differ"]))
         table.refused.update(value(row["refused"]))
+        found = (tuple(table.kept), table.first, table.differ, tuple(len(s.slots) for s in table.kept.values()))
+        if not conforms(found[:3], _FOUND) or [len(key[1]) for key in table.kept] != list(found[3]):
+            raise ValueError("no table of parts")
         return table
 
     def _stage(self, row: Mapping[str, Any]) -> Stage:

@@ -412,7 +412,7 @@ def checksum(file: BinaryIO) -> str:
     if size > _DIGEST_UP_TO_BYTES:
         return f"{size} sums {_sums(file.fileno(), size)}"
     file.seek(0)
-    return f"{size} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"{size} {hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
 
 
 def _sums(descriptor: int, size: int) -> str:
