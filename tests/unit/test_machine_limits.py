@@ -36,7 +36,8 @@ def test_a_compiler_is_offered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_zig_keeps_its_own_under_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stand-in that says where it would keep things; with a home that cannot be written to."""
     zig = tmp_path / "zig"
-    zig.write_text('#!/bin/sh\necho "$ZIG_GLOBAL_CACHE_DIR" > "$OUT"\nwhile [ "$1" != -o ]; do shift; done\necho code > "$2"\n')
+    says = 'echo "$ZIG_GLOBAL_CACHE_DIR" > "$OUT"'
+    zig.write_text(f'#!/bin/sh\n{says}\nwhile [ "$1" != -o ]; do shift; done\necho code > "$2"\n')
     zig.chmod(0o755)
     compiler, cache = Compiler((str(zig), "cc"), "zig", "1"), Cache(tmp_path / "cache")
     machine = toolchain.this_machine()
