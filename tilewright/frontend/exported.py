@@ -102,10 +102,8 @@ def export(
         examples = tuple(place.tensor(leaves, ()).detach().clone() for place in origins)
         followed, given, by_name = tied, examples, {}
     try:
-        with torch.no_grad(), _without_own_warnings(), _unchanged(module):
-            program = torch.export.export(followed, given, by_name, strict=False)
-            program = program.run_decompositions(decompositions())
-            program.graph.eliminate_dead_code()
+        with torch.no_grad(), _without_own_warnings():
+            program = _followed(module, followed, given, by_name)
     except (
         RuntimeError,
         TypeError,
@@ -123,30 +121,70 @@ def export(
     return _read(followed, program, origins, type(module).__name__)
 
 
+def _followed(
+    module: torch.nn.Module, followed: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]
+) -> torch.export.ExportedProgram:
+    """What the exporter makes of a module that is, or is inside, `followed`: an error where its code changes an
+    attribute with every run, which compiled code would not do."""
+    before = snapshot(module)
+    with _watched(module) as changed:
+        program = _exported(followed, given, by_name)
+    if not changed:
+        return program
+    # It may be something that is made once, at the first run, or the exporter's own doing while it runs the code.
+    path = _changed_again(module, followed, given, by_name)
+    if path is not None:
+        before.put_back()
+        raise ModelError(
+            f"{type(module).__name__}: forward changes the attribute '{path}', which compiled code would not do; "
+            f'keep it in a buffer, return it, or use torch.compile(module, backend="tilewright")'
+        )
+    with _watched(module):
+        return _exported(followed, given, by_name)  # as it runs from the second time on
+
+
+def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> torch.export.ExportedProgram:
+    program = torch.export.export(module, given, by_name, strict=False).run_decompositions(decompositions())
+    program.graph.eliminate_dead_code()
+    return program
+
+
 @contextmanager
-def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """While the exporter runs the module's code: an error where that changes an attribute, which it would not do again
-    as compiled code. The exporter itself puts some back, so that one has to look in between."""
+def _watched(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Paths of attributes that the module's code changes meanwhile; they are put back. The exporter itself puts some
+    back, so that one has to look in between."""
     found: list[str] = []
     hook = module.register_forward_hook(lambda *_: found.extend(filter(None, [before.changed()])))
     before = snapshot(module)
     try:
-        yield
+        yield found
     finally:
         before.put_back()
         hook.remove()
-    if found:
-        raise ModelError(
-            f"{type(module).__name__}: forward changes the attribute '{found[0]}', which compiled code would not do; "
-            f'keep it in a buffer, return it, or use torch.compile(module, backend="tilewright")'
-        )
+
+
+def _changed_again(
+    module: torch.nn.Module, followed: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]
+) -> str | None:
+    """An attribute that the second of two runs changes. Arguments, buffers and random numbers stay as they are, and
+    what the first run made for later ones stays made."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            args, named = pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), (given, by_name))
+            before = snapshot(module)
+            followed(*args, **named)
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    return before.changed()
 
 
 @contextmanager
 def _without_own_warnings() -> Iterator[None]:
-    """PyTorch's exporter copies what PyTorch itself has declared obsolete."""
+    """PyTorch's exporter copies what PyTorch itself has declared obsolete, and warns of attributes that are watched here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
         yield
 
 
