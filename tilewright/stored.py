@@ -248,7 +248,7 @@ def _digest(model: Any, files: Sequence[Path], cache: Cache) -> bytes | None:
 
 def _file_digest(file: BinaryIO, cache: Cache) -> str:
     try:
-        return cache.digest(file, "sha256", lambda: file_digest(file, "sha256").hexdigest())
+        return cache.digest(file, "sha256", lambda: file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
     except CacheError as error:
         raise ToolError(str(error)) from error
 

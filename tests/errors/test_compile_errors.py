@@ -55,7 +55,7 @@ WRONG_OPTIONS = [
         {"target": "gpu"},
         "target cannot be 'gpu': it is one of cpu, cuda, cuda-emulated, a100, apple_arm, avx2_desktop, "
         "emerald_rapids, emerald_rapids_avx512, h200, l40s, neoverse_n1, or a .json file that describes a machine; "
-        "did you mean 'cpu'?",
+        "did you mean 'cuda'?",
     ),
     (
         {"target": "tpu9000"},
@@ -66,7 +66,7 @@ WRONG_OPTIONS = [
         {"schedule": "conected"},
         "schedule cannot be 'conected': it is one of connected, register, none; did you mean 'connected'?",
     ),
-    ({"convolution": "fft"}, "convolution cannot be 'fft': it is one of auto, direct"),
+    ({"convolution": "fft"}, "convolution cannot be 'fft': it is one of auto, direct, winograd"),
     ({"fallback": "python"}, "fallback cannot be 'python': it is one of host, error"),
     ({"threads": 0}, "threads cannot be 0: it is a whole number, 1 or more"),
     ({"threads": 2.5}, "threads cannot be 2.5: it is a whole number, 1 or more"),

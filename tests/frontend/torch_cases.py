@@ -126,6 +126,7 @@ SHAPES = [
     case("replication_pad3d.default", t(2, 3, 4, 5), [1, 1, 2, 0, 1, 2]),
     case("_pad_circular.default", IMAGE, [2, 1, 3, 0]), case("triu.default", Z, 1), case("tril.default", X, -1),
     case("slice_scatter.default", Z, t(2, 2, 5), 1, 1, 3), case("slice_scatter.default", t(9, 3), t(3, 3), 0, 1, 8, 3),
+    case("diagonal_scatter.default", t(4, 5), t(4), 1), case("diagonal_scatter.default", t(2, 3, 4), t(2, 2), -1, 1, 2),
     case("slice_scatter.default", Z, t(2, 3, 5)), case("embedding.default", t(7, 3), ints(2, 4)),
     case("index_select.default", Z, 1, torch.tensor([2, 0, 0])), case("gather.default", t(5, 3), 0, ints(4, 3)),
     case("index.Tensor", t(7, 3), [ints(2, 4)]), case("index.Tensor", t(3, 7, 2), [None, ints(4, low=-7, high=7)]),

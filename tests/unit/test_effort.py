@@ -193,6 +193,7 @@ def test_adaptive_modules(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.host
 def test_background_work_ends_with_whoever_wants_it(tmp_path: Path) -> None:
     told: list[bool] = []

@@ -27,8 +27,11 @@ def halves(rows: int, columns: int) -> ModelProto:
     return model_of(nodes, {"x": (rows, columns)}, {"y": (rows, columns // 2)}, ends)
 
 
-def made(model: ModelProto, target: Target, schedule: Literal["register", "connected"] = "connected") -> Artifact:
-    return build(load(model, {}), target, Options(stop_after="loops", schedule=schedule))
+def made(
+    model: ModelProto, target: Target, schedule: Literal["register", "connected"] = "connected",
+    convolution: str = "auto",
+) -> Artifact:  # fmt: skip
+    return build(load(model, {}), target, Options(stop_after="loops", schedule=schedule, convolution=convolution))
 
 
 def hints(artifact: Artifact) -> list[Instruction]:
@@ -87,7 +90,8 @@ def test_steps_that_read_the_same_lines_share_what_they_ask_for() -> None:
     shape = (8, 64, 64, 64)
     nodes = [("Relu", ["x"], "r", {}), ("Conv", ["r", "w"], "c", {"pads": [1, 1, 1, 1]}),
              ("Conv", ["c", "v"], "y", {"pads": [1, 1, 1, 1]})]  # fmt: skip
-    artifact = made(model_of(nodes, {"x": shape}, {"y": shape}, weights), N1, "register")  # a transform a kernel
+    model = model_of(nodes, {"x": shape}, {"y": shape}, weights)
+    artifact = made(model, N1, "register", "winograd")  # a transform a kernel
     assert artifact.loops is not None and artifact.plan is not None
     found: dict[str, set[tuple[str, int]]] = {}
     for kernel, name in ((k, k.name) for k in artifact.loops.kernels):

@@ -181,7 +181,7 @@ def _changed_again(
 
 @contextmanager
 def _without_own_warnings() -> Iterator[None]:
-    """PyTorch's exporter copies what PyTorch itself declared obsolete, and warns of attributes that are watched here."""
+    """PyTorch's exporter copies what PyTorch itself declared obsolete, and warns of attributes watched here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)

@@ -36,8 +36,7 @@ class _Support(OperatorSupportBase):
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     """The same graph in nodes of its own, for what changes it."""
     graph = fx.Graph()
-    returned = graph.graph_copy(module.graph, {}, return_output_node=True)
-    assert returned is not None
+    returned: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
     value, output = returned
     graph.output(value).meta.update(output.meta)
     return fx.GraphModule(module, graph)
