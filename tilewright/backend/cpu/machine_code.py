@@ -39,7 +39,7 @@ from tilewright.runtime import (
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
-from tilewright.runtime.toolchain import Compiler, Machine, hurried, sparing
+from tilewright.runtime.toolchain import Compiler, Machine, hurried
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan import Plan
 
@@ -54,7 +54,7 @@ def built_by(options: Options) -> tuple[str, ...]:
 
 def kernel_flags(options: Options, compiler: Compiler, machine: Machine) -> tuple[str, ...]:
     flags = default_flags(compiler, machine)
-    return hurried(compiler, flags) if options.effort == "fast" else sparing(compiler, machine, flags)
+    return hurried(compiler, flags) if options.effort == "fast" else tuple(flags)
 
 
 def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
