@@ -202,6 +202,7 @@ def test_an_inspection_runs_nothing(
 ) -> None:
     told = tilewright.load(copy).explain()
     change(copy)
+    (copy / "libmodel.so").unlink()  # a new file: the old one is mapped
     (copy / "libmodel.so").write_bytes(b"anything")
     loaded = at_load(monkeypatch)
     assert main(["explain", str(copy)]) == 0
