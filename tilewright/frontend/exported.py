@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import ModelError, UnsupportedError
 from tilewright.frontend.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
-from tilewright.frontend.attributes import snapshot
+from tilewright.frontend.attributes import Snapshot, snapshot
 from tilewright.frontend.higher_order import UncountedError, closure
 from tilewright.frontend.tensors import constant_of
 from tilewright.frontend.torch import Parts, decompositions, make_graph
@@ -94,7 +94,8 @@ def export(
     every tensor is one of its own."""
     leaves, structure = pytree.tree_flatten((tuple(args), dict(named)))
     origins = [Place("leaf", k) for k in range(len(leaves))]
-    followed, given, by_name = module, *_distinct(tuple(args), dict(named))
+    followed = module
+    given, by_name = _distinct(tuple(args), dict(named))
     if groups:
         tied = _Tied(module, leaves, structure, groups)
         origins = [*(Place("group", group) for group in groups), *(Place("leaf", k) for k in tied.free)]
@@ -154,12 +155,13 @@ def _watched(module: torch.nn.Module) -> Iterator[list[str]]:
     """Paths of attributes that the module's code changes meanwhile; they are put back. The exporter itself puts some
     back, so that one has to look in between."""
     found: list[str] = []
-    hook = module.register_forward_hook(lambda *_: found.extend(filter(None, [before.changed()])))
-    before = snapshot(module)
+    before: list[Snapshot] = []
+    hook = module.register_forward_hook(lambda *_: found.extend(filter(None, [before[0].changed()])))
+    before.append(snapshot(module))  # with the hook, which is no change
     try:
         yield found
     finally:
-        before.put_back()
+        before[0].put_back()
         hook.remove()
 
 
@@ -211,7 +213,7 @@ class _Tied(torch.nn.Module):
         return self.module(*args, **named)
 
 
-def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, tensors that share memory as ones that do not: for the exporter they would be one input, and
     it looks at nothing but how they lie."""
     seen: set[int] = set()
@@ -224,7 +226,8 @@ def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         seen.add(memory)
         return leaf.detach().new_empty_strided(leaf.shape, leaf.stride()) if again else leaf
 
-    return pytree.tree_map(own, (args, named))
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, (args, named))
+    return found
 
 
 def _read(
