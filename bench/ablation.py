@@ -16,10 +16,10 @@ from pathlib import Path
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, geometric_mean, table, write_files
 from tilewright import Options
 from tilewright.backend import backend_for
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.loops import LoopProgram, Memory
-from tilewright.ir.traffic import Traffic, count_traffic
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.loops import LoopProgram, Memory
+from tilewright.ir.meaning.traffic import Traffic, count_traffic
 from tilewright.report.facts import explain_json
 from tilewright.report.peers import VARIANTS
 from tilewright.report.sidebyside import OURS, compare

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from bench.kernel_cases import fixed_cases, random_cases, write_model
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, table
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, ToolchainError, default_flags, find_compiler
 from tilewright.target import Target, machine

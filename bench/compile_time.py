@@ -21,14 +21,14 @@ from unittest import mock
 
 import numpy as np
 
-from tilewright import settling
 from tilewright.cli.common import parse_shape
-from tilewright.compiler import Artifact, build
-from tilewright.frontend.onnx import load, ports
+from tilewright.compiler import settling
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load, ports
 from tilewright.options import Options
 from tilewright.schedule import planner
 from tilewright.target import machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 

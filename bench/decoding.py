@@ -72,8 +72,8 @@ def export(model: Any, path: Path) -> None:
 
 
 def prepare_tilewright(threads: int, path: str, variant: str) -> tuple[Start, Next]:
-    from tilewright.decoding import SIZES, from_onnx
     from tilewright.examples.generate import Generator
+    from tilewright.integrations.decoding import SIZES, from_onnx
     from tilewright.options import Options
 
     options = Options.from_environment(threads=threads)

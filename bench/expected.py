@@ -23,16 +23,16 @@ from bench.measurements import Kernels, Measured, read
 from bench.model_cases import kind_of
 from bench.predicted import STORED, SUFFIX
 from bench.support import table
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program, all_computes, factors
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program, all_computes, factors
 from tilewright.options import Options
 from tilewright.target import Target, machine
-from tilewright.tile_graph.context import is_contraction
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.context import is_contraction
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 IN_THE_ZOO = {"vit_s": "vit_s32", "bert_128": "bert_base"}  # names there, where they are others
 _MODELLED = 0.5  # of the time of weights that are not asked for ahead, what the model takes to be waited for

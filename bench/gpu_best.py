@@ -1,9 +1,9 @@
 """The plans chosen for kernels beside 20 with the best predictions, and products beside themselves with one stage.
 
-Plans are those that `tune` measures (backend/gpu/variants.py), for products, attention, softmax, normalisations, sums
-and chains of maps, one kernel each; they are made, lowered and compiled by a process a core, here or beforehand on a
-machine without a GPU. Kernels are launched by themselves, over sets of operands that do not fit the L2 cache together;
-their answers are compared with those of the chosen plan.
+Plans are those that `tune` measures (backend/gpu/kernel/variants.py), for products, attention, softmax,
+normalisations, sums and chains of maps, one kernel each; they are made, lowered and compiled by a process a core, here
+or beforehand on a machine without a GPU. Kernels are launched by themselves, over sets of operands that do not fit the
+L2 cache together; their answers are compared with those of the chosen plan.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from tilewright.backend import backend_for
-from tilewright.backend.gpu.shared_arena import place_shared
-from tilewright.compiler import Artifact, build
-from tilewright.frontend.onnx import load
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
@@ -30,7 +30,7 @@ from tilewright.render.cuda import render_kernel
 from tilewright.render.launch_shape import launch_shape
 from tilewright.runtime import nvrtc
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Tile
+from tilewright.tile_graph.plan.form import Tile
 from tilewright.tune.groups import find_groups
 
 Shape = tuple[int, int, int, int, bool]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import tilewright
-from tilewright.ir.compute import all_computes
-from tilewright.ir.traffic import count_traffic
+from tilewright.ir.forms.compute import all_computes
+from tilewright.ir.meaning.traffic import count_traffic
 
 SCHEDULES = ("none", "register", "connected")
 ABLATED = ("vit_b16", "swin_t", "bert_384")

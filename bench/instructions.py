@@ -14,12 +14,12 @@ import numpy as np
 
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.backend.cpu.plan.instructions import available
+from tilewright.backend.cpu.leaf.instructions import available
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS, TILES, Dot
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Program
-from tilewright.ir.expr import Axis, Expr, cast, const, load, var
-from tilewright.ir.loops import (
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.expr import Axis, Expr, cast, const, load, var
+from tilewright.ir.forms.loops import (
     Alloc,
     Buffer,
     Call,
@@ -34,14 +34,14 @@ from tilewright.ir.loops import (
     Storage,
     Store,
 )
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.program import lower_program
 from tilewright.ops.builder import Builder
 from tilewright.options import Options
 from tilewright.runtime import CpuModel
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Plan, Tile
+from tilewright.tile_graph.plan.form import Plan, Tile
 
 SHAPES = (
     (256, 256, 256), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),

@@ -22,14 +22,14 @@ from bench.tile_loads import CACHES
 from tilewright import ops
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program
 from tilewright.lower.memory import scratch
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Leaf
-from tilewright.transform.fold import fold_constants
+from tilewright.tile_graph.plan.form import Leaf
+from tilewright.transform.clean.fold import fold_constants
 
 SHAPES = ("196x1024x1024", "196x1040x1024", "384x768x3072", "512x512x512")
 _FAR_WAYS = 16

@@ -15,25 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.plan import tile as costs
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Program, all_computes
-from tilewright.ir.parse import parse_program
-from tilewright.ir.tensor import Layout, Tensor
-from tilewright.ir.text import program_text
+from tilewright.backend.cpu.kernel import tile as costs
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.ir.text.parse import parse_program
+from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.memo import Memo
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.streams import find_stream
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.memo import Memo
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.algebra.streams import find_stream
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 _CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
 

@@ -11,21 +11,21 @@ import onnx
 from onnx import TensorProto, helper
 
 from bench.kernel_cases import OPSET, SIZES, random_cases, write_model
-from tilewright.backend.cpu.plan.variants import Variants, variants_of
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Compute, Program, all_computes, reads
-from tilewright.ir.expr import Axis, Expr, axes_of, loads
+from tilewright.backend.cpu.kernel.variants import Variants, variants_of
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Compute, Program, all_computes, reads
+from tilewright.ir.forms.expr import Axis, Expr, axes_of, loads
 from tilewright.ops import lower
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.context import is_contraction
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.tile_graph.algebra.context import is_contraction
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
 
 # Shorter ones spend their time in the barrier between kernels, whatever their plan.
 LEAST_WORK = 20_000

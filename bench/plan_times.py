@@ -19,12 +19,12 @@ import numpy as np
 
 from tilewright.backend import backend_for
 from tilewright.backend.cpu.machine_code import render
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Map, Program
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, load, var
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.tensor import Layout, Tensor, elements
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Map, Program
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, load, var
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import Layout, Tensor, elements
 from tilewright.lower.memory import ALIGNMENT, scratch
 from tilewright.lower.program import lower_program, replace_name
 from tilewright.options import Options
@@ -44,9 +44,9 @@ from tilewright.runtime import (
 from tilewright.runtime import build as build_image
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan, Tile
 
 
 @dataclass(frozen=True)

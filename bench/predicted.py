@@ -25,10 +25,10 @@ import tilewright
 from bench.measurements import Call, Measured, Predicted, predict, read, with_program, write
 from bench.model_cases import kind_of
 from bench.support import table
-from tilewright.ir.text import program_text
+from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.target import Target, machine
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 STORED = Path(__file__).parent / "measured"
 SUFFIX = ".jsonl.xz"

@@ -19,7 +19,7 @@ from bench.instructions import matmul
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS
-from tilewright.ir import dtypes
+from tilewright.ir.forms import dtypes
 from tilewright.lower.memory import scratch
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan

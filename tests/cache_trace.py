@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, const, is_op, substitute, var
-from tilewright.ir.loops import (
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, const, is_op, substitute, var
+from tilewright.ir.forms.loops import (
     HINTS,
     Alloc,
     Barrier,
@@ -33,9 +34,8 @@ from tilewright.ir.loops import (
     Store,
     statements,
 )
-from tilewright.ir.simplify import linear, simplify
 from tilewright.lower.unroll import unroll
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 LINE = 64
 _MEMORIES = [m for m in Memory if m not in (Memory.REGISTER, Memory.TILE)]

@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from tests.cross import Elsewhere, elsewhere
 from tilewright.api import Model
-from tilewright.ir import dtypes
-from tilewright.ir.loops import Call, Kernel, LoopProgram
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.loops import Call, Kernel, LoopProgram
 from tilewright.target import machine, stored_machines
 
 ELSEWHERE = pytest.StashKey[Elsewhere]()

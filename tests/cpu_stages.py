@@ -12,26 +12,26 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tilewright import ops
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.frontend.onnx import load
+from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.cpu import MEANINGS
-from tilewright.ir.compute import Program
-from tilewright.ir.graph import Graph
-from tilewright.ir.interpret import evaluate
-from tilewright.ir.interpret_loops import run_loops
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.parse import parse_program
-from tilewright.ir.tensor import Layout
-from tilewright.ir.text import program_text
-from tilewright.ir.verify import verify_loops, verify_program
+from tilewright.ir.analysis.verify import verify_loops, verify_program
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.graph import Graph
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.interpret_loops import run_loops
+from tilewright.ir.text.parse import parse_program
+from tilewright.ir.text.text import program_text
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import CpuModel, this_machine
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Plan
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.layout.staging import stage_operands
 
 CPU = machine("cpu")  # where kernels run; a test that looks at a plan names its machine
 # With --machine it may be another processor, whose instructions are then spelled out.

@@ -20,8 +20,8 @@ import pytest
 
 from tilewright.backend.cpu import machine_code
 from tilewright.errors import OptionError
-from tilewright.ir.compute import Program
-from tilewright.ir.loops import LoopProgram
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import LoopProgram
 from tilewright.options import Options
 from tilewright.runtime import (
     Cache,
@@ -37,7 +37,7 @@ from tilewright.runtime import (
 )
 from tilewright.runtime import find_compiler as find
 from tilewright.target import Target, describe, kept, machine, stored_machines, why_not_here
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
 
 JOBS = 2
 WAY_OUT = "kernels for another machine are compiled by zig, and it is not here: pip install ziglang"

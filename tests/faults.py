@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilewright.ir.expr import Axis, Expr, Load, add, load, loads, rewrite, substitute, var
-from tilewright.ir.loops import (
+from tilewright.ir.forms.expr import Axis, Expr, Load, add, load, loads, rewrite, substitute, var
+from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
     For,

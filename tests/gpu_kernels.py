@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Expr, const, eq, load, lt, maximum, op, select, symbol, var
-from tilewright.ir.loops import (
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, Expr, const, eq, load, lt, maximum, op, select, symbol, var
+from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
     Buffer,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.gpu_kernels import Case
-from tilewright.backend.gpu.shared_arena import place_shared
-from tilewright.ir.expr import Expr, Symbol, const, rewrite
-from tilewright.ir.loops import Kernel
-from tilewright.ir.simplify import simplify
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.expr import Expr, Symbol, const, rewrite
+from tilewright.ir.forms.loops import Kernel
 from tilewright.render.cuda import launch_shape, render_kernel, written_params
 from tilewright.runtime.emulator import Contract, EmulatedModule, Fault
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from tilewright.compiler import Artifact, build
-from tilewright.frontend.onnx import load
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu import MEANINGS
-from tilewright.ir.interpret_loops import run_loops
-from tilewright.ir.tensor import Layout
+from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.options import Options
 from tilewright.target import machine
 

@@ -23,10 +23,10 @@ from torch import nn
 from bench import zoo
 from bench.zoo import vit_s32
 from tests.gpu_stages import no_plan_fails
-from tilewright.backend.gpu.limits import limits_of, why_not_started
-from tilewright.backend.gpu.shared_arena import place_shared
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
+from tilewright.backend.gpu.kernel.limits import limits_of, why_not_started
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.render.launch_shape import launch_shape
 from tilewright.target import machine

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from tests.oracle_again import best_score_again, every_part, score_again
-from tilewright.backend.cpu.plan import inner as cpu_inner
-from tilewright.backend.cpu.plan import tile as cpu_tile
-from tilewright.backend.gpu import tile as gpu_tile
-from tilewright.ir.compute import Program
+from tilewright.backend.cpu.kernel import inner as cpu_inner
+from tilewright.backend.cpu.kernel import tile as cpu_tile
+from tilewright.backend.gpu.kernel import tile as gpu_tile
+from tilewright.ir.forms.compute import Program
 from tilewright.schedule import connect, group_cost
 from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.context import is_contraction
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.context import is_contraction
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Leaf
 
 _MOST_TILES = 40_000
 

@@ -9,15 +9,15 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.plan import inner
-from tilewright.backend.cpu.plan.tile import predict
+from tilewright.backend.cpu.kernel import inner
+from tilewright.backend.cpu.kernel.tile import predict
 from tilewright.backend.protocol import Choice, Inner
-from tilewright.ir.expr import Axis
+from tilewright.ir.forms.expr import Axis
 from tilewright.schedule.connect import Connector, Group
 from tilewright.schedule.inner_tiles import tiled_again
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Leaf
 
 _MOST_PARTS = 1000
 _BEST, _OTHERS = 24, 24  # tiles: those that take least as they are, and others evenly over all that there are

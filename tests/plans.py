@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from tilewright.ir.compute import Map, Program, Reduce, all_computes
-from tilewright.tile_graph.plan import Leaf, Plan, Tile, cut_axes
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.ir.forms.compute import Map, Program, Reduce, all_computes
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile, cut_axes
 
 
 def resized(kernel: Tile, program: Program, sizes: Mapping[str, int]) -> Tile:

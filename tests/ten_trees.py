@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.trees import by_hand, kernels, planned, program_of
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Map, Program, Reduce, plain_monoid
-from tilewright.ir.expr import Axis, op, symbol, var
-from tilewright.ir.expr import load as read
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Map, Program, Reduce, plain_monoid
+from tilewright.ir.forms.expr import Axis, op, symbol, var
+from tilewright.ir.forms.expr import load as read
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Cluster, MemoryLevel, Target, machine
-from tilewright.tile_graph.plan import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
 
 N1, X86, H200 = machine("neoverse_n1"), machine("emerald_rapids"), machine("h200")
 

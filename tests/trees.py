@@ -10,17 +10,17 @@ from tests.cpu_stages import lowered, random_inputs
 from tilewright.backend.predict import Prediction, predict
 from tilewright.intrinsics.cpu import MEANINGS as CPU_MEANINGS
 from tilewright.intrinsics.gpu import MEANINGS as GPU_MEANINGS
-from tilewright.ir.compute import Program
-from tilewright.ir.interpret import evaluate
-from tilewright.ir.interpret_loops import run_loops
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.parse import parse_program
-from tilewright.ir.tensor import Layout
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.interpret_loops import run_loops
+from tilewright.ir.text.parse import parse_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.interpret_tree import Counted, interpret_tree
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.meaning.interpret_tree import Counted, interpret_tree
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 Arrays = Mapping[str, np.ndarray]
 

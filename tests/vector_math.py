@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.ir import dtypes
+from tilewright.ir.forms import dtypes
 from tilewright.render import c_math
 from tilewright.render.c_text import mask_dtype, prelude, vector_name
 from tilewright.runtime.cache import Cache

@@ -1,6 +1,8 @@
 """Tilewright: a deep-learning compiler that moves as little data as it can."""
 
 from tilewright.api import Model, Port, Profile, compile, load
+from tilewright.dynamic.open_model import OpenModel
+from tilewright.dynamic.staged_model import StagedModel
 from tilewright.errors import (
     BudgetError,
     CancelledError,
@@ -12,8 +14,6 @@ from tilewright.errors import (
     ToolError,
     UnsupportedError,
 )
-from tilewright.late.open_model import OpenModel
-from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options
 from tilewright.version import VERSION as __version__
 

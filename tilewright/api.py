@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy import empty
 
-from tilewright import stored
-from tilewright.arguments import (
+from tilewright.calls.arguments import (
     NotPickled,
     Port,
     Shapes,
@@ -32,7 +31,12 @@ from tilewright.arguments import (
     is_model_proto,
     no_model,
 )
-from tilewright.background import Background, can_start
+from tilewright.calls.background import Background, can_start
+from tilewright.calls.profiles import KernelTime, Profile
+from tilewright.calls.progress import shown
+from tilewright.dynamic.open_model import OpenModel, OpenPort
+from tilewright.dynamic.parts import border_model, in_parts, is_settled_by_few, name_of
+from tilewright.dynamic.staged_model import StagedModel
 from tilewright.errors import (
     BorderError,
     CutError,
@@ -45,12 +49,8 @@ from tilewright.errors import (
     UndecidedError,
     printable,
 )
-from tilewright.late.open_model import OpenModel, OpenPort
-from tilewright.late.parts import border_model, in_parts, is_settled_by_few, name_of
-from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options, check_whole_number, remark_on_threads
-from tilewright.profiles import KernelTime, Profile
-from tilewright.progress import shown
+from tilewright.packages import stored
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
 from tilewright.target import Target, machine
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
-    from tilewright.compiler import Artifact
-    from tilewright.ir.graph import Graph
-    from tilewright.ir.loops import Call
+    from tilewright.compiler.pipeline import Artifact
+    from tilewright.ir.forms.graph import Graph
+    from tilewright.ir.forms.loops import Call
+    from tilewright.packages.files import ShippedArtifact
     from tilewright.pytorch.module import CompiledModule
-    from tilewright.shipping.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger("tilewright")
@@ -198,7 +198,7 @@ def _open_model(
     source: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options, reason: OpenShapeError | UndecidedError
 ) -> OpenModel:
     """A model that waits for its first call."""
-    from tilewright.frontend.onnx import OpenValue, ports
+    from tilewright.frontend.onnx.model import OpenValue, ports
 
     check = stored.unchanged(source, chosen)
 
@@ -256,7 +256,7 @@ def _made(
 
 
 def _texts(artifact: Artifact) -> Mapping[str, str]:
-    from tilewright.shipping.files import texts_of
+    from tilewright.packages.files import texts_of
 
     return texts_of(artifact, artifact.runner)
 
@@ -312,9 +312,9 @@ def load(
     load what you would run. A directory that another user has, or may write to, is refused unless there is `trust` in
     whoever that is; root's are everybody's.
     """
-    from tilewright.late import saved_parts, saved_shapes
-    from tilewright.shipping.directory import read_manifest
-    from tilewright.shipping.files import load as shipped
+    from tilewright.dynamic import saved_parts, saved_shapes
+    from tilewright.packages.directory import read_manifest
+    from tilewright.packages.files import load as shipped
 
     chosen, place = Options.from_environment(threads=threads), Path(folder)
     remark_on_threads(threads)
@@ -331,13 +331,13 @@ def _built(
     source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
     values: Mapping[str, Array] | None = None,
 ) -> Artifact:  # fmt: skip
-    from tilewright.compiler import build
-    from tilewright.ir.graph import Graph
+    from tilewright.compiler.pipeline import build
+    from tilewright.ir.forms.graph import Graph
 
     if isinstance(source, Graph):
         graph = source
     else:
-        from tilewright.frontend.onnx import load
+        from tilewright.frontend.onnx.model import load
 
         graph = load(source, shapes, values)
     if not chosen.tune and chosen.tune_seconds is None:
@@ -415,7 +415,7 @@ class Model(NotPickled):
     def artifact(self) -> Artifact:
         """Everything the compiler makes on the way: program, plan, loops, sources. A model from the cache goes that
         way again when this is asked for; one from a directory cannot."""
-        from tilewright.shipping.files import ShippedArtifact
+        from tilewright.packages.files import ShippedArtifact
 
         kept = self._artifact
         return kept.whole if isinstance(kept, stored.StoredArtifact | ShippedArtifact) else kept
@@ -509,8 +509,8 @@ class Model(NotPickled):
 
     def explain(self) -> str:
         """What became of the model: its kernels, the memory level of each edge, the traffic, and why."""
+        from tilewright.packages.inspection import EXPLANATION
         from tilewright.report.explain import explain_text
-        from tilewright.shipping.inspection import EXPLANATION
 
         kept: str | None = getattr(self._artifact, "explanation", None)
         if isinstance(self._artifact, stored.StoredArtifact) and self._artifact.texts is not None:
@@ -521,7 +521,7 @@ class Model(NotPickled):
         """Write the model to a directory that `tilewright.load` and a C program start from without compiling
         (docs/shipping.md). It is written whole or not at all; an earlier saved model there gives way, other files
         do not."""
-        from tilewright.shipping.files import ShippedArtifact, save
+        from tilewright.packages.files import ShippedArtifact, save
 
         kept, texts = self._artifact, None
         if isinstance(kept, stored.StoredArtifact):

@@ -12,20 +12,20 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.unit.test_instructions import Pair, conv, matmul, numbers
+from tests.unit.cpu.test_instructions import Pair, conv, matmul, numbers
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.cpu import DOTS, Dot
-from tilewright.ir.compute import Program
-from tilewright.ir.interpret import evaluate
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.meaning.interpret import evaluate
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import ModelImage
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
 
 EXACT, ROUNDED, A_STEP = 0.0, 1e-5, 1.0  # of sums of integers, of sums of floats, of quantised results
 NARROWED = 1e-2  # of models whose layers round to bfloat16: a last bit that falls the other way

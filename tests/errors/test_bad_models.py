@@ -12,7 +12,7 @@ import pytest
 from onnx import FunctionProto, ModelProto, TensorProto, helper, numpy_helper
 
 from tilewright import TilewrightError
-from tilewright.frontend.onnx import load
+from tilewright.frontend.onnx.model import load
 from tilewright.ops.lower import lower
 
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

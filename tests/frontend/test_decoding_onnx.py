@@ -12,7 +12,7 @@ import torch
 from bench.decoding import export
 from tests.frontend.torch_models import build
 from tilewright import ModelError, OptionError, Options
-from tilewright.decoding import from_onnx
+from tilewright.integrations.decoding import from_onnx
 
 pytest.importorskip("transformers")
 onnxruntime = pytest.importorskip("onnxruntime")

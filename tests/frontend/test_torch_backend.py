@@ -19,8 +19,8 @@ from torch import nn
 from tests.frontend.torch_programs import Interpreted
 from tilewright import OptionError
 from tilewright.errors import InternalError
+from tilewright.integrations.torch_backend import tilewright as dynamo_backend
 from tilewright.pytorch import backend
-from tilewright.torch_backend import tilewright as dynamo_backend
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def compiled(kernel_cache: Path) -> Any:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The Graphs that are compiled."""
     made: list[Any] = []
-    import tilewright.torch_backend as module
+    import tilewright.integrations.torch_backend as module
 
     inner = module.compile_at_call
 

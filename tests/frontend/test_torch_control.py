@@ -16,9 +16,9 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import tilewright
 from tilewright import Options, UnsupportedError
-from tilewright.frontend.exported import Cut, export
-from tilewright.ir.graph import Graph
-from tilewright.torch_backend import tilewright as dynamo_backend
+from tilewright.frontend.pytorch.exported import Cut, export
+from tilewright.integrations.torch_backend import tilewright as dynamo_backend
+from tilewright.ir.forms.graph import Graph
 
 
 class Layered(nn.Module):

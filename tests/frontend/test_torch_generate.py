@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("transformers")
 from tests.frontend.torch_causal import ALL, MOST_USED, build, prompt
 from tests.frontend.torch_programs import Interpreted
+from tilewright.integrations.torch_backend import tilewright as dynamo_backend
 from tilewright.pytorch.backend import compile_for_dynamo
-from tilewright.torch_backend import tilewright as dynamo_backend
 
 COUNT = 6
 WIDE = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "vocab_size": 8000,

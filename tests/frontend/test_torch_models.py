@@ -15,7 +15,7 @@ import tilewright
 from bench import zoo
 from tests.frontend.torch_models import OTHERS, QUICK, build
 from tilewright import Options
-from tilewright.torch_backend import tilewright as dynamo_backend
+from tilewright.integrations.torch_backend import tilewright as dynamo_backend
 
 # An operator of transformers' own has no form in ONNX.
 NO_ONNX = ("mixtral",)

@@ -16,7 +16,7 @@ from torch import nn
 
 import tilewright
 from tilewright import InputError, ModelError, OptionError, Options, UnsupportedError
-from tilewright.frontend.exported import export
+from tilewright.frontend.pytorch.exported import export
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_what_torch_export_cannot_follow_is_one_line(options: Options) -> None:
 
 
 def test_the_package_alone_does_not_import_torch() -> None:
-    code = "import sys, tilewright, tilewright.torch_backend; sys.exit('torch' in sys.modules)"
+    code = "import sys, tilewright, tilewright.integrations.torch_backend; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from tests.frontend.torch_cases import CASES, OTHER, WHOLE, Case, case
 from tilewright import ops
-from tilewright.frontend.emitter import find_row, rows
-from tilewright.frontend.tensors import array_of
-from tilewright.frontend.torch import Parts, make_graph
-from tilewright.ir.interpret import evaluate
+from tilewright.frontend.pytorch.emitter import find_row, rows
+from tilewright.frontend.pytorch.fx import Parts, make_graph
+from tilewright.frontend.pytorch.tensors import array_of
+from tilewright.ir.meaning.interpret import evaluate
 
 # Memory that nobody has written, or a layout that the Graph has not: nothing to compare. Places in memory are those of
 # arguments that overlap: see test_torch_aliasing.py.

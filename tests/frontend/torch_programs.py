@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.frontend.tensors import array_of, tensor_of
-from tilewright.ir.graph import Graph
-from tilewright.ir.interpret import evaluate
+from tilewright.frontend.pytorch.tensors import array_of, tensor_of
+from tilewright.ir.forms.graph import Graph
+from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops.lower import lower
 
 Tensors = tuple[torch.Tensor, ...]

@@ -28,14 +28,14 @@ import numpy as np
 
 import tilewright
 from tilewright import Options, TilewrightError
-from tilewright.frontend.onnx import load as load_onnx
+from tilewright.frontend.onnx.model import load as load_onnx
+from tilewright.packages.manifest import _sum
 from tilewright.runtime.cache import checksum
-from tilewright.shipping.manifest import _sum
 
 CORPUS = Path(__file__).with_name("corpus")
 PACKAGE = str(Path(tilewright.__file__).parent)
 ROOMS = {
-    "manifest": ("shipping", "late/saved_", "late/encoding", "runtime/cpu_model", "runtime/weights", "api.py"),
+    "manifest": ("packages", "dynamic/saved_", "dynamic/encoding", "runtime/cpu_model", "runtime/weights", "api.py"),
     "model": ("frontend",),
 }  # fmt: skip
 _NUMBERS = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63, 10**30, 0.5, 1e308)
@@ -76,8 +76,8 @@ class Manifests:
     """Saved directories, as the texts in them."""
 
     def __init__(self, root: Path, cache: Path) -> None:
-        from tests.unit.test_saved_parts import first, picking
-        from tests.unit.test_stored import X, dense
+        from tests.unit.packages.test_saved_parts import first, picking
+        from tests.unit.packages.test_stored import X, dense
 
         self._root, options = root, Options(cache_dir=cache, threads=1)
         tilewright.compile(dense(), options=options).save(root / "plain")

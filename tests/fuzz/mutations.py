@@ -29,7 +29,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 import tilewright
 from tests.errors.test_bad_models import CASES, IMAGE, WEIGHTS, F, integers, model, one, pool
 from tilewright import Model, Options, TilewrightError
-from tilewright.onnx_suite import Result, _run_all
+from tilewright.integrations.onnx_suite import Result, _run_all
 from tilewright.target import machine
 
 SECONDS = 120.0  # on a machine that is shared; each takes a fraction of one

@@ -11,13 +11,13 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Monoid, Program
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Expr, ExprLike, all_of, cast, const, le, load, lt, maximum, op, select, state
-from tilewright.ir.folding import without_dead
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Monoid, Program
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Expr, ExprLike, all_of, cast, const, le, load, lt, maximum, op, select, state
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.folding import without_dead
 from tilewright.ops.builder import Builder, reindex
 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.errors.test_bad_models import CASES, IMAGE, WEIGHTS, F, integers, one, pool
 from tilewright import TilewrightError
-from tilewright.frontend.onnx import load
-from tilewright.ir.verify import verify_program
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.analysis.verify import verify_program
 from tilewright.ops.lower import lower
 
 PRODUCT = {"x": (F, [2, 3]), "z": (F, [3, 4])}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.fuzz.graphs import random_case
-from tests.unit.test_extents import check
+from tests.unit.dynamic.test_extents import check
 from tilewright.errors import CutError, TilewrightError, UnevenError
-from tilewright.frontend.onnx import load
-from tilewright.ir.graph import Form, Graph, Part, Room
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.graph import Form, Graph, Part, Room
 from tilewright.ops.extents import lower_open
 from tilewright.ops.lower import lower
 

@@ -14,10 +14,10 @@ from onnx import ModelProto
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
 from tests.fuzz.programs import random_arrays
 from tests.fuzz.test_programs import compare, prepared
-from tilewright.ir.compute import Program
+from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import make_plan
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.groups import find_groups, with_choices
 
 RNG = np.random.default_rng(5)

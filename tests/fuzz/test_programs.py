@@ -14,14 +14,14 @@ import pytest
 
 from tests.cpu_stages import CPU, Arrays, evaluated, lowered
 from tests.fuzz.programs import random_arrays, random_program
-from tilewright.ir import text
-from tilewright.ir.compute import Program
-from tilewright.ir.parse import parse_program
-from tilewright.ir.verify import verify_program
+from tilewright.ir.analysis.verify import verify_program
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.text import text
+from tilewright.ir.text.parse import parse_program
 from tilewright.schedule import group_cost
 from tilewright.schedule.planner import make_plan
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
 
 ALL = 200
 # some of everything; several of them stream
@@ -112,7 +112,7 @@ def test_connecting_makes_no_cycles(seed: int) -> None:
 
 
 def _stored(kernel) -> set:
-    from tilewright.ir.loops import Store, statements
+    from tilewright.ir.forms.loops import Store, statements
 
     return {s.buffer for s in statements(kernel.body) if isinstance(s, Store)}
 

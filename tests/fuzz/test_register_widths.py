@@ -18,15 +18,15 @@ from tests.fuzz.test_plans import MODELS
 from tests.fuzz.test_programs import compare, told
 from tests.fuzz.widths import in_passes, loops_of, refused, sources_of
 from tilewright import ops
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program
 from tilewright.runtime import ToolchainError, find_compiler
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine, stored_machines
-from tilewright.tile_graph.check import check_plan
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.layout.staging import stage_operands
 
 ALL = 120
 QUICK = 6

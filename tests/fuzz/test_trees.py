@@ -15,19 +15,19 @@ import pytest
 from tests.cpu_stages import CPU, lowered, output_names
 from tests.fuzz.programs import random_arrays
 from tests.fuzz.test_programs import compare, prepared, told
-from tests.unit.test_rolling import chain, convolutions
-from tilewright.ir.compute import Program, all_computes
+from tests.unit.tile_graph.test_rolling import chain, convolutions
+from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.schedule.planner import make_plan
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.check_units import read_below
-from tilewright.tile_graph.held import leaf_nest, plan_nests
-from tilewright.tile_graph.interpret_tree import interpret_tree
-from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Bind, Hold, Leaf, Plan, Tile, TileAxis
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.rolling import find_overlaps
-from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.tile_graph.algebra.nest import Nest, roots_of
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.rolling import find_overlaps
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.check.units import read_below
+from tilewright.tile_graph.meaning.interpret_tree import interpret_tree
+from tilewright.tile_graph.plan.form import Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.traffic.held import leaf_nest, plan_nests
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.layout.staging import stage_operands
 
 ALL = 2000
 QUICK = (*range(60), 1057)  # the last reads an axis backwards in a product

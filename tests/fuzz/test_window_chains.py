@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine, stored_machines

@@ -12,13 +12,13 @@ import numpy as np
 from tests.plans import with_kernels
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.ir.compute import Program
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.verify import verify_loops
+from tilewright.ir.analysis.verify import verify_loops
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import LoopProgram
 from tilewright.lower.program import lower_program
 from tilewright.runtime import find_compiler
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 # processors by their names in the compiler; the others are x86 with AVX-512 and AMX
 _PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}

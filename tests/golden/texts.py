@@ -11,14 +11,14 @@ from tests.cpu_stages import model_of
 from tilewright import ops
 from tilewright.backend import backend_for
 from tilewright.backend.cpu import machine_code
-from tilewright.frontend.onnx import load
-from tilewright.ir import text
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.text import text
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.target.machine import MemoryLevel
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
 
 FOLDER = Path(__file__).resolve().parent
 

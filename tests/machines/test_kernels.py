@@ -21,13 +21,13 @@ from tests.ops.backend_cases import cases
 from tests.ops.test_backend import compare
 from tests.ops.test_native import BATCHES, graph_of, program_of, representatives, side_by_side, unsupported
 from tilewright.backend.cpu import machine_code
-from tilewright.compiler import Artifact, build
-from tilewright.frontend.onnx import load
-from tilewright.ir.graph import Graph
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.target import Target, machine, stored_machines
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
 
 MACHINES = stored_machines("cpu")
 SEED = 11

@@ -15,7 +15,7 @@ import pytest
 import tilewright
 from tilewright import Options
 from tilewright.examples import mobilenet
-from tilewright.ir.traffic import count_traffic
+from tilewright.ir.meaning.traffic import count_traffic
 
 NAMES = ("mobilenet_v2", "bert_base", "lstm", "mmoe")
 MORE = (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.models.architectures import ARCHITECTURES, DECODERS, build
-from tilewright.compiler import build as build_model
-from tilewright.frontend.exported import export
-from tilewright.ir.graph import Graph
+from tilewright.compiler.pipeline import build as build_model
+from tilewright.frontend.pytorch.exported import export
+from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.target import machine, stored_machines
 

@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # exporte
 pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 
 from bench import zoo  # noqa: E402
-from tilewright.compiler import build  # noqa: E402
-from tilewright.frontend.onnx import load  # noqa: E402
+from tilewright.compiler.pipeline import build  # noqa: E402
+from tilewright.frontend.onnx.model import load  # noqa: E402
 from tilewright.intrinsics.gpu_matrix import FORMS  # noqa: E402
-from tilewright.ir.loops import Instruction, statements  # noqa: E402
+from tilewright.ir.forms.loops import Instruction, statements  # noqa: E402
 from tilewright.options import Options  # noqa: E402
 from tilewright.runtime.nvrtc import compile_to_cubin  # noqa: E402
 from tilewright.target import machine  # noqa: E402

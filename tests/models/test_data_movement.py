@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # exporte
 torch = pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 
 from bench import zoo  # noqa: E402
-from tilewright.compiler import Artifact, build  # noqa: E402
-from tilewright.frontend.onnx import load  # noqa: E402
+from tilewright.compiler.pipeline import Artifact, build  # noqa: E402
+from tilewright.frontend.onnx.model import load  # noqa: E402
 from tilewright.options import Options  # noqa: E402
 from tilewright.report.facts import explain_json  # noqa: E402
 from tilewright.target import machine  # noqa: E402

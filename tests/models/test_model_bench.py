@@ -15,9 +15,9 @@ from bench.model_cases import kernels_of, random_kernels, spread
 from bench.model_report import KernelReport, PlanTime, ranks, spearman, summarise
 from bench.plan_times import Bench, shares
 from tests.cpu_stages import CPU, evaluated, lowered, random_inputs
-from tilewright.ir.verify import verify_program
+from tilewright.ir.analysis.verify import verify_program
 from tilewright.options import Options
-from tilewright.tile_graph.check import check_plan
+from tilewright.tile_graph.check.kernels import check_plan
 
 
 def test_ranks_share_places() -> None:

@@ -11,14 +11,14 @@ from onnx import ModelProto, helper, numpy_helper
 
 import tilewright
 from tilewright import Options, ops
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Program, Reduce, reads
-from tilewright.ir.interpret import evaluate
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Program, Reduce, reads
+from tilewright.ir.meaning.interpret import evaluate
 from tilewright.target import machine
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.precision import contracted, set_precision
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.precision.choose import contracted, set_precision
 from tilewright.transform.quantise.quantise import IntegerForm, form_of, use_integers
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="a quantiser and a second runtime to compare with")

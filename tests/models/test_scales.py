@@ -16,9 +16,9 @@ from onnx import ModelProto
 
 import tilewright
 from tests.cpu_stages import Step, evaluated, model_of, programs
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program
 from tilewright.options import Options
 from tilewright.target import machine
 

@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 from tilewright import ops
-from tilewright.ir import dtypes
-from tilewright.ops.control import NAMES as CONTROL
+from tilewright.ir.forms import dtypes
+from tilewright.ops.steps.control import NAMES as CONTROL
 
 # Other random numbers than ours, and what is rounded to zero here and to 1e-7 in the case.
 _SKIPPED = (

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 
 from tilewright import ops
-from tilewright.frontend import onnx as frontend
-from tilewright.ir.interpret import evaluate
+from tilewright.frontend.onnx import model as frontend
+from tilewright.ir.meaning.interpret import evaluate
 
 RunModel = Callable[[onnx.ModelProto, Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 

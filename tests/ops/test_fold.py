@@ -7,14 +7,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright import ops
-from tilewright.frontend import onnx as frontend
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Map, Program, Reduce
-from tilewright.ir.expr import load
-from tilewright.ir.folding import fold
-from tilewright.ir.interpret import evaluate
-from tilewright.ir.tensor import Tensor
-from tilewright.transform.fold import fold_constants
+from tilewright.frontend.onnx import model as frontend
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Map, Program, Reduce
+from tilewright.ir.forms.expr import load
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.folding import fold
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.transform.clean.fold import fold_constants
 
 
 def _program(nodes, constants: dict[str, np.ndarray], shape: list[int], version: int = 17) -> Program:

@@ -11,8 +11,8 @@ from tests.ops.running import interpret_model
 from tests.ops.test_sizes import check, normal, run_model  # noqa: F401  (a fixture)
 from tilewright import ops
 from tilewright.errors import ModelError, UnsupportedError
-from tilewright.frontend import onnx as frontend
-from tilewright.ir.compute import Map, Reduce, Scan
+from tilewright.frontend.onnx import model as frontend
+from tilewright.ir.forms.compute import Map, Reduce, Scan
 
 runtime = pytest.importorskip("onnxruntime")
 

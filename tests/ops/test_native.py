@@ -18,13 +18,13 @@ from tests.ops.backend_cases import Case, cases
 from tests.ops.test_backend import compare
 from tilewright import ops
 from tilewright.errors import UnsupportedError
-from tilewright.frontend import onnx as frontend
-from tilewright.ir.compute import Program
-from tilewright.ir.graph import Graph, Node, Value
+from tilewright.frontend.onnx import model as frontend
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.graph import Graph, Node, Value
 from tilewright.target import Target
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
-from tilewright.transform.staging import stage_operands
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.layout.staging import stage_operands
 
 BATCHES = 6
 MOST_ELEMENTS = 5000

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 
 import tilewright
 from tilewright import Options, UnsupportedError
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Scan, Scatter, Sort
-from tilewright.ir.interpret import evaluate
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Scan, Scatter, Sort
+from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops.lower import lower
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {

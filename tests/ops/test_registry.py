@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tilewright import ops
 from tilewright.errors import UnsupportedError
-from tilewright.frontend import onnx as frontend
+from tilewright.frontend.onnx import model as frontend
 
 EXPECTED = """
 Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Bernoulli BitCast

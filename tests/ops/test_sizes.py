@@ -191,9 +191,9 @@ def test_reshape(run_model, target) -> None:
 def test_reshape_back_and_forth_has_no_division(run_model) -> None:
     """Attention's split of heads: the split reads x[.., h * 4 + d] and needs no division."""
     from tilewright import ops
-    from tilewright.frontend import onnx as frontend
-    from tilewright.ir.compute import expressions
-    from tilewright.ir.expr import Op, walk
+    from tilewright.frontend.onnx import model as frontend
+    from tilewright.ir.forms.compute import expressions
+    from tilewright.ir.forms.expr import Op, walk
 
     node = helper.make_node("Reshape", ["x", "s"], ["y"])
     graph = helper.make_graph(

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tilewright
 from tests.ops.running import interpret_model
 from tilewright import Options
-from tilewright.ir import dtypes
+from tilewright.ir.forms import dtypes
 
 WAYS = ["interpreted", "cpu", "cuda-emulated"]
 FLOATS = ["float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz", "float4e2m1"]

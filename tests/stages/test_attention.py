@@ -18,7 +18,7 @@ from onnx import ModelProto
 from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, random_inputs
 from tests.plans import map_tiles
 from tilewright.target import machine
-from tilewright.tile_graph.plan import Plan, Tile
+from tilewright.tile_graph.plan.form import Plan, Tile
 
 N1 = machine("neoverse_n1")  # all of it is one kernel there; with a larger cache it may pay to compute scores first
 AVX2 = machine("avx2_desktop")  # all of it is one kernel there under a mask too, which the N1 would rather cut in two

@@ -13,15 +13,15 @@ from tilewright import Options, ops
 from tilewright.backend import backend_for
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.traffic import traffic_of
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan, predicted_seconds
 from tilewright.target import machine
-from tilewright.tile_graph.plan import Plan
-from tilewright.transform.algorithm.split import split_reductions
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.reductions.split import split_reductions
 
 RNG = np.random.default_rng(0)
 MACHINES = ("neoverse_n1", "emerald_rapids", "h200")

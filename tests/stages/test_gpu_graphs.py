@@ -21,17 +21,17 @@ from tests.gpu_stages import (
 )
 from tilewright.backend import backend_for
 from tilewright.backend.gpu import machine_code
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.interpret import evaluate
-from tilewright.ir.loops import Alloc, Barrier, For, ForKind, Memory, statements
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.loops import Alloc, Barrier, For, ForKind, Memory, statements
+from tilewright.ir.meaning.interpret import evaluate
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.runtime import nvrtc
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
-from tilewright.transform.fold import fold_constants
+from tilewright.transform.clean.fold import fold_constants
 
 SCHEDULES = ("none", "connected")
 

@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="the zoo needs torch, a development extra")
 
 from bench import zoo
 from tests.cpu_stages import Lowered, evaluated, lowered, programs
-from tilewright.ir.compute import Program
-from tilewright.ir.traffic import count_traffic
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.meaning.traffic import count_traffic
 
 QUICK = ("mobilenet_v2", "bert_base", "lstm", "mmoe")
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in zoo.MODELS]

@@ -13,10 +13,10 @@ from onnx import ModelProto
 from tests.cpu_stages import model_of
 from tests.oracle import best_of_all, found_by_search
 from tilewright import ops
-from tilewright.frontend.onnx import load
+from tilewright.frontend.onnx.model import load
 from tilewright.target import Target, machine
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
 
 MOST_NESTS = 6
 GRAPHS = 40

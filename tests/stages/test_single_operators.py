@@ -10,13 +10,13 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Reduce
-from tilewright.ir.loops import Alloc, For, ForKind, statements
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Reduce
+from tilewright.ir.forms.loops import Alloc, For, ForKind, statements
 from tilewright.options import Options
 from tilewright.target import machine
-from tilewright.transform.staging import stage_operands
+from tilewright.transform.layout.staging import stage_operands
 
 Shape = tuple[int, ...]
 

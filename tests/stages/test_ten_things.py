@@ -36,19 +36,19 @@ from tests.ten_trees import (
     with_cases,
 )
 from tests.trees import by_hand, close, kernels, loops_agree, program_of, tree_agrees
-from tests.unit.test_rolling import chain, rolled
-from tests.unit.test_wavefront import folded, rewritten, stacked
+from tests.unit.tile_graph.test_rolling import chain, rolled
+from tests.unit.transform.test_wavefront import folded, rewritten, stacked
 from tilewright import Options
-from tilewright.backend.gpu.shared_arena import place_shared
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.backend.predict import predict
 from tilewright.backend.traffic import traffic_of
-from tilewright.compiler import Artifact, build
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program, Reduce, all_computes
-from tilewright.ir.interpret import evaluate
-from tilewright.ir.loops import Alloc, For, If, Kernel, LoopProgram, Memory, Scope, Stmt, statements
-from tilewright.ir.loops import Barrier as LoopBarrier
-from tilewright.ir.traffic import count_traffic
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program, Reduce, all_computes
+from tilewright.ir.forms.loops import Alloc, For, If, Kernel, LoopProgram, Memory, Scope, Stmt, statements
+from tilewright.ir.forms.loops import Barrier as LoopBarrier
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.render.cuda import launch_shape
 from tilewright.report.explain import explain_text
 from tilewright.report.facts import explain_json
@@ -56,13 +56,13 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import EmulatedModule, EmulationFault
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target, machine
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.held import held_bytes, plan_nests
-from tilewright.tile_graph.interpret_tree import interpret_tree
-from tilewright.tile_graph.occurrences import told_apart
-from tilewright.tile_graph.plan import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
-from tilewright.transform.algorithm.split import Split
-from tilewright.transform.layout import choose_layouts
+from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.meaning.interpret_tree import interpret_tree
+from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.reductions.split import Split
 
 
 def allocated(kernel: Kernel) -> list[tuple[int, ...]]:

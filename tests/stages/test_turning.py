@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import Step, error, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
-from tilewright.ir.loops import Alloc, For, ForKind, statements
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.loops import Alloc, For, ForKind, statements
 from tilewright.options import Options
 from tilewright.target import machine
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler import build
-from tilewright.frontend.onnx import load
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.target import machine
 

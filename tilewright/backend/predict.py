@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from tilewright.backend.traffic import KernelTraffic, traffic_of
-from tilewright.ir.compute import Program, Scan, all_computes, all_tensors
+from tilewright.ir.forms.compute import Program, Scan, all_computes, all_tensors
 from tilewright.target import Cluster, Target
-from tilewright.tile_graph.outside import (
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.meaning.outside import (
     LINK,
     Axes,
     Held,
@@ -27,8 +28,7 @@ from tilewright.tile_graph.outside import (
     span_of,
     whole_span,
 )
-from tilewright.tile_graph.plan import COLLECTIVES, Barrier, Hold, Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.plan.form import COLLECTIVES, Barrier, Hold, Plan, Tile
 
 
 @dataclass

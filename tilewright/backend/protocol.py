@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.expr import Axis
-from tilewright.ir.loops import LoopProgram, Memory
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Compute, Program, Scan
+from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.loops import LoopProgram, Memory
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree
 from tilewright.options import Options
 from tilewright.target import MemoryLevel, Target
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Estimate, Leaf, Plan, Sizes, Tile
-from tilewright.tile_graph.rolling import Overlap
-from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.rolling import Overlap
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Sizes, Tile
 
 
 @dataclass(frozen=True)

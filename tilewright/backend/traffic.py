@@ -1,7 +1,7 @@
 """Traffic and footprint of a Plan at every level of its target, kernel by kernel.
 
 What is next to registers is counted exactly, memory by memory; what caches hold is predicted from footprints
-(tile_graph/traffic.py). Levels go by their place, never by their name.
+(tile_graph/traffic/traffic.py). Levels go by their place, never by their name.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from functools import partial
 from math import prod
 
 from tilewright.backend import backend_for
-from tilewright.ir.compute import Program, Scan, all_computes, all_tensors
-from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Buffer, Memory
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Program, Scan, all_computes, all_tensors
+from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.loops import Buffer, Memory
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import ScanView
 from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.placed import Tree
 from tilewright.lower.program import at_step, shape_of
 from tilewright.target import Target
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.occurrences import told_apart
-from tilewright.tile_graph.plan import Plan
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
-from tilewright.tile_graph.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
+from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
 
 
 @dataclass(frozen=True)

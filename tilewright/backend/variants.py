@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.plan.form import Hold, Leaf, Tile, TileAxis
 
 
 def like(chosen: Tile, theirs: Sequence[Nest], kernel: Tile, ours: Sequence[Nest]) -> Tile:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tilewright.api import Array
-from tilewright.arguments import checked_path, count_inputs, suggest
+from tilewright.calls.arguments import checked_path, count_inputs, suggest
 from tilewright.cli import common
 from tilewright.cli.progress import counting
 from tilewright.errors import InputError, ModelError, OptionError

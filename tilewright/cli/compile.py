@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.api import Port
 from tilewright.cli import common
+from tilewright.dynamic.staged_model import Border, StagedModel
 from tilewright.errors import OptionError
-from tilewright.late.staged_model import Border, StagedModel
-from tilewright.shipping.directory import check_free
+from tilewright.packages.directory import check_free
 
 DESCRIPTION = """\
 Compile a model and write it to a directory: shared object, weights, C header with an example program,

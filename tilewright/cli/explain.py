@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show_saved(arguments: argparse.Namespace) -> int:
     """A directory is read, not loaded: its code, which may be anybody's, does not run."""
-    from tilewright.shipping.inspection import explain
+    from tilewright.packages.inspection import explain
 
     if arguments.json or arguments.html is not None:
         raise OptionError("a saved model has its explanation as text alone; --json and --html take the model file")

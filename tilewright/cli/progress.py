@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tilewright.progress import moving_line
+from tilewright.calls.progress import moving_line
 
 QUIET_SECONDS = 1.0
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError("--jobs and --seconds must be positive")
     if importlib.util.find_spec("onnx.backend.test") is None:
         raise ToolError("the onnx package that is installed has no backend suite")
-    from tilewright.onnx_suite import run_suite
+    from tilewright.integrations.onnx_suite import run_suite
 
     options = Options.from_environment(threads=1, target=arguments.target)
     with counting("running the suite") as tell:

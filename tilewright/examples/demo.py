@@ -13,10 +13,10 @@ import numpy as np
 
 from tilewright.api import Array, Model, compile
 from tilewright.cli.progress import counting, working
+from tilewright.dynamic.open_model import OpenModel
+from tilewright.dynamic.staged_model import StagedModel
 from tilewright.errors import TilewrightError
 from tilewright.examples import mobilenet
-from tilewright.late.open_model import OpenModel
-from tilewright.late.staged_model import StagedModel
 from tilewright.options import Options, usable_cores
 from tilewright.report.sidebyside import Comparison, compare
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from tilewright.decoding import SIZES, Decoder, Role, StepGraph
 from tilewright.errors import OptionError
-from tilewright.frontend.exported import export
-from tilewright.ir.graph import Graph
+from tilewright.frontend.pytorch.exported import export
+from tilewright.integrations.decoding import SIZES, Decoder, Role, StepGraph
+from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 
 _ROLES: tuple[Role, ...] = ("tokens", "places", "mask", "last")

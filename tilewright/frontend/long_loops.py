@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.ir.budget import MOST_IN_A_LOOP
-from tilewright.ir.graph import Graph, Node
+from tilewright.ir.forms.budget import MOST_IN_A_LOOP
+from tilewright.ir.forms.graph import Graph, Node
 
 _PIECE = 1 << 12  # steps of an inner loop
 _OLDEST = 11  # version of ONNX's operators from which on those used here take what they are given as inputs

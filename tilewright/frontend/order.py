@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from tilewright.ir.graph import Node, read_by
+from tilewright.ir.forms.graph import Node, read_by
 
 
 def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -25,8 +25,8 @@ from tilewright.intrinsics.cpu_text import (
     x86_dot_text,
 )
 from tilewright.intrinsics.table import Intrinsic, OperandRule
-from tilewright.ir.instruct import INSTRUCTIONS, InstructionContext, Meaning
-from tilewright.ir.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE, Memory
+from tilewright.ir.forms.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE, Memory
+from tilewright.ir.meaning.instruct import INSTRUCTIONS, InstructionContext, Meaning
 
 TILE_ROWS = 16
 TILE_BYTES = 64  # of a row of a tile

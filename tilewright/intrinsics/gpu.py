@@ -10,9 +10,9 @@ import numpy as np
 
 from tilewright.intrinsics.gpu_matrix import ROWS as MATRIX_ROWS
 from tilewright.intrinsics.table import Intrinsic, OperandRule
-from tilewright.ir.expr import Axis, Expr, add, load, var
-from tilewright.ir.instruct import INSTRUCTIONS, WARP, InstructionContext, Meaning
-from tilewright.ir.loops import PREFETCH, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.forms.expr import Axis, Expr, add, load, var
+from tilewright.ir.forms.loops import PREFETCH, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.meaning.instruct import INSTRUCTIONS, WARP, InstructionContext, Meaning
 
 _REGISTER = frozenset({Memory.REGISTER})
 _ANY = frozenset({Memory.GLOBAL, Memory.SHARED, Memory.REGISTER})

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.intrinsics.table import Intrinsic, OperandRule
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
-from tilewright.ir.instruct import WARP, InstructionContext
-from tilewright.ir.loops import Memory
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.loops import Memory
+from tilewright.ir.meaning.instruct import WARP, InstructionContext
 
 _REGISTER = frozenset({Memory.REGISTER})
 _SHARED = frozenset({Memory.SHARED})

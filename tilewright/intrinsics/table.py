@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.errors import InternalError
-from tilewright.ir.bounds import static
-from tilewright.ir.instruct import Meaning
-from tilewright.ir.loops import Instruction, Memory, Operand, Stmt
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.loops import Instruction, Memory, Operand, Stmt
+from tilewright.ir.meaning.instruct import Meaning
 
 
 @dataclass(frozen=True)

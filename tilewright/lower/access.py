@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.ir.expr import Expr, Load, as_expr, const, load, rewrite
-from tilewright.ir.loops import Buffer, Memory, Store
-from tilewright.ir.simplify import join_divisions, linear, simplify
-from tilewright.ir.tensor import Layout, Tensor
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
+from tilewright.ir.forms.expr import Expr, Load, as_expr, const, load, rewrite
+from tilewright.ir.forms.loops import Buffer, Memory, Store
+from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tilewright.ir.bounds import static
-from tilewright.ir.expr import Expr, const
-from tilewright.ir.simplify import linear, simplify
-from tilewright.tile_graph.propagate import Range
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.expr import Expr, const
+from tilewright.tile_graph.algebra.propagate import Range
 
 
 class Remainder(Enum):

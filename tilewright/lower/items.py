@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.expr import Axis, Expr
-from tilewright.ir.tensor import Tensor
-from tilewright.tile_graph.streams import Work
+from tilewright.ir.forms.expr import Axis, Expr
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.tile_graph.algebra.streams import Work
 
 
 @dataclass(frozen=True)

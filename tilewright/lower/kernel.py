@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir import bounds
-from tilewright.ir.expr import Axis, Expr, const, load, lt, minimum, substitute, var
-from tilewright.ir.loops import Buffer, Kernel, Memory, Stmt
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import bounds
+from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, minimum, substitute, var
+from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
-from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.parts import between_barriers, boxes_at
-from tilewright.tile_graph.plan import Barrier, Leaf, Tile, TileAxis
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.rolling import Window, moving_boxes, reads_of
-from tilewright.tile_graph.streams import Carrier, Work, stream_of
+from tilewright.tile_graph.algebra.nest import Nest, roots_of
+from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
+from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.algebra.rolling import Window, moving_boxes, reads_of
+from tilewright.tile_graph.algebra.streams import Carrier, Work, stream_of
+from tilewright.tile_graph.plan.form import Barrier, Leaf, Tile, TileAxis
 
 
 @dataclass(frozen=True)

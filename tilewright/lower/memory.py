@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from tilewright.ir.expr import loads
-from tilewright.ir.loops import (
+from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.loops import (
     Alloc,
     Buffer,
     For,
@@ -21,7 +21,7 @@ from tilewright.ir.loops import (
     statements,
     stmt_exprs,
 )
-from tilewright.ir.tensor import elements
+from tilewright.ir.forms.tensor import elements
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 

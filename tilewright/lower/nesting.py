@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Expr, var
-from tilewright.ir.loops import Alloc, Buffer, For, ForKind, Stmt
-from tilewright.ir.simplify import simplify
-from tilewright.tile_graph.propagate import Range
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.expr import Axis, Expr, var
+from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Stmt
+from tilewright.tile_graph.algebra.propagate import Range
 
 
 def trip_count(count: Expr) -> int | Expr:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.ir.compute import Scan
-from tilewright.ir.expr import Axis, Expr, Load, const, load, rewrite, substitute, var
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.compute import Scan
+from tilewright.ir.forms.expr import Axis, Expr, Load, const, load, rewrite, substitute, var
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.kernel import ScanView
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.plan.form import Barrier, Leaf, Plan, Tile
 
 
 def steps_inside(kernel: Tile) -> Tile | None:

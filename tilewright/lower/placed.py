@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Axis, Expr, Load, Var, all_of, axes_of, lt, select, var
-from tilewright.ir.loops import Buffer, Memory
-from tilewright.ir.tensor import Tensor
-from tilewright.ir.values import evaluate_exprs
+from tilewright.ir.forms.expr import Axis, Expr, Load, Var, all_of, axes_of, lt, select, var
+from tilewright.ir.forms.loops import Buffer, Memory
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.values import evaluate_exprs
 from tilewright.lower.access import Access, Place
 from tilewright.lower.items import Ahead, Item, Loop, Together
 from tilewright.lower.kernel import KernelLowering
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Tile
-from tilewright.tile_graph.propagate import Range, Size, extent_of, whole
-from tilewright.tile_graph.streams import Work
-from tilewright.tile_graph.touch import Touch, moving_alike, touch
-from tilewright.tile_graph.traffic import Repeat, Walk
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Range, Size, extent_of, whole
+from tilewright.tile_graph.algebra.streams import Work
+from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.traffic.touch import Touch, moving_alike, touch
+from tilewright.tile_graph.traffic.traffic import Repeat, Walk
 
 _NOWHERE = -(1 << 40)  # in place of what does not run
 _MOST_TILES = 1 << 14  # that are looked at one by one

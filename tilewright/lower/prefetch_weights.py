@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.ir.expr import Axis, Expr, const, var
-from tilewright.ir.loops import PREFETCH_BESIDE, Buffer, For, ForKind, Instruction, Kernel, Operand, Stmt
-from tilewright.ir.simplify import simplify
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.expr import Axis, Expr, const, var
+from tilewright.ir.forms.loops import PREFETCH_BESIDE, Buffer, For, ForKind, Instruction, Kernel, Operand, Stmt
 from tilewright.lower.memory import ALIGNMENT
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 def prefetch_weights(kernel: Kernel, weights: Sequence[Buffer]) -> Kernel:

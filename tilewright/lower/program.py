@@ -8,21 +8,21 @@ from itertools import groupby
 from math import prod
 
 from tilewright.errors import InternalError
-from tilewright.ir.compute import Compute, Program, Scan, all_tensors
-from tilewright.ir.expr import Axis, substitute, var
-from tilewright.ir.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
-from tilewright.ir.tensor import Layout, Tensor, elements
+from tilewright.ir.forms.compute import Compute, Program, Scan, all_tensors
+from tilewright.ir.forms.expr import Axis, substitute, var
+from tilewright.ir.forms.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
+from tilewright.ir.forms.tensor import Layout, Tensor, elements
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.prefetch_weights import prefetch_weights
 from tilewright.lower.together import beside
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.idle import idle_step
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.occurrences import told_apart
-from tilewright.tile_graph.plan import COPIED, Barrier, Leaf, Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.algebra.idle import idle_step
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import COPIED, Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 LowerKernel = Callable[[Tile, list[Nest], Callable[[Tensor], Layout], ScanView | None], Binding]
 

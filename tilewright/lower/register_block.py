@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright.ir.expr import Axis, Expr, substitute, var
-from tilewright.ir.loops import For, ForKind, Stmt
-from tilewright.ir.simplify import simplify
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.expr import Axis, Expr, substitute, var
+from tilewright.ir.forms.loops import For, ForKind, Stmt
 from tilewright.lower.nesting import unrolled
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 @dataclass

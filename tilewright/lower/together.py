@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.errors import InternalError
-from tilewright.ir.expr import Expr, Load, load, rewrite
-from tilewright.ir.loops import Alloc, Barrier, Buffer, For, If, Instruction, Kernel, Operand, Stmt, Store
+from tilewright.ir.forms.expr import Expr, Load, load, rewrite
+from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, If, Instruction, Kernel, Operand, Stmt, Store
 
 
 def beside(kernels: Sequence[Kernel]) -> Kernel:

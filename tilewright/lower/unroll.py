@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from tilewright.errors import InternalError
-from tilewright.ir.bounds import static
-from tilewright.ir.expr import Axis, Const, Expr, const, substitute, var, walk
-from tilewright.ir.loops import Alloc, Barrier, Buffer, For, ForKind, If, Instruction, Kernel, Operand, Stmt, Store
-from tilewright.ir.simplify import simplify
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.expr import Axis, Const, Expr, const, substitute, var, walk
+from tilewright.ir.forms.loops import (
+    Alloc,
+    Barrier,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Instruction,
+    Kernel,
+    Operand,
+    Stmt,
+    Store,
+)
 
 _Env = dict[Axis, Expr]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.ir.compute import Program
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.tensor import Layout
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import Layout
 from tilewright.lower.memory import ALIGNMENT
-from tilewright.tile_graph.plan import Plan
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Plan
 
 
 def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict[str, int], bytes]:

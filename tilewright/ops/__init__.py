@@ -1,40 +1,21 @@
 """Operators as tensor expressions: one function an operator, one registry, and the walk that lowers a Graph."""
 
-from tilewright.ops import (  # noqa: F401  (importing a family registers its operators)
-    bits,
-    classical,
-    columns,
+# importing a family registers its operators
+from tilewright.ops.lower import lower
+from tilewright.ops.maps import bits, classical, elementwise, further, quantization, random, types  # noqa: F401
+from tilewright.ops.microsoft import attention, fused, quantized  # noqa: F401
+from tilewright.ops.movement import indexing, optional, scatter, selecting, sequence, shape  # noqa: F401
+from tilewright.ops.reductions import (  # noqa: F401
     contraction,
-    convolution,
-    elementwise,
-    further,
-    indexing,
     linear_algebra,
-    microsoft,
-    microsoft_attention,
-    microsoft_quantized,
     normalization,
-    optional,
-    pooling,
-    quantization,
-    random,
-    recurrent,
     reduction,
-    resize,
-    running,
-    sampling,
-    scatter,
-    selecting,
-    sequence,
-    shape,
     signal,
     softmax,
-    sorting,
-    suppression,
     text,
-    types,
 )
-from tilewright.ops.lower import lower
 from tilewright.ops.registry import find, supported
+from tilewright.ops.steps import recurrent, running, sorting, suppression  # noqa: F401
+from tilewright.ops.windows import columns, convolution, pooling, resize, sampling  # noqa: F401
 
 __all__ = ["find", "lower", "supported"]

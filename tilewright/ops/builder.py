@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InternalError, ModelError, UndecidedError, UnsupportedError
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import fixed
-from tilewright.ir.budget import CALLS_A_NODE, Budget
-from tilewright.ir.compute import Compute, Map, Monoid, Reduce, Scan, plain_monoid
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import (
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import fixed
+from tilewright.ir.forms.budget import CALLS_A_NODE, Budget
+from tilewright.ir.forms.compute import Compute, Map, Monoid, Reduce, Scan, plain_monoid
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -31,10 +32,9 @@ from tilewright.ir.expr import (
     select,
     var,
 )
-from tilewright.ir.folding import fold, foldable
-from tilewright.ir.graph import Node
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.graph import Node
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.folding import fold, foldable
 
 Shape = tuple[int, ...]
 MOST_OPERANDS = 64  # of one expression: operators that take any number of tensors combine more by parts

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import CutError, TilewrightError, UndecidedError, UnevenError
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds, fixed
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, Scatter, Sort, factors
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import (
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import bounds, fixed
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, Scatter, Sort, factors
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -33,8 +33,8 @@ from tilewright.ir.expr import (
     select,
     var,
 )
-from tilewright.ir.graph import NUMBERS, Form, Graph, Part, Room, Value, filled
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.graph import NUMBERS, Form, Graph, Part, Room, Value, filled
+from tilewright.ir.forms.tensor import Tensor
 
 _MOST_ELEMENTS = 1 << 12  # of a constant whose elements follow from run-time numbers
 

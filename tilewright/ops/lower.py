@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
-from tilewright.ir.bounds import fixed
-from tilewright.ir.compute import Compute, Program, Scan, expressions, reads
-from tilewright.ir.expr import Const, Expr, Load, Var, is_op
-from tilewright.ir.folding import without_dead
-from tilewright.ir.graph import ASKED, Form, Graph, Node, Part, item_name, read_by
-from tilewright.ir.tensor import Tensor
-from tilewright.ops import control
+from tilewright.ir.forms.bounds import fixed
+from tilewright.ir.forms.compute import Compute, Program, Scan, expressions, reads
+from tilewright.ir.forms.expr import Const, Expr, Load, Var, is_op
+from tilewright.ir.forms.graph import ASKED, Form, Graph, Node, Part, item_name, read_by
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.folding import without_dead
 from tilewright.ops.builder import Builder, dims
-from tilewright.ops.control import Scope
 from tilewright.ops.extents import lower_open
+from tilewright.ops.movement.sequence import Sequence
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import FLAGS, find
-from tilewright.ops.sequence import Sequence
+from tilewright.ops.steps import control
+from tilewright.ops.steps.control import Scope
 
 
 def lower(graph: Graph) -> Program:

@@ -18,11 +18,11 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilewright.calls.progress import log_compiled
 from tilewright.errors import InternalError
-from tilewright.frontend.aliases import may_overlap, overlapping
-from tilewright.frontend.tensors import constant_of
-from tilewright.frontend.torch import decompositions
-from tilewright.progress import log_compiled
+from tilewright.frontend.pytorch.aliases import may_overlap, overlapping
+from tilewright.frontend.pytorch.fx import decompositions
+from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.pytorch.calls import Build
 from tilewright.pytorch.partition import Run, compile_parts, copied
 

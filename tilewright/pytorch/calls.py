@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from tilewright.frontend.tensors import array_of, tensor_of
-from tilewright.ir.graph import Graph
+from tilewright.frontend.pytorch.tensors import array_of, tensor_of
+from tilewright.ir.forms.graph import Graph
 
 
 class Callee(Protocol):

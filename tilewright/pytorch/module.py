@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tilewright.calls.progress import log_compiled
 from tilewright.errors import InputError, ModelError, OptionError
-from tilewright.frontend.aliases import overlap_groups, overlapping
-from tilewright.frontend.exported import Cut, Exported, export
-from tilewright.progress import log_compiled
+from tilewright.frontend.pytorch.aliases import overlap_groups, overlapping
+from tilewright.frontend.pytorch.exported import Cut, Exported, export
 from tilewright.pytorch.calls import Build, Callee, TensorCall
 from tilewright.pytorch.partition import CutCall
 

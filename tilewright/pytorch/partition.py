@@ -13,11 +13,11 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
-from tilewright.frontend.aliases import laid_out, shared_outputs
-from tilewright.frontend.exported import Cut
-from tilewright.frontend.higher_order import UncountedError, bodies, is_control, is_loop, operands, returned
-from tilewright.frontend.torch import Parts, is_check, make_graph, missing_text, uncovered, why_uncovered
-from tilewright.ir.graph import Graph
+from tilewright.frontend.pytorch.aliases import laid_out, shared_outputs
+from tilewright.frontend.pytorch.exported import Cut
+from tilewright.frontend.pytorch.fx import Parts, is_check, make_graph, missing_text, uncovered, why_uncovered
+from tilewright.frontend.pytorch.higher_order import UncountedError, bodies, is_control, is_loop, operands, returned
+from tilewright.ir.forms.graph import Graph
 from tilewright.pytorch.calls import Build, Callee, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]

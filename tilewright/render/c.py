@@ -11,10 +11,11 @@ import numpy as np
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import CPU
 from tilewright.intrinsics.table import check, check_registers
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import const, substitute
-from tilewright.ir.loops import (
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import const, substitute
+from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
     Buffer,
@@ -27,7 +28,6 @@ from tilewright.ir.loops import (
     Stmt,
     Store,
 )
-from tilewright.ir.simplify import simplify
 from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
 from tilewright.render.c_chains import RegisterCall, calls_together

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tilewright.errors import InternalError
-from tilewright.ir import dtypes
-from tilewright.ir.expr import Axis, Const, Expr, Load, Var, const, is_op, loads
-from tilewright.ir.loops import Buffer, For, ForKind, Kernel, Memory, Store, statements, stmt_exprs
-from tilewright.ir.simplify import Linear, join_divisions, linear, simplify
+from tilewright.ir.analysis.simplify import Linear, join_divisions, linear, simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, const, is_op, loads
+from tilewright.ir.forms.loops import Buffer, For, ForKind, Kernel, Memory, Store, statements, stmt_exprs
 
 
 def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Const, Expr, is_op, loads, var
-from tilewright.ir.loops import Buffer, For, ForKind, Memory, Stmt, Store
-from tilewright.ir.simplify import Linear
+from tilewright.ir.analysis.simplify import Linear
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Const, Expr, is_op, loads, var
+from tilewright.ir.forms.loops import Buffer, For, ForKind, Memory, Stmt, Store
 from tilewright.render.c_address import flat, lane_stride
 from tilewright.render.c_text import vector_name
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tilewright.ir import dtypes
-from tilewright.ir.expr import Load, Op
-from tilewright.ir.loops import For, ForKind, Memory, Stmt, Store
-from tilewright.ir.scalar import CHAINS
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.expr import Load, Op
+from tilewright.ir.forms.loops import For, ForKind, Memory, Stmt, Store
+from tilewright.ir.forms.scalar import CHAINS
 from tilewright.render.c_address import constants, element_name
 
 

@@ -6,8 +6,8 @@ than a register. So conversions go in steps of two, and four narrow elements are
 
 from __future__ import annotations
 
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
 from tilewright.render.c_text import vector_name
 
 Conversion = tuple[DType, DType, int]  # from, to, lanes

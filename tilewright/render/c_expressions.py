@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.errors import InternalError
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds, exceeds
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, Var, const, loads, substitute, var
-from tilewright.ir.loops import Buffer, Memory
-from tilewright.ir.simplify import Linear, linear, simplify
+from tilewright.ir.analysis.simplify import Linear, linear, simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import bounds, exceeds
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, const, loads, substitute, var
+from tilewright.ir.forms.loops import Buffer, Memory
 from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
 from tilewright.render.c_address import (
     compares_places,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilewright.ir.bounds import bounds, lower
-from tilewright.ir.expr import Const, Expr, Load, Op, walk
-from tilewright.ir.loops import Memory
+from tilewright.ir.forms.bounds import bounds, lower
+from tilewright.ir.forms.expr import Const, Expr, Load, Op, walk
+from tilewright.ir.forms.loops import Memory
 from tilewright.render.c_scope import Scopes
 from tilewright.render.c_text import DIVISIONS, TYPES
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from string import Template
 
-from tilewright.ir.scalar import CHAINS
+from tilewright.ir.forms.scalar import CHAINS
 
 _X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
 

@@ -6,7 +6,7 @@ instruction, and touches nothing beyond. Arm loads into lanes, and its vectors a
 
 from __future__ import annotations
 
-from tilewright.ir.dtypes import DType
+from tilewright.ir.forms.dtypes import DType
 
 _BYTES = (32, 64)  # of the vectors that have masked moves
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tilewright.errors import InternalError
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds, exceeds
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var
-from tilewright.ir.loops import Alloc, Buffer, Kernel, Memory, statements
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import bounds, exceeds
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, State, Symbol, Var
+from tilewright.ir.forms.loops import Alloc, Buffer, Kernel, Memory, statements
 from tilewright.render import c_bytes, c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers
 from tilewright.render.c_long import LongValues, Parts

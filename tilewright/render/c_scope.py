@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.expr import Axis, Const, Expr, Load, Op, State, Var, walk
-from tilewright.ir.simplify import Linear
+from tilewright.ir.analysis.simplify import Linear
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, State, Var, walk
 
 _Group = tuple[tuple[Expr, int], ...]
 

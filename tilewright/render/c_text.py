@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir import dtypes
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Const
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Const
 
 TYPES = {
     "float32": "float", "float64": "double", "float16": "_Float16", "bfloat16": "tw_bf16", "bool": "uint8_t",

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.errors import InternalError
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import bounds, exceeds
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import (
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import bounds, exceeds
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -32,7 +33,6 @@ from tilewright.ir.expr import (
     mul,
     walk,
 )
-from tilewright.ir.simplify import simplify
 
 # C's binding strengths, tightest first.
 PRIMARY, UNARY, MULTIPLY, ADD, COMPARE, EQUAL, AND, OR, TERNARY, LOWEST = 16, 15, 13, 12, 10, 9, 5, 4, 3, 0

@@ -15,11 +15,12 @@ from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.intrinsics.table import check
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import static
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, loads, walk
-from tilewright.ir.loops import (
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, loads, walk
+from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
     Buffer,
@@ -36,7 +37,6 @@ from tilewright.ir.loops import (
     statements,
     stmt_exprs,
 )
-from tilewright.ir.simplify import linear, simplify
 from tilewright.render.clike import (
     COMMON_SPELLINGS,
     PRIMARY,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.errors import InternalError
-from tilewright.ir.bounds import static, upper
-from tilewright.ir.expr import Axis, Extent
-from tilewright.ir.loops import Barrier, For, ForKind, Kernel, Scope, Stmt, statements
+from tilewright.ir.forms.bounds import static, upper
+from tilewright.ir.forms.expr import Axis, Extent
+from tilewright.ir.forms.loops import Barrier, For, ForKind, Kernel, Scope, Stmt, statements
 
 MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
 

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.compiler import Artifact
-from tilewright.profiles import Profile
+from tilewright.calls.profiles import Profile
+from tilewright.compiler.pipeline import Artifact
 from tilewright.report.facts import explain_json
 
 WIDTH = 100

@@ -13,8 +13,8 @@ from importlib.resources.abc import Traversable
 from string import Template
 from typing import Any
 
-from tilewright.compiler import Artifact
-from tilewright.profiles import Profile
+from tilewright.calls.profiles import Profile
+from tilewright.compiler.pipeline import Artifact
 from tilewright.report.explain import size_text
 from tilewright.report.facts import explain_json
 

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.backend.traffic import KernelTraffic, traffic_of
-from tilewright.compiler import Artifact
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.tensor import elements
+from tilewright.calls.profiles import Profile
+from tilewright.compiler.pipeline import Artifact
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena
 from tilewright.lower.persistent import in_stages
-from tilewright.profiles import Profile
 from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
 from tilewright.report.neighbours import Neighbours
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
 from tilewright.schedule.planner import plan_seconds
 from tilewright.target import Target
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Tile
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 
 def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tilewright.ir.compute import Compute, Program, Reduce, Scan, reads
-from tilewright.ir.tensor import Tensor
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import is_view
-from tilewright.tile_graph.occurrences import once
-from tilewright.tile_graph.plan import Plan, Tile
+from tilewright.ir.forms.compute import Compute, Program, Reduce, Scan, reads
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.tile_graph.algebra.nest import is_view
+from tilewright.tile_graph.algebra.occurrences import once
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 
 class ModelView:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tilewright.ir.compute import Compute, all_computes, reads
+from tilewright.ir.forms.compute import Compute, all_computes, reads
 from tilewright.report.model_view import ModelView, bytes_of, computes_of
 from tilewright.schedule.fuse import why_not_in_registers
 from tilewright.schedule.planner import parts_of
 from tilewright.schedule.trials import Trial, Trials
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Leaf, Tile
-from tilewright.tile_graph.residence import reuse_distances
+from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.traffic.residence import reuse_distances
 
 
 class Neighbours:

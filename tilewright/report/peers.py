@@ -118,7 +118,7 @@ def prepare_torch(job: Job, inputs: Inputs) -> Call:
         # Weights as constants, which inductor may then pack; it helps convolutions and can hurt tiny layers.
         setattr(importlib.import_module("torch._inductor.config"), "freezing", True)  # noqa: B010
     if job.variant == "tilewright":
-        backend = importlib.import_module("tilewright.torch_backend").tilewright
+        backend = importlib.import_module("tilewright.integrations.torch_backend").tilewright
         setattr(importlib.import_module("torch._dynamo.config"), "allow_rnn", True)  # noqa: B010  (docs/pytorch.md)
         module = torch.compile(module, backend=backend, options={"threads": job.threads})
     elif job.variant != "eager":

@@ -7,10 +7,10 @@ from math import prod
 from typing import Any
 
 from tilewright.report.model_view import ModelView, bytes_of, origins
-from tilewright.tile_graph.held import boxes_of, plan_nests
-from tilewright.tile_graph.occurrences import base_name, told_apart
-from tilewright.tile_graph.plan import Barrier, Hold, Leaf, Tile
-from tilewright.tile_graph.propagate import Box
+from tilewright.tile_graph.algebra.occurrences import base_name, told_apart
+from tilewright.tile_graph.algebra.propagate import Box
+from tilewright.tile_graph.plan.form import Barrier, Hold, Leaf, Tile
+from tilewright.tile_graph.traffic.held import boxes_of, plan_nests
 
 
 def tree_facts(kernel: Tile, view: ModelView) -> dict[str, Any]:

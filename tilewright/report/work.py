@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Compute, Map, Reduce
-from tilewright.ir.expr import Axis, Expr, Op, walk
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.tensor import elements
-from tilewright.ir.traffic import count_traffic
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Compute, Map, Reduce
+from tilewright.ir.forms.expr import Axis, Expr, Op, walk
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.forms.tensor import elements
+from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.lower.memory import arena
-from tilewright.tile_graph.nest import Nest, roots_of
-from tilewright.tile_graph.plan import Tile
-from tilewright.tile_graph.propagate import box_elements, extent_of, propagate, whole
+from tilewright.tile_graph.algebra.nest import Nest, roots_of
+from tilewright.tile_graph.algebra.propagate import box_elements, extent_of, propagate, whole
+from tilewright.tile_graph.plan.form import Tile
 
 _MOVES = ("cast", "bitcast", "select")
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import loads
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.tile_graph.context import is_contraction
-from tilewright.tile_graph.nest import Nest, roots_of
+from tilewright.tile_graph.algebra.context import is_contraction
+from tilewright.tile_graph.algebra.nest import Nest, roots_of
 
 _MOST_NESTS = 48  # of maps and plain reductions
 _MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a stream: each gives up a tile of its own

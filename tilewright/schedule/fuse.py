@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.ir.compute import Compute, Map, Reduce, expressions, reads
-from tilewright.ir.expr import axes_of, is_op, loads, walk
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.compute import Compute, Map, Reduce, expressions, reads
+from tilewright.ir.forms.expr import axes_of, is_op, loads, walk
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
-from tilewright.tile_graph.nest import data_cost, is_identity_read, is_view
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.unswitch import composes, is_choice
+from tilewright.tile_graph.algebra.nest import data_cost, is_identity_read, is_view
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.unswitch import composes, is_choice
 
 _LARGEST_VALUE = 150  # expression nodes a composed map may reach
 _LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels

@@ -7,17 +7,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.backend.protocol import Backend, Choice
-from tilewright.ir.expr import Axis, Var, var
-from tilewright.ir.tensor import Tensor
-from tilewright.tile_graph.context import NestContext, is_contraction
-from tilewright.tile_graph.memo import Tiles
-from tilewright.tile_graph.moving import footprint
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.rolling import find_overlaps
-from tilewright.tile_graph.signature import signature, signature_by
-from tilewright.tile_graph.streams import Stream, find_stream
+from tilewright.ir.forms.expr import Axis, Var, var
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.tile_graph.algebra.context import NestContext, is_contraction
+from tilewright.tile_graph.algebra.memo import Tiles
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
+from tilewright.tile_graph.algebra.rolling import find_overlaps
+from tilewright.tile_graph.algebra.signature import signature, signature_by
+from tilewright.tile_graph.algebra.streams import Stream, find_stream
+from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.traffic.moving import footprint
 
 _BLOCKS = (32, 64, 128, 256)  # of a streamed axis
 # Of the time with everything resident, what must be left without its intermediates' traffic for a stream to be looked

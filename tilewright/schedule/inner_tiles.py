@@ -12,9 +12,9 @@ from tilewright.backend.protocol import Choice, Inner
 from tilewright.schedule.connect import Group, microseconds
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.replan import LEAST_GAIN, group_seconds
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.nest import Nest, held_inside
-from tilewright.tile_graph.plan import Leaf, Tile
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest, held_inside
+from tilewright.tile_graph.plan.form import Leaf, Tile
 
 _WORTH = 0.997  # of the kernel's time with one tile
 _LEAST_NESTS = 3

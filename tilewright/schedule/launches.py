@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilewright.backend.protocol import Backend
 from tilewright.schedule.connect import Group, microseconds
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Estimate, Tile
+from tilewright.tile_graph.plan.form import Estimate, Tile
 
 _NEARBY = 16  # kernels farther apart would keep what one of them makes in memory for long
 

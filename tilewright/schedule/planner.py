@@ -9,8 +9,8 @@ from typing import TypeVar
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Backend, Choice, StepKernel, StepPlan
 from tilewright.errors import InternalError, UnsupportedError
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, reads
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, reads
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
@@ -19,13 +19,13 @@ from tilewright.schedule.launches import Unit, share_launches
 from tilewright.schedule.replan import Replanned, Replanner, packed_alone
 from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.idle import read_by_steps
-from tilewright.tile_graph.memo import Memo
-from tilewright.tile_graph.nest import Nest, build_nest
-from tilewright.tile_graph.plan import Estimate, Hold, Leaf, Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.idle import read_by_steps
+from tilewright.tile_graph.algebra.memo import Memo
+from tilewright.tile_graph.algebra.nest import Nest, build_nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import Estimate, Hold, Leaf, Plan, Tile
 
 _MOST_REFINED = 24  # kernels that differ, those that take most time first
 _Item = TypeVar("_Item")

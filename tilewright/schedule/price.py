@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
-from tilewright.ir.compute import Program, all_computes
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.inner_tiles import inner_of
 from tilewright.target import Target
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.idle import read_by_steps
-from tilewright.tile_graph.memo import Memo
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.rolling import find_overlaps
-from tilewright.tile_graph.streams import stream_of
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.idle import read_by_steps
+from tilewright.tile_graph.algebra.memo import Memo
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.rolling import find_overlaps
+from tilewright.tile_graph.algebra.streams import stream_of
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 
 def priced(program: Program, plan: Plan, target: Target) -> Plan:

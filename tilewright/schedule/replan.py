@@ -11,15 +11,15 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.backend.protocol import Choice
-from tilewright.ir.expr import Axis, var
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.expr import Axis, var
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.connect import Group, microseconds
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.tile_graph.context import NestContext, is_contraction
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf
-from tilewright.tile_graph.propagate import Range, extent_of
-from tilewright.tile_graph.rolling import find_overlaps, step_boxes
+from tilewright.tile_graph.algebra.context import NestContext, is_contraction
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Range, extent_of
+from tilewright.tile_graph.algebra.rolling import find_overlaps, step_boxes
+from tilewright.tile_graph.plan.form import Leaf
 
 _WORTH = 0.995  # of the kernel's time with the leaf it had
 LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond

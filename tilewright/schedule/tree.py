@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.backend.protocol import Choice, Inner
-from tilewright.ir.compute import Program, all_computes
-from tilewright.ir.expr import Axis, var
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.ir.forms.expr import Axis, var
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
-from tilewright.tile_graph.nest import Nest, held_inside, roots_of
-from tilewright.tile_graph.plan import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
-from tilewright.tile_graph.propagate import Range, extent_of, propagate
-from tilewright.tile_graph.residence import reuse_distances
-from tilewright.tile_graph.rolling import find_overlaps
-from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.algebra.nest import Nest, held_inside, roots_of
+from tilewright.tile_graph.algebra.propagate import Range, extent_of, propagate
+from tilewright.tile_graph.algebra.rolling import find_overlaps
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
+from tilewright.tile_graph.traffic.residence import reuse_distances
 
 _JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
 _UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice, Inner
-from tilewright.ir.compute import Program, all_computes
+from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.schedule.connect import Connector, Group, readers_of
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.inner_tiles import inner_of
 from tilewright.schedule.planner import kept_in_memory, parts_of, search_context
 from tilewright.schedule.price import is_comparable, kernel_choice, plan_context
 from tilewright.target import Target
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from math import isinf, prod
 
-from tilewright.ir.bounds import bounds, upper
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
-from tilewright.ir.expr import Axis, Expr, Load, Op, loads, walk
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.bounds import bounds, upper
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
+from tilewright.ir.forms.expr import Axis, Expr, Load, Op, loads, walk
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 
 

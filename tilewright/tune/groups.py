@@ -6,17 +6,17 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.plan.variants import shared_constants
+from tilewright.backend.cpu.kernel.variants import shared_constants
 from tilewright.backend.protocol import Variants
-from tilewright.ir.compute import Program, Scan, all_computes
-from tilewright.ir.loops import LoopProgram, Memory, Store, statements
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Program, Scan, all_computes
+from tilewright.ir.forms.loops import LoopProgram, Memory, Store, statements
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.price import plan_context
 from tilewright.schedule.tree import kernel_tile
 from tilewright.target import Target
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.signature import signature
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from tilewright.backend import backend_for
-from tilewright.compiler import machine_code
+from tilewright.compiler.pipeline import machine_code
 from tilewright.errors import InternalError, OptionError, ToolError, printable
-from tilewright.ir.compute import Program
-from tilewright.ir.loops import LoopProgram
-from tilewright.ir.text import program_text
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import LoopProgram
+from tilewright.ir.text.text import program_text
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.runtime import Cache, CacheError, ToolchainError, content_key
 from tilewright.target import Target
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import Plan, Tile
-from tilewright.tile_graph.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
 
 Array = np.ndarray[Any, np.dtype[Any]]

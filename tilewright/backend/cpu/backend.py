@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu import machine_code
-from tilewright.backend.cpu.lower.kernel import CpuKernel, lower_cpu_kernel
-from tilewright.backend.cpu.plan.homes import farthest_hold
-from tilewright.backend.cpu.plan.inner import tile_again
-from tilewright.backend.cpu.plan.panels import constant_layouts
-from tilewright.backend.cpu.plan.replan import other_leaves
-from tilewright.backend.cpu.plan.select import select_plan
-from tilewright.backend.cpu.plan.separate_views import separate_views
-from tilewright.backend.cpu.plan.steps import plan_steps
-from tilewright.backend.cpu.plan.tile import choose_tile, choose_window, weights_ahead
-from tilewright.backend.cpu.plan.variants import Variants, variants_of
-from tilewright.backend.cpu.walk import cpu_walk
+from tilewright.backend.cpu.kernel.homes import farthest_hold
+from tilewright.backend.cpu.kernel.inner import tile_again
+from tilewright.backend.cpu.kernel.lower import CpuKernel, lower_cpu_kernel
+from tilewright.backend.cpu.kernel.panels import constant_layouts
+from tilewright.backend.cpu.kernel.steps import plan_steps
+from tilewright.backend.cpu.kernel.tile import choose_tile, choose_window, weights_ahead
+from tilewright.backend.cpu.kernel.variants import Variants, variants_of
+from tilewright.backend.cpu.leaf.replan import other_leaves
+from tilewright.backend.cpu.leaf.select import select_plan
+from tilewright.backend.cpu.leaf.walk import cpu_walk
+from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
-from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.expr import Axis
-from tilewright.ir.loops import LoopProgram, Memory
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Compute, Program, Scan
+from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.loops import LoopProgram, Memory
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
 from tilewright.target import MemoryLevel, Target, why_not_here
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
-from tilewright.tile_graph.rolling import Overlap
-from tilewright.tile_graph.streams import Stream
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.rolling import Overlap
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 
 class CpuBackend:

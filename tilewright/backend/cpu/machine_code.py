@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tilewright.backend.cpu.lower.chains import join_calls
+from tilewright.backend.cpu.kernel.chains import join_calls
 from tilewright.errors import ToolError
 from tilewright.intrinsics.cpu import CPU
-from tilewright.ir.compute import Program
-from tilewright.ir.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
-from tilewright.ir.tensor import elements
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
+from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena, scratch
 from tilewright.lower.unroll import unroll
 from tilewright.lower.weights import pack_weights
@@ -41,7 +41,7 @@ from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.runtime.toolchain import Compiler, Machine, hurried
 from tilewright.target import Target, why_not_here
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
 
 _CACHE_BYTES = 4 << 30
 

@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.gpu import machine_code
-from tilewright.backend.gpu.constants import constant_layouts
 from tilewright.backend.gpu.driver import why_not_here
-from tilewright.backend.gpu.kernel import GpuKernel, lower_gpu_kernel
-from tilewright.backend.gpu.limits import check_limits
-from tilewright.backend.gpu.matrix_plan import LEAST_ROWS
-from tilewright.backend.gpu.persistent import walk_steps
-from tilewright.backend.gpu.plan import finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.gpu.stream_form import register_form
-from tilewright.backend.gpu.tile import choose_gpu_tile, choose_register_stream
-from tilewright.backend.gpu.together import launch_seconds, share_launch
-from tilewright.backend.gpu.variants import GpuVariants
-from tilewright.backend.gpu.walk import MEMORIES, gpu_walk
+from tilewright.backend.gpu.kernel.constants import constant_layouts
+from tilewright.backend.gpu.kernel.limits import check_limits
+from tilewright.backend.gpu.kernel.lower import GpuKernel, lower_gpu_kernel
+from tilewright.backend.gpu.kernel.persistent import walk_steps
+from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, choose_register_stream
+from tilewright.backend.gpu.kernel.together import launch_seconds, share_launch
+from tilewright.backend.gpu.kernel.variants import GpuVariants
+from tilewright.backend.gpu.kernel.walk import MEMORIES, gpu_walk
+from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
+from tilewright.backend.gpu.stream.form import register_form
+from tilewright.backend.gpu.threads.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.compute import Compute, Program, Scan
-from tilewright.ir.expr import Axis
-from tilewright.ir.loops import Buffer, LoopProgram, Memory
-from tilewright.ir.tensor import Layout, Tensor
+from tilewright.ir.forms.compute import Compute, Program, Scan
+from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.loops import Buffer, LoopProgram, Memory
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
 from tilewright.target import MemoryLevel, Target
-from tilewright.tile_graph.context import NestContext
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Leaf, Plan, Tile
-from tilewright.tile_graph.rolling import Overlap
-from tilewright.tile_graph.streams import Stream, find_stream
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.rolling import Overlap
+from tilewright.tile_graph.algebra.streams import Stream, find_stream
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 
 class GpuBackend:

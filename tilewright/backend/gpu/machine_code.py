@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tilewright.backend.gpu.driver import missing_for_cuda
-from tilewright.backend.gpu.limits import limits_of
-from tilewright.backend.gpu.shared_arena import place_shared
+from tilewright.backend.gpu.kernel.limits import limits_of
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.errors import ToolError
-from tilewright.ir.compute import Program
-from tilewright.ir.expr import axes_of
-from tilewright.ir.loops import Buffer, Kernel, LoopProgram, Store, statements
-from tilewright.ir.tensor import elements
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.expr import axes_of
+from tilewright.ir.forms.loops import Buffer, Kernel, LoopProgram, Store, statements
+from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
@@ -24,7 +24,7 @@ from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.runtime.ownership import ForeignError
 from tilewright.target import GPUS, Target
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
 
 _CACHE_BYTES = 4 << 30
 

@@ -15,11 +15,13 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import static
-from tilewright.ir.compute import Compute, Map, Program, Reduce, Scan, plain_monoid
-from tilewright.ir.dtypes import DType
-from tilewright.ir.expr import (
+from tilewright.ir.analysis.products import is_zero
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, plain_monoid
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -39,13 +41,11 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
-from tilewright.ir.products import is_zero
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
-from tilewright.ir.values import evaluate_exprs, grid
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.values import evaluate_exprs, grid
 from tilewright.target import Target
+from tilewright.transform.precision.storage import Encoding, all_computes, change_storage, names_of, unique_name
 from tilewright.transform.quantise.quantised import BYTES, SHIFT, Forms, Product, Quantised, quantiser
-from tilewright.transform.storage import Encoding, all_computes, change_storage, names_of, unique_name
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import static
-from tilewright.ir.compute import Compute, Map, Program, Reduce
-from tilewright.ir.expr import (
+from tilewright.ir.analysis.products import factors, is_zero
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -30,11 +32,9 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
-from tilewright.ir.folding import fold, foldable
-from tilewright.ir.products import factors, is_zero
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
-from tilewright.transform.storage import all_computes, names_of, unique_name
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.folding import fold, foldable
+from tilewright.transform.precision.storage import all_computes, names_of, unique_name
 
 BYTES = (dtypes.int8, dtypes.uint8)
 SHIFT = 128  # between the two readings of a byte

@@ -13,10 +13,11 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir import dtypes
-from tilewright.ir.bounds import static
-from tilewright.ir.compute import Compute, Map, Program, Reduce, reads
-from tilewright.ir.expr import (
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
+from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
@@ -34,9 +35,8 @@ from tilewright.ir.expr import (
     substitute,
     var,
 )
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor import Tensor
-from tilewright.transform.storage import all_computes, names_of, unique_name
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.transform.precision.storage import all_computes, names_of, unique_name
 
 _BYTES = (dtypes.int8, dtypes.uint8)
 

@@ -1,0 +1,85 @@
+"""What products on tensor cores are predicted to cost beside each other, and loads that conditions choose between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import model_of
+from tests.gpu_stages import compiled, on_emulator, random_inputs
+from tilewright.backend.gpu.matrix.cost import Product, fragments_for
+from tilewright.backend.gpu.matrix.plan import of_equal_warps
+from tilewright.backend.gpu.threads.nest import chosen_places
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.dtypes import float32
+from tilewright.ir.forms.expr import Axis, Load, const, lt, select, substitute, var
+from tilewright.ir.forms.expr import load as element
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.target import machine
+
+
+def product(rows: int, columns: int, work: int) -> Product:
+    return Product(rows, columns, 1, 768, 96, (0, 0), False, (True, False), 8, work)
+
+
+def test_long_epilogues_go_to_many_warps() -> None:
+    """Four warps of 96 elements each have their schedulers to themselves; twelve of 32 keep them busy."""
+    target = machine("h200")
+
+    def cycles(rows: int, columns: int, work: int) -> float:
+        found = fragments_for(target, "mma_float16", product(rows, columns, work))
+        assert found is not None
+        return found[1].alone
+
+    few, many = ((64, 192), (192, 64))
+    assert cycles(*many, 48) < 0.8 * cycles(*few, 48)
+    assert cycles(*many, 48) - cycles(*many, 0) < 0.5 * (cycles(*few, 48) - cycles(*few, 0))
+
+
+def test_products_of_a_kernel_are_by_as_many_warps() -> None:
+    target = machine("h200")
+    pair = (("mma_float16", product(32, 384, 48)), ("mma_float16", product(32, 96, 3)))
+    apart = [fragments_for(target, *each) for each in pair]
+    found = of_equal_warps(target, pair)
+    assert found is not None and len({way.warps for way, _ in found}) == 1
+    assert sum(cost.alone for _, cost in found) >= sum(each[1].alone for each in apart if each is not None)
+
+
+def test_conditions_choose_places() -> None:
+    """Between elements of one tensor, however many conditions there are; between two tensors they stay."""
+    x, y = Tensor("x", (4, 8), float32), Tensor("y", (4, 8), float32)
+    i = Axis("i", 24)
+    first, last = element(x, (0, var(i))), element(x, (1, var(i) - 16))
+    chosen = chosen_places(select(lt(var(i), 8), first, select(lt(var(i), 16), element(x, (3, var(i) - 8)), last)))
+    assert isinstance(chosen, Load) and chosen.source is x
+    for at, place in ((0, (0, 0)), (9, (3, 1)), (23, (1, 7))):
+        assert [simplify(substitute(n, {i: const(at)})) for n in chosen.indices] == [const(n) for n in place]
+    apart = select(lt(var(i), 8), first, element(y, (0, var(i))))
+    assert chosen_places(apart) is apart
+
+
+@pytest.mark.parametrize("group", [64, 16], ids=["depthwise", "grouped"])
+def test_weights_that_threads_read_by_themselves_lie_beside_each_other(group: int, tmp_path: Path) -> None:
+    """Neighbouring threads have neighbouring channels, which products beside the convolution leave innermost."""
+    rng = np.random.default_rng(0)
+    sizes = {"u": (64, 5, 1, 1), "w": (64, 64 // group, 3, 3), "v": (6, 64, 1, 1)}
+    weights = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    steps = [
+        ("Conv", ["x", "u"], "a", {}),
+        ("Relu", ["a"], "b", {}),
+        ("Conv", ["b", "w"], "c", {"group": group, "pads": [1, 1, 1, 1]}),
+        ("Relu", ["c"], "d", {}),
+        ("Conv", ["d", "v"], "y", {}),
+    ]
+    model = model_of(steps, {"x": (1, 5, 40, 23)}, {"y": (1, 6, 40, 23)}, weights)
+    artifact = compiled(model, "register", tmp_path)
+    assert artifact.plan is not None and artifact.program is not None
+    leaves = {leaf.tensor: leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves}
+    assert leaves["d"].vector == "o1"
+    assert dict(artifact.plan.layouts)["w"].order[-1].axis == 0
+    given = random_inputs(artifact)
+    wanted = evaluate(artifact.program, given)
+    np.testing.assert_allclose(on_emulator(artifact, given)["y"], wanted["y"], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,81 @@
+"""Every variant that the tuner would measure is a plan: it is checked and lowered, without being measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from bench import zoo
+from tests.cpu_stages import model_of
+from tilewright.backend import backend_for
+from tilewright.compiler.pipeline import build
+from tilewright.examples import mobilenet
+from tilewright.frontend.onnx.model import load
+from tilewright.lower.program import lower_program
+from tilewright.options import Options
+from tilewright.target import machine
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Tile
+from tilewright.tune.groups import find_groups, with_choices
+
+
+def tokens(height: int, width: int) -> ModelProto:
+    """A product at every token and a window over the image that they are: one kernel, with a window."""
+    rng = np.random.default_rng(0)
+    steps = [
+        ("MatMul", ["x", "w0"], "wide", {}), ("Transpose", ["wide"], "turned", {"perm": [0, 2, 1]}),
+        ("Reshape", ["turned", "shape"], "pixels", {}), ("Conv", ["pixels", "w1"], "y", {"pads": [1] * 4, "group": 64}),
+    ]  # fmt: skip
+    weights = {"w0": (rng.standard_normal((32, 64)) / 32).astype(np.float32), "shape": np.array([1, 64, height, width]),
+               "w1": rng.standard_normal((64, 1, 3, 3)).astype(np.float32)}  # fmt: skip
+    return model_of(steps, {"x": (1, height * width, 32)}, {"y": (1, 64, height, width)}, weights)
+
+
+def check_variants(model: ModelProto | Path, name: str, count: int) -> tuple[int, int]:
+    """How many variants there are, and of kernels with windows."""
+    target = machine(name)
+    made = build(load(model, {}), target, Options(stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    rng = np.random.default_rng(0)
+    found = moving = 0
+    for group in find_groups(made.program, made.plan, target):
+        own = group.variants[0]
+        drawn = own.random(2, rng) if hasattr(own, "random") else []
+        for kernel in (*group.alternatives(count), *drawn):
+            plan = with_choices(made.program, made.plan, [(group, kernel)])
+            check_plan(plan, made.program, target)
+            lower_program(made.program, plan, backend_for(target).lower_kernel)
+            found += 1
+            moving += any(h.mode == "rolling" for t in kernel.walk() if isinstance(t, Tile) for h in t.holds)
+    return found, moving
+
+
+@pytest.mark.parametrize("name", ["emerald_rapids", pytest.param("neoverse_n1", marks=pytest.mark.slow)])
+def test_variants_of_kernels_with_windows(name: str) -> None:
+    """Steps fill tiles of some sizes alone."""
+    found, moving = check_variants(tokens(64, 64), name, 3)
+    assert moving == found > 3
+
+
+MODELS = ("tokens", "mobilenet", "vit_s32", "swin_t", "lstm", "unet")
+
+
+def written(model: str, folder: Path) -> ModelProto | Path:
+    if model == "tokens":
+        return tokens(48, 40)
+    if model == "mobilenet":
+        return mobilenet.build(size=112, width=0.5)
+    zoo.export(model, "small", folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "emerald_rapids_avx512", "avx2_desktop", "apple_arm",
+                                  "h200", "a100", "l40s"])  # fmt: skip
+def test_every_variant_is_a_plan(model: str, name: str, tmp_path: Path) -> None:
+    found, _ = check_variants(written(model, tmp_path), name, 11)
+    assert found > 8

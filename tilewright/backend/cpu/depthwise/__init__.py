@@ -1,0 +1,1 @@
+"""Windows that slide over every channel by itself."""

@@ -1,0 +1,1 @@
+"""Contractions by dot-product instructions."""

@@ -1,0 +1,1 @@
+"""A whole kernel on a CPU: its tiles, their traffic, memory, and loops around leaves."""

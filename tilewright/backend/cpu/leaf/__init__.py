@@ -1,0 +1,1 @@
+"""Which form a leaf takes, what it costs, and what it touches."""

@@ -1,1 +1,0 @@
-"""A leaf as loops over register tiles, vectors and matrix registers."""

@@ -1,0 +1,1 @@
+"""Maps that move data: transposed blocks, rows walked as one, shared parts."""

@@ -1,1 +1,0 @@
-"""How a leaf runs on a core, and what it costs there."""

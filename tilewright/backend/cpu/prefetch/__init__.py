@@ -1,0 +1,1 @@
+"""What is asked for before it is read: weights, rows, windows."""

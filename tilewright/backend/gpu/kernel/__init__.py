@@ -1,0 +1,1 @@
+"""A whole kernel on a GPU: blocks, shared memory, limits, launches, persistent steps."""

@@ -1,0 +1,136 @@
+"""Lowers one kernel of a Plan for a GPU: a block a tile, what it holds in shared memory, barriers where leaves meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.backend.gpu.kernel.room import Hazards
+from tilewright.backend.gpu.stream.lower import RegisterStream, stream_tile
+from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.errors import InternalError
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.expr import Axis, lt, var
+from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
+from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.lower.access import Place, flat_place, global_place
+from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
+from tilewright.lower.kernel import Binding, KernelLowering, ScanView
+from tilewright.lower.nesting import alloc
+from tilewright.lower.unroll import at
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.streams import Work
+from tilewright.tile_graph.plan.form import Hold, Tile
+
+
+class GpuKernel(KernelLowering):
+    """Tiles handed out to blocks; the threads of a block take up every leaf together."""
+
+    memory = Memory.SHARED
+
+    def placed(self, tensor: Tensor, name: str) -> Place:
+        """Packets are neighbours of the last dimension: of the whole, where they run on over the ends of rows."""
+        (first, *others), nest = self.plan.leaves, self.nests[0]
+        if first.flat and not others and tensor.shape == tuple(a.extent for a in nest.axes):
+            return flat_place(tensor, self.layout(tensor), name)
+        return global_place(tensor, self.layout(tensor), name, squeezed=True)
+
+    def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
+        (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
+        self.thread = Axis("thread", lanes.count)
+        self.shared: list[Buffer] = []  # of a stream's operands
+        self.hazards: Hazards[Buffer] = Hazards()
+        self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
+        warps = stream_tile(self.plan)
+        if warps is not None:  # nothing that is held leaves the registers
+            streamed = RegisterStream(self, warps, items).statements()
+            return (For(index, ForKind.BLOCK, alloc(self.shared, (For(self.thread, ForKind.THREAD, streamed),))),)
+        inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
+        return (For(index, ForKind.BLOCK, alloc(self.kept, inside)),)
+
+    def _statements(self, items: Sequence[Item]) -> list[Stmt]:
+        body: list[Stmt] = []
+        for item in items:
+            if isinstance(item, Loop):
+                body.extend(self._loop(item))
+                continue
+            if isinstance(item, Ahead):
+                if self._meets(item):
+                    body.append(self._wait())
+                body.append(If(item.condition, tuple(self._statements(item.body))))
+                continue
+            if isinstance(item, Together):
+                body.extend(self._together(item))
+                continue
+            if isinstance(item, Meeting):
+                body.append(Barrier(Scope.GRID))
+                self.hazards.clear()
+                continue
+            reads, writes = self._touched(item)
+            warps, operands = self._fragments(item)
+            lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
+                              self.thread, warps, operands)  # fmt: skip
+            made = lowered.statements()
+            if self.hazards.meets(reads, writes, bool(lowered.shared)):
+                body.append(self._wait())
+            body.extend(made)
+            self.hazards.add(reads, writes, bool(lowered.shared))
+        return body
+
+    def _meets(self, item: Loop | Ahead) -> bool:
+        return any(self.hazards.meets(*self._touched(work)) for work in works(item.body))
+
+    def _wait(self) -> Barrier:
+        self.hazards.clear()
+        return Barrier(Scope.BLOCK)
+
+    def _together(self, item: Together) -> tuple[Stmt, ...]:
+        """Each side on threads of its own, numbered from the first of them."""
+        block, first = self.thread, sum(count for count, _ in item.sides)
+        chosen: tuple[Stmt, ...] = ()
+        for count, items in reversed(item.sides):
+            first -= count
+            self.thread = Axis("side", count)
+            body = at(tuple(self._statements(items)), {self.thread: simplify(var(block) - first)})
+            chosen = (If(lt(var(block), first + count), body, chosen),)
+        self.thread = block
+        return chosen
+
+    def _fragments(self, work: Work) -> tuple[Tile | None, tuple[Hold, ...]]:
+        """The Tile over warps around a leaf, and how its operands come."""
+        if work.leaf.instruction is None:
+            return None, ()
+        name = (work.owner or work.nest).tensor.name
+        for tile in (t for t in self.plan.walk() if isinstance(t, Tile)):
+            for inner in tile.body:
+                if isinstance(inner, Tile) and inner.over == "warps" and inner.leaves[0].tensor == name:
+                    return inner, tile.holds
+        raise InternalError(f"kernel '{self.plan.name}': no warps take '{name}'")
+
+    def _loop(self, loop: Loop) -> list[Stmt]:
+        body: list[Stmt] = []
+        if self._meets(loop):
+            body.append(self._wait())
+        outer = self.staged_buffers
+        self.staged_buffers = outer | {self.access.read[t].buffer for t in loop.staged}
+        # the next part writes what this one still reads
+        inner = self._statements(loop.body)
+        if not _ends_with_barrier(inner):
+            inner.append(self._wait())
+        self.staged_buffers = outer
+        return [*body, For(loop.axis, ForKind.SERIAL, tuple(inner))]
+
+    def _touched(self, work: Work) -> tuple[set[Buffer], set[Buffer]]:
+        reads = {self.access.read[t].buffer for t in work.nest.reads()}
+        writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
+        return reads - self.staged_buffers, writes - self.staged_buffers
+
+
+def _ends_with_barrier(body: Sequence[Stmt]) -> bool:
+    last = body[-1]
+    return isinstance(last, Barrier) or (isinstance(last, Alloc) and _ends_with_barrier(last.body))
+
+
+def lower_gpu_kernel(
+    tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
+) -> Binding:
+    return GpuKernel(tile, nests, layout, scan).binding()

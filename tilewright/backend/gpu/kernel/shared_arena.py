@@ -1,0 +1,164 @@
+"""Places a kernel's shared buffers in one arena; buffers never live at the same time may share bytes.
+
+Time is counted in phases, the stretches between block barriers: threads drift apart within a phase, so two buffers may
+share bytes only if no phase touches both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms.bounds import lower, static
+from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.loops import (
+    Alloc,
+    Barrier,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Instruction,
+    Kernel,
+    Memory,
+    Scope,
+    Stmt,
+    Store,
+    statements,
+    stmt_exprs,
+)
+
+ALIGNMENT = 128  # bytes: a bank row, and enough for every vector copy
+_MATRIX_ALIGNMENT = 1024  # of what tensor cores read by themselves: eight lines whose packets change places
+
+
+@dataclass(frozen=True)
+class SharedArena:
+    offsets: Mapping[str, int]  # first byte by buffer name
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bytes that are in use from one phase to another; a region that is never used has its end before its beginning."""
+
+    bytes: int
+    first: int
+    last: int
+    alignment: int = ALIGNMENT
+
+    def meets(self, other: Region) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def place_shared(kernel: Kernel) -> SharedArena:
+    """Offsets for every buffer in shared memory, first fit, the largest first."""
+    buffers = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer.memory is Memory.SHARED]
+    if not buffers:
+        return SharedArena({}, 0)
+    live = _live_phases(kernel)
+    matrices = {o.buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS
+                for o in s.operands}  # fmt: skip
+    offsets, total = place([
+        Region(_size(kernel, b), *live.get(b, (0, -1)), _MATRIX_ALIGNMENT if b in matrices else ALIGNMENT)
+        for b in buffers
+    ])  # fmt: skip
+    return SharedArena({b.name: at for b, at in zip(buffers, offsets, strict=True)}, total)
+
+
+def place(regions: Sequence[Region]) -> tuple[list[int], int]:
+    """The first byte of every region, and how many all take together: first fit, the largest first."""
+    placed: list[int] = []
+    offsets = [0] * len(regions)
+    for number in sorted(range(len(regions)), key=lambda n: -regions[n].bytes):
+        own = regions[number]
+        rivals = sorted((offsets[p], offsets[p] + regions[p].bytes) for p in placed if own.meets(regions[p]))
+        offsets[number] = _first_gap(rivals, own.bytes, own.alignment)
+        placed.append(number)
+    return offsets, max((at + r.bytes for at, r in zip(offsets, regions, strict=True)), default=0)
+
+
+def whole_lines(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _size(kernel: Kernel, buffer: Buffer) -> int:
+    count = 1
+    for extent in buffer.shape:
+        known = static(extent)
+        if known is None:
+            raise InternalError(f"{kernel.name}: shared buffer {buffer.name} has no fixed size")
+        count *= known
+    return whole_lines(count * buffer.dtype.bytes)
+
+
+def _first_gap(taken: list[tuple[int, int]], size: int, alignment: int) -> int:
+    start = 0
+    for first, end in taken:
+        if start + size <= first:
+            return start
+        start = max(start, -(-end // alignment) * alignment)
+    return start
+
+
+@dataclass
+class _Walk:
+    phase: int
+    live: dict[Buffer, tuple[int, int]]
+
+
+def _live_phases(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
+    """First and last phase that touches each shared buffer."""
+    state = _Walk(0, {})
+    for stmt in kernel.body:
+        _visit((stmt,), state, counted=True)
+        state.phase += 1  # no block runs two loops over blocks that stand beside each other
+    return state.live
+
+
+def _visit(body: tuple[Stmt, ...], state: _Walk, counted: bool) -> None:
+    for stmt in body:
+        if isinstance(stmt, Barrier):
+            # A barrier that a branch or an empty loop may skip separates nothing for sure.
+            state.phase += 1 if counted and stmt.scope is not Scope.WARP else 0
+            continue
+        for buffer in touched(stmt):
+            _extend(state, buffer, state.phase, state.phase)
+        if isinstance(stmt, Alloc):
+            _visit(stmt.body, state, counted)
+        elif isinstance(stmt, If):
+            _visit(stmt.then, state, False)
+            _visit(stmt.otherwise, state, False)
+        elif isinstance(stmt, For):
+            _visit_loop(stmt, state, counted)
+
+
+def _visit_loop(loop: For, state: _Walk, counted: bool) -> None:
+    begin = state.phase
+    _visit(loop.body, state, counted and lower(loop.axis.extent) >= 1)
+    if loop.kind not in (ForKind.SERIAL, ForKind.UNROLL):
+        return
+    # What an iteration leaves may be read by the next: live in the whole loop. A buffer of one iteration is not, unless
+    # others may begin the next one while it is still in use, no barrier being between.
+    inside = list(statements(loop.body))
+    own = {s.buffer for s in inside if isinstance(s, Alloc)}
+    for buffer in {b for inner in inside for b in touched(inner)}:
+        if buffer not in own or state.live[buffer][1] == state.phase:
+            _extend(state, buffer, begin, state.phase)
+
+
+def _extend(state: _Walk, buffer: Buffer, first: int, last: int) -> None:
+    known = state.live.get(buffer, (first, last))
+    state.live[buffer] = (min(known[0], first), max(known[1], last))
+
+
+def touched(stmt: Stmt) -> list[Buffer]:
+    """The shared buffers a statement itself reads or writes."""
+    found = [node.source for node in loads(*stmt_exprs(stmt))]
+    if isinstance(stmt, Store):
+        found.append(stmt.buffer)
+    if isinstance(stmt, Instruction):
+        found += [operand.buffer for operand in stmt.operands]
+    return [b for b in found if b.memory is Memory.SHARED]

@@ -1,0 +1,363 @@
+"""Compares output tiles of a kernel for a GPU by predicted time: all candidates in one NumPy batch.
+
+A multiprocessor runs several blocks at once, so latency overlaps between blocks while issue slots and bytes add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
+from tilewright.backend.gpu.kernel.shared_arena import ALIGNMENT, whole_lines
+from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes
+from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
+from tilewright.backend.gpu.stream.plan import choose_stream
+from tilewright.backend.gpu.threads.nest import chosen_places
+from tilewright.backend.gpu.threads.plan import MOST_THREADS, finished, fit_register, nest_factors, reused
+from tilewright.backend.protocol import Choice
+from tilewright.intrinsics.gpu_matrix import ROW_BYTES
+from tilewright.ir.forms.expr import Axis, Expr, is_op, loads, var, walk
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest, data_cost, op_cost
+from tilewright.tile_graph.algebra.propagate import (
+    Box,
+    Range,
+    Size,
+    box_elements,
+    boxes_of_reads,
+    extent_of,
+    propagate,
+    reads_box,
+)
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.traffic.moving import accessed, compulsory, footprint, looked_up, transactions
+
+_MOST_CANDIDATES = 2000
+_LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
+_STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
+_SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the next steps overlapping
+_GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
+_FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
+_BARRIER = 40  # cycles, of a block
+_RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
+_REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
+_FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
+_WAIT_EXPOSED = 0.1  # of the time that blocks wait, though others compute meanwhile
+_BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than a warp does at once
+_WARP_BYTES = 512
+_STATES = 4  # buffers of a streamed reduction
+_BLOCKS = 4  # that share a multiprocessor, as registers allow
+_BLOCK_START = 300  # cycles
+BESIDE_BYTES = 8 << 10  # of shared memory that leaves take besides what is held
+_SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
+_FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
+
+
+def choose_gpu_tile(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+) -> Choice | None:  # fmt: skip
+    """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit in shared memory."""
+    root = nests[-1]
+    target = context.target
+    candidates = _candidates(root, plans[-1], fixed)
+    sizes = {axis: np.array([c[i] for c in candidates], dtype=np.int64) for i, axis in enumerate(root.axes)}
+    box: Box = tuple(
+        Range(var(Axis(f"origin_{i}", extent_of(a.extent))), sizes[a], extent_of(a.extent))
+        for i, a in enumerate(root.axes)
+    )
+    limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
+    boxes = propagate(nests, box, limits)
+    trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // block)) if stream else {}
+    tiles = np.ones(len(candidates), dtype=np.int64)
+    for axis in root.axes:
+        tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
+    products = matrix_costs(nests, plans, boxes, limits, tiles, context)
+    tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
+    lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
+    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])
+            for n, p in zip(nests, plans, strict=True)]  # fmt: skip
+    threads = np.clip(
+        -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
+    )
+    lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
+    near = (target.outer or target.main).bandwidth / target.clock
+    issue: Size = np.zeros(len(candidates))
+    latency: Size = np.zeros(len(candidates)) + _BLOCK_START
+    ring: Size = 0
+    inside = {t for n in nests for t in n.stores}
+    for nest, plan, positions in zip(nests, plans, work, strict=True):
+        if nest in products:
+            again = trips.get(nest, 1)
+            issue = issue + products[nest].busy * again
+            latency = latency + products[nest].alone * again
+            ring = np.maximum(ring, products[nest].ring)
+            continue
+        rounds = -(-positions // threads)
+        slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], target)
+        busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
+        repeats = trips[nest] if stream and nest in stream.wide else 1
+        issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
+        touches: Size = 1
+        if nest.monoid is None and not inside.issuperset(nest.reads()):
+            touches = -(-rounds // plan.at_once)  # the next packets are asked for when these are stored
+        latency = latency + rounds * wait * repeats + touches * _FIRST_TOUCH * target.main.latency * target.clock / 2
+        # a streamed reduction carries its state on by a few small maps
+        carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
+        latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
+    traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
+    held = footprint(nests, boxes, stored, stream)
+    alive = -(-tiles // target.units)
+    beside = np.maximum(ring, BESIDE_BYTES)
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))
+    for cost in products.values():
+        at_once = np.minimum(at_once, cost.resident)
+    # what nests read one after the other stays in the first cache, which is the same memory, or in the next
+    between = np.minimum(alive, at_once) * wide
+    traffic = traffic + np.where(between <= target.tile_level.capacity // 2, 0, again)
+    outer = target.outer or target.main
+    lost = np.where(between <= outer.capacity // 2, 0, again) * tiles
+    # a few warps cannot keep the multiprocessor busy
+    issue = issue * np.maximum(1.0, target.schedulers * target.warp / (np.minimum(alive, at_once) * threads))
+    moving = alive * traffic / near
+    # loads overlap with arithmetic, but never wholly
+    cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
+    waiting = -(-alive // at_once) * latency
+    busy = cycles / target.clock
+    cycles = np.maximum(cycles, waiting) + _WAIT_EXPOSED * np.minimum(cycles, waiting)
+    seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
+    # what one multiprocessor can draw from memory is not much more than its share
+    drawing = np.minimum(target.units, np.maximum(tiles, 1))
+    rate = np.minimum(target.main.bandwidth * target.units, drawing * (target.main.alone or target.main.bandwidth))
+    far = (compulsory(nests, stored, context) + lost) / rate
+    if root not in products:
+        far = far * (1 + _BROKEN_RUNS * _broken(root, sizes, context))
+    seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
+    seconds = seconds + start(target)
+    if len(nests) == 1 and nests[0] in products:
+        seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
+    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
+    seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
+    for cost in products.values():
+        seconds = np.where(cost.alone < NEVER, seconds, np.inf)
+    # among equals no multiprocessor idle, then fewer starts
+    order = np.lexsort((tiles, tiles < target.units, np.round(seconds * 1e9)))
+    rings = {n: np.broadcast_to(c.ring, tiles.shape) for n, c in products.items()}
+
+    def fits(number: int) -> bool:
+        """Whether all that the arena of this candidate holds has room, which the sizes above are only near to."""
+        here = {n: tuple(_at(r, number) for r in boxes[n]) for n in nests}
+        own = {n: int(ring[number]) for n, ring in rings.items()}
+        for nest, plan in zip(nests, plans, strict=True):
+            if nest not in products:
+                plain = finished(plan, nest, here[nest], limits.get(nest, {}))
+                own[nest] = own_bytes(nest, plain, here[nest], target.max_threads)
+        kept = {t: box_elements(here[n]) * t.dtype.bytes for n in nests for t in n.stores if t not in stored}
+        room = target.tile_level.capacity
+        if stream is None:
+            return block_bytes(nests, kept, own) <= room
+        states = int(np.broadcast_to(held, tiles.shape)[number]) + ALIGNMENT * _STATES * len(nests)
+        return states + whole_lines(max(own.values(), default=0)) <= room
+
+    best = next((int(n) for n in order if not np.isfinite(seconds[n]) or fits(int(n))), None)
+    if best is None or not np.isfinite(seconds[best]):
+        return None
+    tile = tuple(
+        (f"o{i}", int(sizes[a][best])) for i, a in enumerate(root.axes) if sizes[a][best] < extent_of(a.extent)
+    )
+    at_work = 0.0 if products else float(np.maximum(busy, far)[best])
+    return Choice(tile, float(seconds[best]), int(tiles[best]), int(np.broadcast_to(held, tiles.shape)[best]),
+                  block if stream else 0, busy=at_work)  # fmt: skip
+
+
+def _at(part: Range, number: int) -> Range:
+    """A part of one of the candidates."""
+    return part if np.ndim(part.size) == 0 else replace(part, size=int(part.size[number]))
+
+
+def start(target: Target) -> float:
+    """From a kernel's end to where the next computes, by which blocks that may start early are mostly there."""
+    return dict(target.barriers).get("dependent_launch", target.kernel_cost + _RAMP_SECONDS)
+
+
+def choose_register_stream(
+    nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
+    fixed: Mapping[str, int], stream: Stream,
+) -> Choice | None:  # fmt: skip
+    """The best tile and block of a stream that warps keep in registers; None where it does not lie there."""
+    target = context.target
+    best = choose_stream(nests, plans, stream, fixed, target)
+    if best is None:
+        return None
+    drawing = min(target.units, best.tiles) * (target.main.alone or target.main.bandwidth)
+    far = compulsory(nests, stored, context) / min(target.main.bandwidth * target.units, drawing)
+    seconds = max(best.seconds, far + target.kernel_cost)
+    return Choice(best.tile, seconds, best.tiles, best.made.shared, best.block)
+
+
+def _repeated(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], tiles: Size, stream: Stream | None, trips: Mapping[Nest, int]
+) -> Size:
+    """Arithmetic of all tiles over the arithmetic that is needed: tiles that overlap compute the same again."""
+    done: Size = 0.0
+    needed = 0.0
+    for nest in nests:
+        steps = 1 + prod(extent_of(a.extent) for a in nest.reduce_axes)
+        again = trips[nest] if stream and nest in stream.wide else 1
+        done = done + tiles * box_elements(boxes[nest]) * float(steps * again)
+        needed += prod(extent_of(a.extent) for a in nest.axes) * steps
+    return np.maximum(1.0, done / max(needed, 1.0))  # of an empty result nothing is needed
+
+
+def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
+    register = dict(plan.register)
+    names = root.axis_names()
+    if plan.flat and not fixed:
+        return list(product(*flat_sizes(plan, root)))
+    choices: list[list[int]] = []
+    for axis in root.axes:
+        extent = max(1, extent_of(axis.extent))  # an empty axis is one tile of nothing
+        if names[axis] in fixed:
+            choices.append([min(extent, fixed[names[axis]])])
+            continue
+        if plan.instruction is not None:
+            choices.append(matrix_sizes(root, plan, axis))
+            continue
+        whole = plan.lanes if names[axis] == plan.vector and root.monoid is None else register.get(names[axis], 1)
+        unit = min(whole, extent)
+        found = {extent}
+        size = unit
+        while size < extent:
+            found.add(size)
+            size *= 2
+        choices.append(sorted(found))
+    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+        longest = max(range(len(choices)), key=lambda i: len(choices[i]))
+        choices[longest] = sorted({*choices[longest][::2], choices[longest][-1]})
+    return list(product(*choices))
+
+
+def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
+    return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
+
+
+def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size) -> Size:
+    """Threads that a box could use."""
+    total: Size = plan.split
+    vector = nest.named(plan.vector) if nest.monoid is None and plan.vector is not None else None
+    for axis, extent in zip(nest.axes, box, strict=True):
+        total = total * -(-extent.size // (lanes if axis is vector else register.get(axis, 1)))
+    return total
+
+
+def _staging(nest: Nest, box: Box) -> Size:
+    """Issue slots that bring the operands of a contraction into shared memory, all threads together."""
+    if not reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        return 0
+    ranges = dict(zip(nest.axes, box, strict=True))
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    total: Size = 0
+    for factor in nest_factors(nest):
+        if factor.reductions:
+            total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * _STAGE_SLOTS
+    return total
+
+
+def _global_step(target: Target) -> float:
+    """Cycles of a step that reads global memory."""
+    return _GLOBAL_STEP * target.tile_level.latency * target.clock
+
+
+def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target) -> tuple[Size, Size]:
+    """(issue slots, cycles of latency) of one thread for one position."""
+    far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
+    outputs: Size = 1
+    for n in register.values():
+        outputs = outputs * n
+    values, elements = (_operations(target, *x) for x in (nest.values, nest.elements))
+    if nest.monoid is None:
+        slots = lanes * values + _LOAD_SLOTS * accesses(nest, plan, lanes)
+        return slots, far / 4 + lanes * values  # rounds do not wait for each other
+    epilogue = outputs * (values + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
+    if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
+        fragments: Size = 0
+        for factor in nest_factors(nest):
+            part: Size = 1
+            for axis in factor.outputs:
+                part = part * register.get(axis, 1)
+            fragments = fragments + part
+        slots = outputs + _LOAD_SLOTS * fragments + elements
+        epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
+        # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
+        return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
+    fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
+    slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
+    steps = steps / plan.lanes
+    alone = slots / 2
+    # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
+    wait = (target.outer or target.main).latency * target.clock if _branches(nest) else far / 2
+    return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _branches(nest: Nest) -> bool:
+    """Whether conditions choose between loads."""
+    chosen = [n for n in walk(*map(chosen_places, nest.elements)) if is_op(n, "select")]
+    return any(all(map(loads, node.args[1:])) for node in chosen)
+
+
+def _operations(target: Target, *values: Expr) -> float:
+    """Operations on data; exp of numbers of 16 bits is one of the units that compute powers of two."""
+    quick = [n for n in walk(*values) if is_op(n, "exp") and all(x.dtype.bits <= 16 for x in loads(n))]
+    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / _SPECIAL - op_cost("exp"))
+
+
+def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
+    """How much is missing to what a warp stores at once in what a tile stores beside each other."""
+    order = context.layout(root.tensor).order
+    if not order:
+        return 0.0
+    axis, width = root.axes[order[-1].axis], root.tensor.dtype.bytes
+    line = min(_WARP_BYTES, extent_of(axis.extent) * width)
+    return 1 - np.minimum(sizes[axis] * width, line) / max(line, 1)
+
+
+def _traffic(
+    nests: Sequence[Nest], boxes: Mapping[Nest, Box], context: NestContext, stored: frozenset[Tensor],
+    limits: Mapping[Nest, Mapping[Axis, Range]], trips: Mapping[Nest, int],
+) -> tuple[Size, Size, Size]:  # fmt: skip
+    """Bytes one block moves from and to device memory, in whole transactions; of what it reads, the bytes that a later
+    nest reads again; and how much lies between the two times."""
+    total: Size = 0.0
+    again: Size = 0.0
+    inside = {t for n in nests for t in n.stores}
+    seen: dict[Tensor, Size] = {}
+    repeated: dict[Tensor, Size] = {}
+    for nest in nests:
+        outside = {t for t in nest.reads() if t not in inside}
+        for tensor, box in reads_box(nest, boxes[nest], limits.get(nest, {}), outside).items():
+            moved = transactions(tensor, box, context)
+            slices = boxes_of_reads(nest, boxes[nest], limits.get(nest, {}), tensor)
+            if 1 < len(slices) <= _FEW_SLICES:
+                moved = np.minimum(moved, sum(transactions(tensor, part, context) for part in slices))
+            moved = moved * trips.get(nest, 1)
+            if tensor in nest.tables:
+                moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))
+            if tensor in seen:
+                # a box of rows that are rolled or looked up spans far more than is read of it
+                own = np.minimum(moved, accessed(nest, tensor, boxes[nest], context))
+                again = again + np.minimum(seen[tensor], own)
+                repeated[tensor] = own
+            seen[tensor] = np.maximum(seen[tensor], moved) if tensor in seen else moved
+        for tensor in nest.stores:
+            if tensor in stored:
+                total = total + transactions(tensor, boxes[nest], context)
+    return sum(seen.values(), total), again, sum(repeated.values(), 0.0)

@@ -1,0 +1,1 @@
+"""Maps and reductions that threads move in packets."""

@@ -1,0 +1,84 @@
+"""Neighbouring elements in the registers of one thread, moved between memory and there in packets of 16 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.backend.gpu.threads.contract import flat_offset
+from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.intrinsics.gpu_matrix import ROW_BYTES
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, is_op, load, replace_nodes, substitute, var
+from tilewright.ir.forms.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.tile_graph.algebra.propagate import extent_of
+
+
+def in_registers(nest: GpuNest, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
+    """What a value reads beside each other along `lane`, fetched in whole packets first."""
+    fetched: list[Stmt] = []
+    kept: list[Buffer] = []
+    now: dict[Expr, Expr] = {}
+    for node in certain_loads(value):
+        if not in_line(node, lane):
+            continue
+        buffer = packets_of(nest.names.fresh("beside"), lane, node.dtype)
+        kept.append(buffer)
+        fetched.extend(in_packets(node.source, node.indices, buffer, lane, is_load=True))
+        now[node] = load(buffer, packet_place(buffer, lane))
+    return replace_nodes(value, now), fetched, kept
+
+
+def packet_width(lanes: int, dtype: DType) -> int:
+    """Elements of so many lanes that are moved as one."""
+    return min(lanes, ROW_BYTES // dtype.bytes)
+
+
+def certain_loads(*values: Expr) -> list[Load]:
+    """Reads that are made whatever conditions say: others may lie outside."""
+    found: dict[Expr, None] = {}
+    stack = list(values)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found[node] = None
+        stack.extend(node.args[:1] if is_op(node, "select") else node.args)
+    return [n for n in found if isinstance(n, Load)]
+
+
+def in_line(node: Load, lane: Axis) -> bool:
+    """Whether lanes read neighbours of the last dimension, packets beginning at multiples of their size."""
+    if not node.indices or lane.extent == 1:
+        return False
+    width = packet_width(extent_of(lane.extent), node.dtype)
+    total = linear(simplify(flat_offset(node)))
+    others = [(t, c) for t, c in total.terms.items() if t is not var(lane)]
+    if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1 or total.terms.get(var(lane)) != 1:
+        return False
+    return total.constant % width == 0 and not any(c % width or lane in axes_of(t) for t, c in others)
+
+
+def packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:
+    """Registers for all lanes, by the packets that they are moved in."""
+    size = extent_of(lane.extent)
+    width = packet_width(size, dtype)
+    return Buffer(name, (size // width, width), dtype, Memory.REGISTER)
+
+
+def packet_place(register: Buffer, lane: Axis) -> tuple[Expr, Expr]:
+    width = extent_of(register.shape[1])
+    return simplify(var(lane) // width), simplify(var(lane) % width)
+
+
+def in_packets(memory: Buffer, indices: Sequence[Expr], register: Buffer, lane: Axis, is_load: bool) -> list[Stmt]:
+    """Moves all lanes between memory and registers."""
+    packets, width = (extent_of(n) for n in register.shape)
+    made: list[Stmt] = []
+    for number in range(packets):
+        near = Axis("near", width)
+        place = tuple(simplify(substitute(x, {lane: simplify(var(near) + number * width)})) for x in indices)
+        own = (const(number), var(near))
+        move = Store(register, own, load(memory, place)) if is_load else Store(memory, place, load(register, own))
+        made.append(For(near, ForKind.VECTOR, (move,)))
+    return made

@@ -1,0 +1,218 @@
+"""Plans packets of maps and reductions on a GPU: neighbours that a thread moves together, and packets at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.gpu.maps.packets import certain_loads, packet_width
+from tilewright.intrinsics.gpu_matrix import ROW_BYTES
+from tilewright.ir.analysis.simplify import Linear, linear, simplify
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, load, substitute, var
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.context import NestContext, offset_of
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, whole
+from tilewright.tile_graph.plan.form import Leaf
+
+_MOST_AT_ONCE = 8
+_MOST_SUMMED = 8  # neighbours that a thread adds one behind the other
+_MOST_WRITTEN_OUT = 2048  # operations of a thread's packets one behind the other in the text
+
+
+def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
+    """The leaf with as many lanes as memory hands over in one packet, where most of what it touches lies so."""
+    if leaf.vector is None or leaf.step:
+        return leaf
+    axis = nest.named(leaf.vector)
+    if nest.monoid is not None:
+        shared = leaf.split > 1 and leaf.vector[0] == "r"
+        return replace(leaf, lanes=_lanes_of_reduction(nest, axis, leaf.split, context)) if shared else leaf
+    lanes = _lanes(nest, axis, context)
+    flat = _flat_lanes(leaf, nest, context)
+    if flat > lanes:
+        leaf, lanes = replace(leaf, flat=True), flat
+    # what is read again and again along an axis comes from a cache
+    wide = {a for a in nest.axes if extent_of(a.extent) > 1}
+    fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
+    most = min(
+        _MOST_AT_ONCE,
+        context.target.under_way // max(fetched, lanes),
+        _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)),
+    )
+    return replace(leaf, lanes=lanes, at_once=max(1, most))
+
+
+def busy_threads(target: Target) -> int:
+    """Of the whole device: with fewer packets are made smaller."""
+    return target.units * target.schedulers * target.warp
+
+
+def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext) -> int:
+    """Neighbours of a reduction that a thread takes at a time, where all threads have something to do."""
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    certain = certain_loads(*nest.elements)
+    widths = [n.dtype.bytes for n in certain if axis in axes_of(*n.indices)]
+    lanes = min(_MOST_SUMMED, ROW_BYTES // max(widths, default=1))
+    while lanes > 1:
+        fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
+        if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
+            return lanes
+        lanes //= 2
+    return 1
+
+
+def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    stores = _stores(nest)
+    certain = set(certain_loads(*nest.values))
+    widths = [n.dtype.bytes for n in (*stores, *certain) if axis in axes_of(*n.indices)]
+    # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
+    lanes = ROW_BYTES // max(widths)
+    while lanes > 1:
+        enough = points >= lanes * busy_threads(context.target) and extent_of(axis.extent) >= lanes
+        if enough and all(_in_packets(n, axis, lanes, context) for n in stores):
+            beside, apart = sum(n.dtype.bytes for n in stores), 0
+            for node in nest.value_loads:
+                if node in certain and _in_packets(node, axis, lanes, context):
+                    beside += node.dtype.bytes
+                elif axis in axes_of(*node.indices):
+                    apart += node.dtype.bytes
+            if beside > apart:
+                return lanes
+        lanes //= 2
+    return 1
+
+
+def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
+    """Lanes of packets that run on over the ends of rows: where all that is read and stored lies the same way, row
+    behind row, and is as wide."""
+    nodes = (*_stores(nest), *nest.value_loads)
+    order = tuple(nest.axis_names()[a] for a in nest.axes)
+    offset = Linear({}, 0)
+    for axis in nest.axes:
+        offset = offset.scaled(extent_of(axis.extent)).plus(linear(var(axis)))
+    if (
+        leaf.order != order
+        or len({n.dtype.bytes for n in nodes}) != 1
+        or set(nest.value_loads) != set(certain_loads(*nest.values))
+    ):
+        return 1
+    if any(offset_of(n.source, context.layout(n.source), n.indices) != offset for n in nodes):
+        return 1
+    lanes = ROW_BYTES // nodes[0].dtype.bytes
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    return lanes if points >= lanes * busy_threads(context.target) else 1
+
+
+def flat_sizes(leaf: Leaf, nest: Nest) -> list[list[int]]:
+    """Sizes of boxes along every axis of a flat map: whole rows, so many that a box begins with a packet."""
+    extents = [extent_of(a.extent) for a in nest.axes]
+    first = next(i for i, n in enumerate(extents) if n > 1)
+    sizes = {extents[first]}
+    size = 1
+    while size < extents[first]:
+        if size * prod(extents[first + 1 :]) % leaf.lanes == 0:
+            sizes.add(size)
+        size *= 2
+    return [sorted(sizes) if i == first else [n] for i, n in enumerate(extents)]
+
+
+def _stores(nest: Nest) -> list[Load]:
+    return [load(t, [var(a) for a in nest.axes]) for t in nest.stores]
+
+
+def _in_packets(node: Load, axis: Axis, lanes: int, context: NestContext) -> bool:
+    """Whether neighbours along the axis lie beside each other in storage, at multiples of a packet."""
+    if axis not in axes_of(*node.indices):
+        return False
+    place, lane = Axis("place", -(-extent_of(axis.extent) // lanes)), Axis("lane", lanes)
+    here: dict[Axis, Expr] = {axis: simplify(var(place) * lanes + var(lane))}
+    moved = tuple(simplify(substitute(i, here)) for i in node.indices)
+    total = offset_of(node.source, context.layout(node.source), moved)
+    width = packet_width(lanes, node.dtype)
+    if total.terms.get(var(lane)) != 1 or total.constant % width:
+        return False
+    return not any(c % width or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
+
+
+def accesses(nest: Nest, leaf: Leaf, lanes: Size) -> Size:
+    """Instructions that move what a packet of a map reads and writes."""
+    if leaf.vector is None or leaf.lanes == 1:
+        return len(nest.stores) + len(nest.value_loads)
+    axis = nest.named(leaf.vector)
+    total: Size = 0
+    for node in (*_stores(nest), *nest.value_loads):
+        moves = axis in axes_of(*node.indices)
+        total = total + (np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES) if moves else 1)
+    return total
+
+
+def fit_lanes(leaf: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> Size:
+    """The lanes on boxes of these sizes (numbers or arrays), which begin at multiples of their size."""
+    if leaf.lanes == 1 or leaf.vector is None or leaf.instruction is not None or leaf.vector[0] == "r":
+        return leaf.lanes if leaf.instruction is None else 1
+    if leaf.flat:
+        return leaf.lanes
+    axis = nest.named(leaf.vector)
+    size = sizes[axis]
+    return np.where(size >= extent_of(axis.extent), leaf.lanes, np.gcd(size, leaf.lanes))
+
+
+def fitted(
+    leaf: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range], steps: Mapping[str, int], threads: int
+) -> Leaf:
+    """The leaf on its box: packets that begin inside others would not be aligned, and nothing is gained by more at once
+    than a thread has. `steps` are what the origins of boxes are multiples of."""
+    if leaf.vector is None or leaf.step:
+        return leaf
+    axis = nest.named(leaf.vector)
+    lanes = leaf.lanes
+    if nest.monoid is not None:
+        parts = {a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes}
+        length = prod(int(r.size) for r in parts.values())
+        while lanes > 1 and not (_ends_with_packets(parts[axis], lanes) and length >= lanes * leaf.split):
+            lanes //= 2
+        return replace(leaf, lanes=lanes)
+    if leaf.flat:
+        return _fitted_flat(leaf, nest, box, steps, threads)
+    part = dict(zip(nest.axes, box, strict=True))[axis]
+    while lanes > 1 and not _begins_at_multiples(part, lanes, steps):
+        lanes //= 2
+    count = prod(-(-int(r.size) // (lanes if a is axis else 1)) for a, r in zip(nest.axes, box, strict=True))
+    rounds = -(-count // threads)
+    turns = -(-rounds // leaf.at_once)
+    return replace(leaf, lanes=lanes, at_once=max(1, -(-rounds // max(1, turns))))
+
+
+def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], threads: int) -> Leaf:
+    sizes = [int(r.size) for r in box]
+    extents = [extent_of(a.extent) for a in nest.axes]
+    cut = next((i for i, n in enumerate(sizes) if n > 1), 0)
+    inner = prod(extents[cut + 1 :])
+    scaled = {name: step * inner for name, step in steps.items()}
+    begins = sizes[cut] >= extents[cut] or _begins_at_multiples(box[cut], leaf.lanes, scaled)
+    if sizes[cut + 1 :] != extents[cut + 1 :] or not begins:
+        return replace(leaf, lanes=1, flat=False, at_once=1)
+    rounds = -(-prod(sizes) // (leaf.lanes * threads))
+    turns = -(-rounds // leaf.at_once)
+    return replace(leaf, at_once=max(1, -(-rounds // max(1, turns))))
+
+
+def _ends_with_packets(part: Range, lanes: int) -> bool:
+    return static(part.count) == int(part.size) and int(part.size) % lanes == 0
+
+
+def _begins_at_multiples(part: Range, lanes: int, steps: Mapping[str, int]) -> bool:
+    low = linear(part.low)
+    if low.constant % lanes:
+        return False
+    for term, factor in low.terms.items():
+        step = steps.get(term.axis.name, 1) if isinstance(term, Var) else 1
+        if factor * step % lanes:
+            return False
+    return True

@@ -1,0 +1,363 @@
+"""What the ways to run a product on tensor cores cost, all of them at once, by the rates of the Target; nothing is
+measured when a model is planned.
+
+A part of the sum takes as long as tensor cores, shared memory and the L2 cache take together; so many stages are under
+way that the latency of memory is covered by the parts before. A block begins, waits for its first part, walks the sum
+and stores. Blocks that share a multiprocessor add up where they use the same unit and overlap where they wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from tilewright.backend.gpu.matrix.epilogue import SUMS_PAD
+from tilewright.backend.gpu.matrix.lower import PADDED, SWIZZLED
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.propagate import Size
+
+Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
+Ways = tuple[int, int]
+Numbers = np.ndarray  # with an entry for every way
+
+MOST_BLOCK = 256  # rows or columns of a block
+_WARPS = (1, 2, 3, 4, 6, 8)
+_GROUPS = {8: (1, 2, 4)}  # of so many warps that share the steps of a part: two warps a scheduler, small tiles or not
+_STEP_BYTES = (256, 128, 64)  # of a line of shared memory along the sum
+_LEAST_STEPS = 2  # of a part, of each group: the next fragments come while these are multiplied
+_LEAST_STAGES, _WISHED_STAGES, _MOST_STAGES = 3, 4, 6  # parts arrive unevenly, whatever the mean says
+REGISTERS_BESIDE = 44  # addresses, conditions and counters
+# The rest is fitted on 1,300 plans of 15 products, measured on an H200; six of the products were left out of the fit,
+# and are predicted as well as the others: 6% off in the median.
+_FIRST = 1.25  # times the latency of memory until the first part is there
+_LOADED = 2.45  # times the latency of memory that is idle, under load
+_SYNC = 277  # cycles of a part at the least: the wait, the barrier and the first fragments
+_PART = 21  # and cycles of a part in which nothing else is done
+_LONG_TURN = 650  # instructions on fragments in a turn around the ring, which is written out: more leave the cache
+_FEW_STAGES = 1.04  # times as long for a part, with fewer stages than wished
+_ODD_WARPS = 1.15  # times as long for a part, where warps do not fill all schedulers
+_LINE = 128  # bytes that the L2 brings at a time
+_CUT_LINES = 2.1  # times the bytes of runs that end inside lines
+_MET_LINES = 1.9  # times the rate of the L2: lines that several multiprocessors want at about the same time
+_PADDED_SLOWER = 1.5  # times the time of fragments and copies in lines that are padded
+_OVERLAP = 2.7  # units at work together take the mean of this power: 1 in turn, infinity all at once
+_THROUGH_SHARED = 4.0  # times the time to write the sums into shared memory, for their way out
+COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)  # how operands come to shared memory
+_WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
+_STORED = 5  # issue slots of an element of the result, one thread
+# Cycles between instructions of a warp that has its scheduler to itself, each of which waits for the one before. Of 280
+# plans of 12 products with epilogues, the chosen ones took 1.16 times as long as the best with 1, and 1.02 with 3.
+_ALONE = 3.0
+_TALL = 1.002
+_REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
+_REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
+# fitted on 289 plans of 17 products in groups, 8% off in the median: tensor cores that read by themselves wait for less
+_OVERLAP_IN_GROUPS, _PART_IN_GROUPS = 4.0, 5
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """How a block's warps share a product, and how its operands come."""
+
+    rows: int  # of a block
+    columns: int
+    warp_rows: int
+    warp_columns: int
+    step: int
+    stages: int
+    stored: int = 1  # columns of a result that are stored at a time, by way of shared memory
+    groups: int = 1  # of warps, that each take some of the steps of every part of the sum
+    instruction: str = ""
+
+    @property
+    def warps(self) -> int:
+        return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.groups
+
+
+@dataclass(frozen=True)
+class MatrixCost:
+    """Cycles of a multiprocessor that a block keeps busy, cycles it takes alone, bytes of shared memory, and how many
+    blocks share a multiprocessor."""
+
+    busy: float
+    alone: float
+    ring: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """A box of a product, `blocks` of which are to be computed. `ways` and `runs`: how the rows' operand and the
+    columns' come, and whether their lines run along the sum; `far`: they come from device memory rather than from the
+    L2; `stored`: see Fragments; `work`: instructions of the epilogue."""
+
+    rows: int
+    columns: int
+    others: int
+    length: int
+    blocks: int
+    ways: Ways
+    far: bool
+    runs: Both
+    stored: int = 1
+    work: int = 0
+
+
+Way = tuple[Fragments, MatrixCost]
+
+
+def fragments_for(target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0) -> Way | None:
+    """The best way, with so many warps where that is given, in so much shared memory."""
+    found = ways_by_warps(target, instruction, product, room)
+    if warps and warps not in found:
+        found = ways_by_warps(target, instruction, product, room, warps)
+    kept = [way for number, way in found.items() if warps in (0, number)]
+    return min(kept, key=lambda way: way[0])[1:] if kept else None
+
+
+@lru_cache(maxsize=1 << 16)
+def ways_by_warps(
+    target: Target, instruction: str, product: Product, room: int = 0, warps: int = 0
+) -> dict[int, tuple[float, Fragments, MatrixCost]]:
+    """The best way by so many warps of a block, for all numbers that are tried or for one, with its seconds."""
+    found: dict[int, tuple[float, Fragments, MatrixCost]] = {}
+    for name in instructions(target, instruction):
+        ways = _ways(target, name, product, warps, room)
+        if ways is None:
+            continue
+        tried, taken, (busy, alone, ring, resident) = ways
+        # of equals warps that are wider than tall: results lie along their lines
+        rated = taken * np.where(tried.height > tried.width, _TALL, 1.0)
+        for number in np.unique(tried.warps):
+            best = int(np.argmin(np.where(tried.warps == number, rated, np.inf)))
+            if rated[best] < (found[number][0] if number in found else np.inf):
+                cost = MatrixCost(float(busy[best]), float(alone[best]), int(ring[best]), int(resident[best]))
+                found[int(number)] = float(rated[best]), tried.made(best), cost
+    return found
+
+
+def instructions(target: Target, instruction: str) -> tuple[str, ...]:
+    """Those that do the same: of a warp by itself, and of four warps as one."""
+    operand = FORMS[instruction].operand
+    return tuple(name for name, form in FORMS.items() if form.operand is operand and target.rate(name))
+
+
+def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
+    """Every way with its seconds, the best first."""
+    found: list[tuple[Fragments, float]] = []
+    for name in instructions(target, instruction):
+        ways = _ways(target, name, product, 0, 0)
+        if ways is not None:
+            tried, taken, _ = ways
+            found.extend((tried.made(i), float(t)) for i, t in enumerate(taken) if np.isfinite(t))
+    return sorted(found, key=lambda item: item[1])
+
+
+def _ways(
+    target: Target, instruction: str, product: Product, warps: int, room: int
+) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
+    """All ways, their seconds, and what else is known of them; None where there is none."""
+    form = FORMS[instruction]
+    near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
+    shapes = _group_shapes(form, near, far, warps, target.register_file) if form.warps > 1 else (
+        _shapes(form, near, far, warps, product.stored > 1, target.vector_registers))  # fmt: skip
+    if not len(shapes):
+        return None
+    tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
+    ring, busy, alone, resident = tried.costs(room or target.tile_level.capacity)
+    taken = seconds(busy, alone, resident, product.blocks, target)
+    if not len(taken) or not np.isfinite(taken.min()):
+        return None
+    return tried, np.asarray(taken), (busy, alone, ring, resident)
+
+
+@lru_cache(maxsize=1 << 12)
+def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, registers: int) -> Numbers:
+    """Rows and columns of a block, of a warp, the step and the groups of every way."""
+    found = []
+    for count in (warps,) if warps else _WARPS:
+        # sums of several groups meet in shared memory
+        for groups in _GROUPS.get(count, (1,)) if in_groups else (1,):
+            together = count // groups
+            for down in (n for n in range(1, together + 1) if together % n == 0):
+                across = together // down
+                height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
+                if _kept(height, width) + _REGISTERS_TAKEN > registers:
+                    continue
+                for step in (size // form.operand.bytes for size in _STEP_BYTES):
+                    if step // (form.depth * groups) >= _LEAST_STEPS:
+                        found.append((height * down, width * across, height, width, step, groups))
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
+
+
+@lru_cache(maxsize=1 << 12)
+def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, registers: int) -> Numbers:
+    """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
+    height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
+    count = height // form.c.rows
+    if (warps and count != warps) or 32 * count * (width // 2 + _REGISTERS_IN_GROUPS) > registers:
+        return np.zeros((0, 6), np.int64)
+    piece = 128 // form.operand.bytes
+    return np.array([(height, width, form.c.rows, width, step, 1) for step in (2 * piece, piece)], np.int64)
+
+
+def _kept(height: Size, width: Size) -> Size:
+    """Registers of a warp's sums, and of fragments of both operands, twice."""
+    return height * width // 32 + (height + width) // 2
+
+
+class _Tried:
+    """The ways to run a product, and what they cost; every number has an entry for each."""
+
+    def __init__(self, target: Target, form: MatrixForm, product: Product, shapes: Numbers) -> None:
+        self.target, self.form, self.product, self.shapes = target, form, product, shapes
+        self.rows, self.columns, self.height, self.width, self.step, self.groups = shapes.T
+        self.down, self.across = self.rows // self.height, self.columns // self.width
+        self.warps = self.down * self.across * self.groups
+        self.parts = -(-product.length // self.step)
+        self.padded = [~_is_swizzled(n, self.step, form.packet) for n in (self.rows, self.columns)]
+        self._set_out()
+        self.tensor, self.shared, self.beyond = self._units()
+
+    def _set_out(self) -> None:
+        """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
+        copied ahead, instructions on fragments in a step and registers."""
+        self.read_rows, self.read_columns = self.across, self.down
+        self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
+        self.overlap, self.part = _OVERLAP, _PART
+        self.registers = np.minimum(self.target.vector_registers, _kept(self.height, self.width) + _REGISTERS_TAKEN)
+
+    def made(self, number: int) -> Fragments:
+        rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in self.shapes[number])
+        stages, stored = int(self.stages[number]), self.product.stored
+        return Fragments(rows, columns, warp_rows, warp_columns, step, stages, stored, groups, self.form.name)
+
+    def _units(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Cycles of a multiprocessor's tensor cores, shared memory and L2 cache for a part of the sum of one block."""
+        target, width = self.target, self.form.operand.bytes
+        rate = target.rate(self.form.name)
+        assert rate is not None
+        tensor = self.rows * self.columns * self.step / (rate / target.clock)
+        slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
+        through = self.rows * (self.read_rows + 1) * slower[0] + self.columns * (self.read_columns + 1) * slower[1]
+        near = target.tile_level.bandwidth / target.clock
+        # lines that a run begins or ends inside are fetched by both neighbours
+        moved: Size = 0.0
+        for size, along_sum in zip((self.rows, self.columns), self.product.runs, strict=True):
+            run = size * width
+            whole = (run % _LINE == 0) | (_LINE % run == 0)
+            moved = moved + size * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
+        active = max(1, min(self.product.blocks, target.units))
+        beyond = _MET_LINES * (target.outer or target.main).bandwidth / target.clock * target.units / active
+        return tensor, width * self.step * through / near, width * self.step * moved / beyond
+
+    def _together(self, idle: Size) -> Numbers:
+        """Of all units at work, the tensor cores so many times slower."""
+        units = (self.tensor * idle, self.shared, self.beyond)
+        total: Numbers = sum((unit**self.overlap for unit in units), np.zeros(len(self.shapes)))
+        return total ** (1 / self.overlap)
+
+    def _staged(self, room: int, reach: float, part: Numbers) -> tuple[Numbers, Numbers]:
+        """As many stages as cover the latency, where there is room for them: blocks alone have the room. And shared
+        memory of the operands and, one after the other, of the sums on their way out."""
+        each = sum(stage_bytes(size, self.step, self.form, padded)
+                   for size, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
+        covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
+        crowded = self.product.blocks > self.target.units
+        later = self.behind - 1
+        wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, self.most)
+        wanted = np.minimum(np.minimum(wished, self.most), self.parts + self.behind)
+        stages = np.minimum(wanted, room // each)
+        sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
+        ring = np.maximum(stages * each, sums)
+        fits = (stages >= np.minimum(wanted, _LEAST_STAGES + later)) & (ring <= room)
+        return np.where(fits, np.maximum(stages, 1), 0), ring
+
+    def costs(self, room: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Shared memory, cycles busy and alone, and blocks that share a multiprocessor; infinite where none fits."""
+        target, product = self.target, self.product
+        part = self._together(1.0)
+        reach = _LOADED * (target.main if product.far else target.outer or target.main).latency * target.clock
+        self.stages, ring = self._staged(room, reach, part)
+        lanes = target.fma_rate / target.clock
+        # elements that are not just copied: threads compute where they lie and what they are, and wait for them
+        pairs = list(zip((self.rows, self.columns), product.ways, strict=True))
+        slots = self.step * sum(n * _WAY_SLOTS[way] for n, way in pairs)
+        each = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs)
+        # a multiprocessor's schedulers each feed their part of its tensor cores, and the busiest is the last
+        each_feeds = target.schedulers
+        own = np.maximum(self._together(-(-self.warps // each_feeds) * each_feeds / self.warps), self.least)
+        ahead = np.maximum(1, self.stages - self.behind)
+        # one element after the other: no part of the sum is so short that this could be hidden behind others
+        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
+        own = np.maximum(own, single)
+        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (32 * self.warps)), own)
+        walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
+        fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
+        steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
+        walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / self.long_turn))
+        walked = self.part + walked * np.where(self.warps % each_feeds == 0, 1.0, _ODD_WARPS)
+        out = self.rows * self.columns
+        slots_of_warp = out / (32 * self.warps) * (_STORED + product.work)
+        through = 0.0
+        if product.stored > 1:
+            through = _THROUGH_SHARED * out * self.groups * 4 / (target.tile_level.bandwidth / target.clock)
+        # other blocks of the multiprocessor issue while this one waits
+        stored, stored_alone = (slots_of_warp * np.maximum(between, self.warps / each_feeds) + through
+                                for between in (1.0, _ALONE))  # fmt: skip
+        threads = 32 * self.warps
+        resident = np.minimum(
+            target.tile_level.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
+        )
+        resident = np.maximum(1, np.minimum(resident, target.resident_threads // threads))
+        turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)
+        busy = turns * (self.parts * (part + slots / lanes) + stored)
+        alone = _FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored_alone)
+        return ring, busy, np.where(self.stages > 0, alone, np.inf), resident
+
+
+class _TriedInGroups(_Tried):
+    """The same where four warps multiply as one, from shared memory: each reads its rows once, and all columns."""
+
+    def _set_out(self) -> None:
+        self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
+        self.least, self.behind, self.most, self.long_turn = _SYNC, 2, _MOST_STAGES + 2, np.inf
+        self.overlap, self.part = _OVERLAP_IN_GROUPS, _PART_IN_GROUPS
+        self.registers = np.minimum(self.target.vector_registers, self.width // 2 + _REGISTERS_IN_GROUPS)
+
+
+def layout_for(size: int, step: int, packet: int) -> str:
+    """Packets of a line are exchanged where that leaves none out, whichever way lines run; 32-bit elements that lie
+    along a line of their own are read one by one."""
+    return SWIZZLED if _is_swizzled(size, step, packet) else PADDED
+
+
+def ring_bytes(size: int, step: int, stages: int, form: MatrixForm) -> int:
+    """Shared memory of an operand in so many stages."""
+    return int(stages * stage_bytes(size, step, form, not _is_swizzled(size, step, form.packet)))
+
+
+def stage_bytes(size: Size, step: Size, form: MatrixForm, padded: Size) -> Size:
+    """Of one stage, whichever way its lines run."""
+    return step * size * form.operand.bytes + np.where(padded, np.maximum(size, 2 * step) * ROW_BYTES, 0)
+
+
+def _is_swizzled(size: Size, step: Size, packet: int) -> Size:
+    if packet != 8:
+        return np.zeros(np.shape(size), bool)
+    lines = (size // packet, step // packet)
+    exchanged = [(n == 1) | (n == 2) | (n == 4) | (n % 8 == 0) for n in lines]
+    return exchanged[0] & exchanged[1]
+
+
+def seconds(busy: Size, alone: Size, resident: Size, blocks: Size, target: Target) -> Size:
+    """Of a kernel of so many blocks, the launch included; numbers, or arrays with an entry a candidate."""
+    alive = -(-blocks // target.units)
+    turns = -(-alive // resident)
+    cycles = np.maximum((alive - 1) * busy + alone, turns * alone)
+    return cycles / target.clock + target.kernel_cost

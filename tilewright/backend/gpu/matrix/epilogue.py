@@ -1,0 +1,164 @@
+"""What becomes of the sums that a block's warps keep in fragments: the epilogue on them, and their way to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tilewright.backend.gpu.maps.packets import (
+    certain_loads,
+    in_line,
+    in_packets,
+    in_registers,
+    packet_place,
+    packets_of,
+)
+from tilewright.backend.gpu.threads.nest import Spot, guarded
+from tilewright.backend.gpu.threads.pipeline import sync
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.compute import Monoid
+from tilewright.ir.forms.expr import Axis, Expr, axes_of, const, load, lt, replace_nodes, substitute, var
+from tilewright.ir.forms.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.lower.nesting import alloc, serial, unrolled
+
+if TYPE_CHECKING:
+    from tilewright.backend.gpu.matrix.lower import MatrixContract
+
+_TRIPS_AT_ONCE = 4  # of the epilogue, one behind the other in the text
+SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
+
+
+class MatrixEpilogue:
+    """Either way, for the block of a MatrixContract."""
+
+    def __init__(self, block: MatrixContract) -> None:
+        self.block = block
+
+    def on_fragments(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
+        """The epilogue on the sums that a lane keeps; neighbours along the columns are stored as one."""
+        base = self.block.base
+        monoid = base.nest.monoid
+        assert monoid is not None
+        if not self._in_pairs():
+            return base.finish(monoid, [total], spot)
+        i, j, e = spot.unrolled
+        half, pair, lane = Axis("half", 2), Axis("pair", 2), Axis("lane", 2)
+
+        def at(second: Axis) -> dict[Axis, Expr]:
+            return {e: simplify(var(half) * 2 + var(second))}
+
+        body: list[Stmt] = []
+        for store in base.stores(spot, base.results(monoid, [total], spot.index)):
+            kept = Buffer(base.names.fresh("pair"), (2,), store.value.dtype, Memory.REGISTER)
+            value = simplify(substitute(store.value, at(pair)))
+            place = tuple(simplify(substitute(x, at(lane))) for x in store.indices)
+            moved = For(lane, ForKind.VECTOR, (Store(store.buffer, place, load(kept, (var(lane),))),))
+            body.extend(alloc([kept], (For(pair, ForKind.UNROLL, (Store(kept, (var(pair),), value),)), moved)))
+        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in spot.inside]
+        return unrolled([i, j, half], guarded(inside, tuple(body)))
+
+    def _in_pairs(self) -> bool:
+        """Whether two neighbouring columns are both inside the box or both outside, and one behind the other."""
+        part = self.block.base.ranges[self.block.sides.columns.axes[-1]]
+        even = [int(part.size)]
+        if int(part.size) < part.extent:
+            low = linear(part.low)
+            even.extend((part.extent, low.constant, *low.terms.values()))
+        return all(n % 2 == 0 for n in even)
+
+    def asked(
+        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr]
+    ) -> tuple[Stmt, ...]:
+        """What the epilogue reads in packets for all rows alike (a bias), asked for before the sum: weights that other
+        layers have driven out of the L2 cache come from device memory, which takes longer than what is left to do."""
+        block, base = self.block, self.block.base
+        monoid = base.nest.monoid
+        assert monoid is not None
+        size = base.plan.lanes
+        packets = block.block_columns // size
+        if packets > base.threads:
+            return ()
+        row, lane = Axis("row", block.block_rows), Axis("lane", size)
+        own, _ = block.coordinates(block.sides.rows, simplify(starts[0] + var(row)))
+        packet = simplify(starts[1] // size + var(base.thread))
+        across, limits = block.coordinates(block.sides.columns, packet, var(lane), size)
+        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
+        whole = Buffer("sums", (block.groups, block.block_rows, block.block_columns), total.dtype, Memory.SHARED)
+        results = self._of_all_groups(monoid, whole, (const(0), var(row), var(lane)))
+        stores = base.stores(Spot(env, (), (), (lane,), {}), results)
+        places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
+        for node in certain_loads(*(simplify(store.value) for store in stores)):
+            if node.source.memory is Memory.GLOBAL and in_line(node, lane) and row not in axes_of(*node.indices):
+                place = tuple(simplify(substitute(i, {lane: const(0)})) for i in node.indices)
+                places[node.source, place] = None
+        guards = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *limits)]
+        guards += [lt(var(base.thread), packets)] if packets < base.threads else []
+        asks = tuple(Instruction(PREFETCH, (Operand(buffer, place),)) for buffer, place in places)
+        return guarded(guards, asks) if asks else ()
+
+    def in_rows(
+        self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool
+    ) -> tuple[Stmt, ...]:
+        """The epilogue in packets of neighbouring columns: the sums go through shared memory, so that lines of memory
+        are read and written whole, which lanes of a fragment would touch in pieces."""
+        block, base = self.block, self.block.base
+        size = base.plan.lanes
+        monoid = base.nest.monoid
+        assert monoid is not None
+        size_of = (block.groups, block.block_rows, block.block_columns + SUMS_PAD)
+        tile = Buffer(base.names.fresh("sums"), size_of, total.dtype, Memory.SHARED)
+        base.shared.append(tile)
+        packets = block.block_columns // size
+        count = block.block_rows * packets
+        trips = -(-count // base.threads)
+        # some trips one behind the other in the text: what they read is then under way together
+        at_once = next(n for n in range(_TRIPS_AT_ONCE, 0, -1) if trips % n == 0)
+        loops = [Axis("trip", trips // at_once), Axis("next", at_once)]
+        trip = sum((var(a) * n for a, n in zip(loops, (at_once, 1), strict=True) if a.extent != 1), const(0))
+        flat = simplify(var(base.thread) + trip * base.threads)
+        row, packet = simplify(flat // packets), simplify(flat % packets)
+        lane = Axis("lane", size)
+        own, inside = block.coordinates(block.sides.rows, simplify(starts[0] + row))
+        across, limits = block.coordinates(block.sides.columns, simplify(starts[1] // size + packet), var(lane), size)
+        env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
+        whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
+        index = (const(0), row, simplify(packet * size + var(lane)))
+        spot = Spot(env, (), (), (lane,), {})
+        body: list[Stmt] = []
+        for store in base.stores(spot, self._of_all_groups(monoid, tile, index)):
+            value, fetched, kept = in_registers(base, simplify(store.value), lane)
+            out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
+            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
+            moved = in_packets(store.buffer, store.indices, out, lane, is_load=False)
+            body.extend(alloc([*kept, out], (*inner, *moved)))
+        guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
+        stored = guarded(guards, tuple(body))
+        end = (sync(),) if reused else ()
+        return (
+            *self._put_down(total, tile),
+            sync(),
+            *serial([loops[0]] if trips > at_once else [], unrolled([loops[1]] if at_once > 1 else [], stored)),
+            *end,
+        )
+
+    def _of_all_groups(self, monoid: Monoid, tile: Buffer, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the epilogue reads in place of the sum: the sums of the groups of warps, in order."""
+        found = self.block.base.results(monoid, [tile], index)
+        first = load(tile, index)
+        whole: Expr = first
+        for group in range(1, self.block.groups):
+            now: dict[Expr, Expr] = {monoid.left[0]: whole, monoid.right[0]: load(tile, (const(group), *index[1:]))}
+            whole = replace_nodes(monoid.combine[0], now)
+        return {tensor: replace_nodes(value, {first: whole}) for tensor, value in found.items()}
+
+    def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
+        """The sums of all lanes into a tile of shared memory, two by two."""
+        block = self.block
+        c, origins = block.form.c, block.warp_place()
+        i, j = Axis("i", block.fragments[0]), Axis("j", block.fragments[1])
+        half, lane = Axis("half", 2), Axis("lane", 2)
+        element = simplify(var(half) * 2 + var(lane))
+        row = simplify(origins[0] + var(i) * c.rows + block.lane // 4 + var(half) * 8)
+        column = simplify(origins[1] + var(j) * c.columns + block.lane % 4 * 2 + var(lane))
+        put = Store(tile, (block.group, row, column), load(total, (var(i), var(j), element)))
+        return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))

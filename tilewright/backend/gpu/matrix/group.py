@@ -1,0 +1,77 @@
+"""Lowers a contraction to tensor cores that four warps feed as one, with both operands in shared memory.
+
+Nothing is fetched into registers but the sums, whose lane maps are those of fragments: a warp has 16 rows and all
+columns of its block. Lines of shared memory are 128 bytes, eight of which exchange their packets by the line's number,
+as the hardware expects; longer lines along the rows or columns lie as pieces of 128 bytes, one behind the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
+from tilewright.backend.gpu.matrix.sides import Side
+from tilewright.backend.gpu.threads.pipeline import Copies, in_groups
+from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import ROW_BYTES
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.expr import Expr, const, op
+from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt
+from tilewright.tile_graph.plan.form import Hold
+
+LINE = 8  # packets of a line
+_ROWS = 64  # that four warps have
+
+
+@dataclass(frozen=True)
+class GroupRing(Ring):
+    """A ring whose lines are cut into pieces of 128 bytes."""
+
+    def place(self, slot: Expr, line: Expr, packet: Expr, within: Expr) -> tuple[Expr, ...]:
+        piece = simplify(packet // LINE)
+        own = op("bitxor", simplify(packet % LINE), simplify(line % LINE))
+        return slot, simplify(piece * self.outer + line), own, within
+
+
+class GroupContract(MatrixContract):
+    """The same as a MatrixContract, all operands staying in shared memory."""
+
+    def _ring(self, side: Side, size: int, hold: Hold) -> Ring:
+        packet = self.form.packet
+        along_sum = self._runs_along_sum(side)
+        outer, line = (size, self.step) if along_sum else (self.step, size)
+        if line % (LINE * packet) or outer % LINE:
+            raise InternalError(f"lines of {line} elements are not pieces that {self.form.name} reads")
+        shape = (hold.stages, outer * line // (LINE * packet), LINE, packet)
+        buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)
+        self.base.shared.append(buffer)
+        return GroupRing(side, buffer, along_sum, outer, line // packet, packet, hold)
+
+    def walk(self, total: Buffer, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+        depth = self.step // self.form.depth
+        sums = Operand(total, (const(0), const(0), const(0))), self.block_columns // 2
+
+        def multiply(slot: Expr) -> list[Stmt]:
+            return [self._product(total, slot, step) for step in range(depth)]
+
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled))
+
+    def _product(self, total: Buffer, slot: Expr, step: int) -> Stmt:
+        rows, columns = self.ring(0), self.ring(1)
+        group = simplify(self.warp // self.form.warps)
+        operands = (
+            Operand(total, (const(0), const(0), const(0))),
+            Operand(rows.buffer, (slot, *self._first(rows, simplify(group * _ROWS), step), const(0))),
+            Operand(columns.buffer, (slot, *self._first(columns, const(0), step), const(0))),
+        )
+        scalars = (self.block_columns, not rows.along_sum, not columns.along_sum, self.step * LINE * ROW_BYTES)
+        return Instruction(self.form.name, operands, tuple(const(int(x)) for x in scalars))
+
+    def _first(self, ring: Ring, own: Expr, step: int) -> tuple[Expr, Expr]:
+        """The line and the packet where an operand's rows or columns from `own` on begin, for a step of a part."""
+        along = step * self.form.depth
+        if not ring.along_sum:
+            return simplify(own // (LINE * ring.packet) * ring.outer + along), const(0)
+        packet = along // ring.packet
+        return simplify(own + packet // LINE * ring.outer), const(packet % LINE)

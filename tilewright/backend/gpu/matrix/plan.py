@@ -1,0 +1,299 @@
+"""How a block's warps share the products of a kernel on tensor cores: the way of each that is predicted to be fastest
+(matrix_cost.py), and the tiles that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.gpu.matrix.cost import (
+    BY_ELEMENT,
+    COMPUTED,
+    COPIED_AS_IT_LIES,
+    MOST_BLOCK,
+    Both,
+    Fragments,
+    MatrixCost,
+    Product,
+    Ways,
+    fragments_for,
+    layout_for,
+    seconds,
+    ways_by_warps,
+)
+from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
+from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
+from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
+from tilewright.tile_graph.algebra.nest import Nest, data_cost
+from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of
+from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
+
+LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
+_LEAST_SUMMED = 16
+_COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
+NEVER = 1e15  # cycles of what cannot be done
+
+
+def instruction_of(nest: Nest, target: Target) -> str | None:
+    """The instruction that runs the nest's product; None where there is none, or too little to do for it."""
+    sides = sides_of(nest)
+    if sides is None or not target.rate(sides.instruction):
+        return None
+    rows, columns = (prod(extent_of(a.extent) for a in side.axes) for side in (sides.rows, sides.columns))
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    return sides.instruction if min(rows, columns) >= LEAST_ROWS and length >= _LEAST_SUMMED else None
+
+
+def sides_of_leaf(nest: Nest, leaf: Leaf) -> Sides:
+    """The columns along the output axis that neighbouring threads walk."""
+    outputs = [nest.named(a) for a in leaf.order if a[0] == "o"]
+    sides = sides_of(nest, outputs[-1])
+    assert sides is not None
+    return sides
+
+
+def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
+    """Rows, columns and products of a box."""
+    sides = sides_of_leaf(nest, leaf)
+    sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
+    rows, columns, others = (
+        prod(sizes[a] for a in axes) for axes in (sides.rows.axes, sides.columns.axes, sides.others)
+    )
+    return rows, columns, others
+
+
+def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> Ways:
+    """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
+    packet, or element by element."""
+    sides = sides_of_leaf(nest, leaf)
+    inside = {t for n in nests for t in n.stores}
+    innermost = nest.named(leaf.order[-1])
+
+    def way(side: Side, along_sum: bool) -> int:
+        line = extent_of((innermost if along_sum else side.axes[-1]).extent)
+        if line % FORMS[leaf.instruction or ""].packet:
+            return BY_ELEMENT
+        return COPIED_AS_IT_LIES if isinstance(side.value, Load) and side.value.source not in inside else COMPUTED
+
+    rows, columns = runs_of(nest, leaf, context)
+    return way(sides.rows, rows), way(sides.columns, columns)
+
+
+def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
+    """Whether lines of memory run along the sum, of the rows' operand and of the columns'."""
+    sides = sides_of_leaf(nest, leaf)
+    bare = replace(context, constants=frozenset(), staged=frozenset())
+
+    def along(side: Side) -> bool:
+        found = [x for x in walk(side.value) if isinstance(x, Load)]
+        return not any(stride(x, side.axes[-1], bare) == 1 for x in found)
+
+    return along(sides.rows), along(sides.columns)
+
+
+def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
+    """Columns of a result that make a packet of 16 bytes, where they lie beside each other in memory and the result is
+    of 16 bits or its epilogue reads something else: lanes of a fragment would store or read pieces of lines."""
+    last = sides_of_leaf(nest, leaf).columns.axes[-1]
+    widest = max(t.dtype.bytes for t in nest.stores)
+    size = ROW_BYTES // widest
+    own = set(nest.accumulated)
+    beside = [x for x in loads(*nest.values) if x.source not in own]
+    if widest > 4 or (widest == 4 and not beside) or extent_of(last.extent) % size:
+        return 1
+    for tensor in nest.stores:
+        at = offset_of(tensor, context.layout(tensor), tuple(var(a) for a in nest.axes))
+        if (
+            at.terms.get(var(last)) != 1
+            or at.constant % size
+            or any(c % size or last in axes_of(t) for t, c in at.terms.items() if t is not var(last))
+        ):
+            return 1
+    return size
+
+
+def product_of(nest: Nest, leaf: Leaf, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int, int, int]:
+    """Rows, columns, products and steps of the sum of a box."""
+    length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
+    return (*box_sizes(nest, leaf, box), length)
+
+
+def choose_fragments(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
+    limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
+) -> dict[str, Fragments]:  # fmt: skip
+    """The best way for every leaf of a kernel that runs on matrices, by name."""
+    found = fitting_fragments(nests, leaves, boxes, limits, blocks, held, context)
+    if found is None:
+        raise InternalError(f"no fragments of products of '{nests[-1].tensor.name}' fit {held} bytes beside them")
+    return found
+
+
+def fitting_fragments(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
+    limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
+) -> dict[str, Fragments] | None:  # fmt: skip
+    """The same; None where no number of warps fits all."""
+    target, far = context.target, comes_from_far(context)
+    room = target.tile_level.capacity - held
+    names, products = [], []
+    for nest, leaf in zip(nests, leaves, strict=True):
+        if leaf.instruction in FORMS:
+            sizes = product_of(nest, leaf, boxes[nest], limits.get(nest, {}))
+            names.append(leaf.tensor)
+            products.append((leaf.instruction or "", _product(nest, leaf, nests, sizes, blocks, far, context)))
+    found = of_equal_warps(target, tuple(products), room)
+    return None if found is None else {name: way for name, (way, _) in zip(names, found, strict=True)}
+
+
+def _product(
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], sizes: tuple[int, int, int, int], blocks: int, far: bool,
+    context: NestContext,
+) -> Product:  # fmt: skip
+    stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
+    ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
+    return Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values))
+
+
+@lru_cache(maxsize=1 << 14)
+def of_equal_warps(
+    target: Target, products: tuple[tuple[str, Product], ...], room: int = 0
+) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
+    """The best way of every product of a kernel, all by as many warps: a block has as many for one as for the next."""
+
+    if len(products) == 1:
+        found = fragments_for(target, *products[0], 0, room)
+        return None if found is None else (found,)
+    ways = [ways_by_warps(target, *product, room) for product in products]
+    shared = set.intersection(*(set(by) for by in ways)) if ways else {0}
+    tried = [tuple(by[warps][1:] for by in ways) for warps in sorted(shared)]
+    return min(tried, key=lambda found: sum(cost.alone for _, cost in found), default=None)
+
+
+def is_rolled(
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], made: Fragments, length: int, context: NestContext
+) -> bool:
+    """Whether the parts of a sum are walked in a loop: written out, a turn around the ring takes registers for the
+    addresses of many copies, and of what is computed on the way."""
+    packet, threads = FORMS[leaf.instruction or ""].packet, 32 * made.warps
+    parts = -(-length // made.step)
+    written = parts if parts < 2 * made.stages else made.stages
+    copies = 0.0
+    for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
+        elements = size * made.step / threads
+        copies += elements / packet if way == COPIED_AS_IT_LIES else elements / _COMPUTED_BESIDE
+    return written * copies > context.target.written_copies
+
+
+@dataclass(frozen=True)
+class MatrixCosts:
+    """The same with an entry a candidate."""
+
+    threads: np.ndarray
+    busy: np.ndarray
+    alone: np.ndarray
+    ring: np.ndarray
+    resident: np.ndarray
+
+    def seconds(self, blocks: np.ndarray, target: Target) -> np.ndarray:
+        found: np.ndarray = seconds(self.busy, self.alone, self.resident, blocks, target)
+        return found
+
+
+def matrix_costs(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
+    limits: Mapping[Nest, Mapping[Axis, Range]], tiles: np.ndarray, context: NestContext,
+) -> dict[Nest, MatrixCosts]:  # fmt: skip
+    """What each product of a kernel costs a block, by candidate; one that has no way costs infinitely much."""
+    far = comes_from_far(context)
+    named: dict[Nest, str] = {}
+    candidates: list[list[Product]] = []
+    for nest, leaf in zip(nests, leaves, strict=True):
+        if leaf.instruction not in FORMS:
+            continue
+        sides = sides_of_leaf(nest, leaf)
+        sizes = {a: np.broadcast_to(r.size, tiles.shape) for a, r in zip(nest.axes, boxes[nest], strict=True)}
+        columns = [np.prod([sizes[a] for a in axes], axis=0) if axes else np.ones_like(tiles)
+                   for axes in (sides.rows.axes, sides.columns.axes, sides.others)]  # fmt: skip
+        reduce_box = limits.get(nest, {})
+        length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
+        alike = _product(nest, leaf, nests, (1, 1, 1, length), 1, far, context)
+        named[nest] = leaf.instruction or ""
+        candidates.append([replace(alike, rows=r, columns=c, others=o, blocks=t)
+                           for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True)])  # fmt: skip
+    if not named:
+        return {}
+    never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(NEVER, NEVER, 0, 1)
+    rows: dict[Nest, list[tuple[float, ...]]] = {nest: [] for nest in named}
+    for each in zip(*candidates, strict=True):
+        made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)))
+        for nest, (way, cost) in zip(named, made or [never] * len(named), strict=True):
+            rows[nest].append((32 * way.warps, cost.busy, cost.alone, cost.ring, cost.resident))
+    return {nest: MatrixCosts(*(np.array(x) for x in zip(*found, strict=True))) for nest, found in rows.items()}
+
+
+def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:
+    """Sizes of a block along an output axis that are worth a look."""
+    sides = sides_of_leaf(nest, leaf)
+    extent = extent_of(axis.extent)
+    if axis in sides.others:
+        return [1]
+    side = sides.rows if axis in sides.rows.axes else sides.columns
+    own = [a for a in side.axes if extent_of(a.extent) > 1]
+    if axis is (own or side.axes)[-1]:
+        sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent}
+        return sorted(sizes | {extent}) if extent <= MOST_BLOCK else sorted(sizes)
+    inner = prod(extent_of(a.extent) for a in side.axes[side.axes.index(axis) + 1 :])
+    sizes = {1}
+    while 2 * max(sizes) * inner <= 2 * MOST_BLOCK and 2 * max(sizes) < extent:
+        sizes.add(2 * max(sizes))
+    return sorted(sizes | ({extent} if extent * inner <= MOST_BLOCK else set()))
+
+
+def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str) -> Tile:
+    """The kernel with every leaf that runs on matrices inside the Tile over warps that shares it out, and that inside
+    a Tile that brings its operands."""
+    by_name = {n.tensor.name: n for n in nests}
+    if not chosen:
+        return kernel
+
+    def changed(node: Tile | Leaf, level: str) -> Tile | Leaf:
+        if isinstance(node, Tile):
+            return replace(node, body=tuple(n if isinstance(n, Barrier) else changed(n, node.level) for n in node.body))
+        made = chosen.get(node.tensor)
+        if made is None or node.part not in ("whole", "step"):
+            return node
+        nest = by_name[node.tensor]
+        names = nest.axis_names()
+        sides = sides_of_leaf(nest, node)
+        sizes = (("m", made.warp_rows), ("n", made.warp_columns))
+        axes = tuple(
+            TileAxis(name, extent, tuple(Bind(node.tensor, names[a]) for a in side.axes))
+            for name, extent, side in zip("mn", (made.rows, made.columns), (sides.rows, sides.columns), strict=True)
+        )
+        packet = FORMS[node.instruction or ""].packet
+        holds = tuple(
+            Hold(next(x.source.name for x in walk(side.value) if isinstance(x, Load)), fill=COPIED, stages=made.stages,
+                 layout=layout_for(extent, made.step, packet))
+            for side, extent in zip((sides.rows, sides.columns), (made.rows, made.columns), strict=True)
+        )  # fmt: skip
+        warps = Tile(registers, sizes, "warps", (node,), axes=axes)
+        return Tile(level, over="order", body=(warps,), holds=holds)
+
+    made = changed(kernel, kernel.level)
+    assert isinstance(made, Tile)
+    return made
+
+
+def comes_from_far(context: NestContext) -> bool:
+    """Whether operands are read from device memory: a model's weights may stay in the L2 from run to run, where they
+    are few; a product without weights is part of something larger."""
+    outer = context.target.outer
+    return outer is None or not context.constants or context.weights > outer.capacity * outer.shared_by // 2

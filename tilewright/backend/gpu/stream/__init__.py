@@ -1,0 +1,1 @@
+"""Streams that warps keep in registers."""

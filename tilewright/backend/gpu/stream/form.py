@@ -1,0 +1,201 @@
+"""Whether a stream's nests can keep all they pass to each other in the registers of warps, each with rows of its own.
+
+Every axis of the nests is one of: the rows, which warps share out; the streamed axis, walked in blocks; the columns of
+what is summed up along it; or an axis of which a block has one place. Rows by the streamed axis and rows by columns are
+fragments of tensor cores; what has rows alone is kept by each of the lanes that share a row of a fragment. The sums of
+one product leave lanes with what they must have as rows' operand of the next. A map that nothing but the rows' operand
+of a product reads is computed as that is brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.backend.gpu.matrix.sides import Sides, sides_of
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.expr import Axis, Expr, Load, Var, loads
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.tile_graph.algebra.nest import Nest, data_cost
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Leaf
+
+ROW, COLUMN, STREAM, SINGLE = "row", "column", "stream", "single"
+_MOST_SUMMED, _MOST_COLUMNS = 256, 256
+
+
+@dataclass(frozen=True)
+class RegisterForm:
+    """What every axis of a stream's nests is, and its products."""
+
+    roles: Mapping[Axis, str]
+    products: Mapping[Nest, Sides]  # columns along the streamed axis, or along the columns
+    summed: int  # the most that a product with results along the streamed axis sums up
+    columns: int
+    work: int  # operations on an element along rows and the streamed axis
+
+    def axes(self, nest: Nest, role: str) -> list[Axis]:
+        return [a for a in nest.axes if self.roles.get(a) == role]
+
+
+def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream) -> RegisterForm | None:
+    """How a stream lies in registers; None where it cannot."""
+    found = _Roles(nests, leaves, stream)
+    if not found.start() or not found.spread() or not found.single():
+        return None
+    products: dict[Nest, Sides] = {}
+    summed, columns, work = 1, 1, 0
+    done: set[Tensor] = set()
+    for nest, leaf in zip(nests, leaves, strict=True):
+        kind = found.kind(nest)
+        if found.is_operand(nest):
+            continue
+        if kind is None or nest.initial or any(t.dtype not in _KEPT for t in nest.stores):
+            return None
+        if nest in stream.wide or nest in stream.reducers:
+            if leaf.instruction in FORMS:
+                sides = found.sides(nest)
+                if sides is None:
+                    return None
+                products[nest] = sides
+                if nest in stream.wide:
+                    summed = max(summed, extent_of(nest.reduce_axes[0].extent))
+                else:
+                    columns = max(columns, extent_of(found.own(nest, COLUMN)[0].extent))
+            elif not found.is_plain(nest, kind):
+                return None
+            done.update(nest.stores)
+        elif nest.monoid is not None or not any(t in done for t in nest.reads()) or kind == STREAM:
+            return None
+        else:
+            done.update(nest.stores)
+        if kind == STREAM or nest in stream.reducers:
+            work += data_cost(*nest.values, *(() if nest in products else nest.elements)) + 1
+    if not any(n in products for n in stream.reducers) or summed > _MOST_SUMMED or columns > _MOST_COLUMNS:
+        return None
+    return RegisterForm(found.roles, products, summed, columns, work)
+
+
+_KEPT = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
+_PLAIN = ("add", "max", "min", "mul")
+
+
+class _Roles:
+    """Works out what axes are, from the products outwards."""
+
+    def __init__(self, nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream) -> None:
+        self.nests = nests
+        self.leaves = dict(zip(nests, leaves, strict=True))
+        self.stream = stream
+        self.inside = {t: n for n in nests for t in n.stores}
+        self.roles: dict[Axis, str] = {}
+
+    def start(self) -> bool:
+        """The streamed axis, and the rows and columns of the products along it."""
+        walked = {**self.stream.wide, **self.stream.reducers}
+        if not all(self._put(axis, STREAM) for axis in walked.values()):
+            return False
+        for nest, axis in self.stream.reducers.items():
+            if self.leaves[nest].instruction not in FORMS:
+                continue
+            sides = sides_of(nest)
+            if sides is None or nest.reduce_axes != (axis,):
+                return False
+            streamed = [self._reads_inside(side.value) for side in (sides.rows, sides.columns)]
+            if sorted(streamed) != [False, True]:
+                return False
+            for side, is_rows in zip((sides.rows, sides.columns), streamed, strict=True):
+                own = [a for a in side.axes if extent_of(a.extent) > 1]
+                if len(own) != 1 or not self._put(own[0], ROW if is_rows else COLUMN):
+                    return False
+        return bool(self.roles)
+
+    def spread(self) -> bool:
+        """The same through all reads; False where one is not along the axes themselves."""
+        while True:
+            before = len(self.roles)
+            for nest in self.nests:
+                for node in nest.loads():
+                    if node.source in self.inside and not self._along(node):
+                        return False
+            if len(self.roles) == before:
+                return True
+
+    def single(self) -> bool:
+        """Of the root's other axes a block has one place each, and every axis of all nests is known."""
+        for axis in self.nests[-1].axes:
+            self.roles.setdefault(axis, SINGLE)
+        if not self.spread():
+            return False
+        return all(a in self.roles or extent_of(a.extent) == 1
+                   for n in self.nests if not self.is_operand(n) for a in n.axes)  # fmt: skip
+
+    def is_operand(self, nest: Nest) -> bool:
+        """Whether a map of what is outside is the rows' operand of products along the streamed axis, and no more."""
+        if nest.monoid is not None or nest in self.stream.wide or any(t in self.inside for t in nest.reads()):
+            return False
+        readers = [n for n in self.nests if nest.tensor in n.reads()]
+        return bool(readers) and all(
+            n in self.stream.wide and self.leaves[n].instruction in FORMS and len(self.own(n, STREAM)) == 1
+            and (sides := sides_of(n, self.own(n, STREAM)[0])) is not None
+            and not any(x.source is nest.tensor for x in loads(sides.columns.value, *n.values)) for n in readers
+        )  # fmt: skip
+
+    def _along(self, node: Load) -> bool:
+        assert isinstance(node.source, Tensor)
+        for axis, index in zip(self.inside[node.source].axes, node.indices, strict=True):
+            if not isinstance(index, Var):
+                if extent_of(axis.extent) > 1:
+                    return False
+                continue
+            for known, other in ((axis, index.axis), (index.axis, axis)):
+                role = self.roles.get(known)
+                if role is not None and not self._put(other, role):
+                    return False
+        return True
+
+    def _put(self, axis: Axis, role: str) -> bool:
+        return self.roles.setdefault(axis, role) == role
+
+    def _reads_inside(self, value: Expr) -> bool:
+        return any(x.source in self.inside for x in loads(value))
+
+    def own(self, nest: Nest, role: str) -> list[Axis]:
+        return [a for a in nest.axes if self.roles.get(a) == role]
+
+    def kind(self, nest: Nest) -> str | None:
+        """What a nest's results have beside rows: STREAM, COLUMN, or nothing (ROW); None: no rows, or more."""
+        rows, columns, streamed = (len(self.own(nest, role)) for role in (ROW, COLUMN, STREAM))
+        if rows != 1 or columns + streamed > 1:
+            return None
+        return STREAM if streamed else COLUMN if columns else ROW
+
+    def sides(self, nest: Nest) -> Sides | None:
+        """A product with its rows along the rows; operands that are not in registers come from outside."""
+        kind = self.kind(nest)
+        if kind == ROW or kind is None or len(nest.reduce_axes) != 1:
+            return None
+        if (kind == STREAM) != (nest in self.stream.wide):
+            return None
+        sides = sides_of(nest, self.own(nest, kind)[0])
+        if sides is None or FORMS[sides.instruction].operand.bits != 16:
+            return None
+        for side, role in ((sides.rows, ROW), (sides.columns, kind)):
+            if [a for a in side.axes if extent_of(a.extent) > 1] != self.own(nest, role):
+                return None
+        inside = [self.inside[x.source] for x in loads(sides.rows.value) if x.source in self.inside]
+        from_registers = any(not self.is_operand(n) for n in inside)
+        if self._reads_inside(sides.columns.value) or from_registers != (nest in self.stream.reducers):
+            return None
+        return sides
+
+    def is_plain(self, nest: Nest, kind: str) -> bool:
+        """Maps along the streamed axis, and reductions along it to rows alone."""
+        if nest in self.stream.wide:
+            return nest.monoid is None and kind == STREAM
+        monoid = nest.monoid
+        assert monoid is not None
+        walks_it = nest.reduce_axes == (self.stream.reducers[nest],)
+        return kind == ROW and walks_it and monoid.operator in _PLAIN and monoid.left[0].dtype in _KEPT

@@ -1,0 +1,488 @@
+"""Lowers a stream that lies in registers: a warp keeps its rows of everything that the nests pass to each other.
+
+Blocks of the operands along the streamed axis come through rings in shared memory, later ones while one is used; one
+barrier a block is enough (see pipeline.py). All else happens between the lanes that share a row: what is along the
+rows and the streamed axis, or the columns, lies as the sums of two fragments beside each other do, which is how the
+rows' operand of a product lies too. What is outside the streamed axis is left out of reductions and zero in products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tilewright.backend.gpu.matrix.lower import MatrixContract
+from tilewright.backend.gpu.matrix.sides import Sides, sides_of
+from tilewright.backend.gpu.stream.form import COLUMN, ROW, STREAM
+from tilewright.backend.gpu.threads.nest import WARP, GpuNest, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.pipeline import commit, sync, wait
+from tilewright.errors import InternalError
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Map, Monoid
+from tilewright.ir.forms.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Var,
+    all_of,
+    axes_of,
+    const,
+    eq,
+    is_op,
+    load,
+    loads,
+    lt,
+    minimum,
+    op,
+    replace_nodes,
+    rewrite,
+    select,
+    substitute,
+    var,
+)
+from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.lower.items import Item, Loop, works
+from tilewright.lower.nesting import alloc, unrolled
+from tilewright.tile_graph.algebra.nest import inline
+from tilewright.tile_graph.algebra.propagate import Range, extent_of, whole
+from tilewright.tile_graph.algebra.streams import Work
+from tilewright.tile_graph.plan.form import COPIED, Hold, Tile
+
+if TYPE_CHECKING:
+    from tilewright.backend.gpu.kernel.lower import GpuKernel
+
+_PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
+_LOG2_E = 1.4426950408889634
+_QUAD = (1, 2)  # distances of the lanes that share a row
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Elements of one kind that a lane keeps: the loops over them, where they are, and when that is inside."""
+
+    kind: str
+    loops: tuple[Axis, ...]
+    index: tuple[Expr, ...]
+    half: Expr  # which of a fragment's rows that a lane keeps
+    places: Mapping[str, Expr]  # by role, relative to the block
+
+
+def stream_tile(kernel: Tile) -> Tile | None:
+    """The Tile over warps with a stream inside, where a kernel has one."""
+    tiles = (t for t in kernel.walk() if isinstance(t, Tile))
+    return next((t for t in tiles if t.over == "warps" and t.stream is not None), None)
+
+
+class RegisterStream:
+    """A kernel whose warps keep a stream in registers."""
+
+    def __init__(self, kernel: GpuKernel, warps: Tile, items: Sequence[Item]) -> None:
+        walked = warps.stream
+        assert walked is not None
+        self.kernel = kernel
+        (_, self.warp_rows), (_, self.columns) = warps.sizes
+        self.rows = warps.axes[0].extent
+        bound = ((warps.axes[0], ROW), (warps.axes[1], COLUMN), *((a, STREAM) for a in walked.axes))
+        self.roles = {kernel.by_name[b.tensor].named(b.axis): role for axis, role in bound for b in axis.binds}
+        ((_, block),) = walked.sizes
+        self.block = -(-block // 16) * 16
+        self.items = items
+        (self.loop,) = (item for item in items if isinstance(item, Loop))
+        self.trips = extent_of(self.loop.axis.extent)
+        # maps that are computed where an operand is brought
+        first = [w for w in items[: items.index(self.loop)] if isinstance(w, Work) and w.owner is None]
+        self.composed = {w.nest.tensor: Map(w.nest.tensor, w.nest.axes, w.nest.values[0]) for w in first}
+        products = [w for w in self.loop.works() if w.leaf.instruction is not None]
+        self.form = FORMS[products[0].leaf.instruction or ""]
+        thread = var(kernel.thread)
+        self.lane, warp = simplify(thread % WARP), simplify(thread // WARP)
+        self.origin = simplify(warp * self.warp_rows)
+        self.fragments = self.warp_rows // self.form.c.rows
+        brought = iter([h for h in walked.holds if h.fill == COPIED])
+        rows = iter([h for h in warps.holds if h.fill == COPIED])
+        self.contracts = {id(w): self._contract(w, rows, brought) for w in products}
+        self.stages = next(h.stages for h in walked.holds if h.fill == COPIED)
+        self.registers: dict[Tensor, tuple[str, Buffer]] = {}
+        for work in works(items):
+            if work.nest.tensor not in self.composed:
+                self._keep(work)
+        self.row_fragments: dict[int, list[Buffer]] = {}
+
+    # --- the whole
+
+    def statements(self) -> tuple[Stmt, ...]:
+        place = self.items.index(self.loop)
+        before, after = self.items[:place], self.items[place + 1 :]
+        ahead = self.stages - 1
+        body: list[Stmt] = []
+        scores = [w for w in self.loop.works() if id(w) in self.contracts and self._kind(w) == STREAM]
+        for work in scores:
+            contract = self.contracts[id(work)]
+            body.extend(s for g in contract.fill(0, const(0), const(0), const(0), self._fixed(work), ()) for s in g)
+        for number in range(max(1, ahead)):
+            body.extend(self._copies(const(number)) if number < self.trips else ())
+            body.append(commit())
+        body.extend(s for work in before for s in self._work(work))
+        body.extend((wait(max(0, ahead - 1)), sync()))
+        for work in scores:
+            body.extend(self._first_operand(work))
+        block = var(self.loop.axis)
+        inside: list[Stmt] = []
+        if self.trips > 1:
+            later = simplify(block + ahead)
+            inside.extend((wait(ahead - 1), sync()))
+            inside.extend((If(simplify(lt(later, self.trips)), tuple(self._copies(later))), commit()))
+        inside.extend(s for work in self.loop.works() for s in self._work(work))
+        body.extend((For(self.loop.axis, ForKind.SERIAL, tuple(inside)),) if self.trips > 1 else inside)
+        body.extend(s for work in after for s in self._work(work))
+        kept = [b for _, b in self.registers.values()] + [b for bs in self.row_fragments.values() for b in bs]
+        return alloc(kept, body)
+
+    def _work(self, work: Item) -> tuple[Stmt, ...]:
+        if not isinstance(work, Work):
+            raise InternalError(f"kernel '{self.kernel.plan.name}': a loop beside its stream")
+        if work.nest.tensor in self.composed:
+            return ()
+        if work.nest.monoid is None:
+            return self._map(work)
+        if id(work) not in self.contracts:
+            return self._reduction(work)
+        return self._product(work)
+
+    # --- what a lane keeps
+
+    def _role(self, work: Work, number: int) -> str | None:
+        return self.roles.get((work.along or work.nest.axes)[number])
+
+    def _kind(self, work: Work) -> str:
+        roles = {self._role(work, n) for n in range(len(work.nest.axes))}
+        return STREAM if STREAM in roles else COLUMN if COLUMN in roles else ROW
+
+    def _keep(self, work: Work) -> None:
+        """Registers for what a nest hands to others."""
+        kind = self._kind(work)
+        wide = {STREAM: self.block, COLUMN: self.columns}.get(kind, 0)
+        shape = (self.fragments, wide // 16, _PAIR) if wide else (self.fragments, 2)
+        for tensor in work.nest.stores:
+            if (work.owner is not None or tensor in self.kernel.held) and tensor not in self.registers:
+                buffer = Buffer(self.kernel.names.fresh("kept"), shape, tensor.dtype, Memory.REGISTER)
+                self.registers[tensor] = (kind, buffer)
+
+    def _spot(self, kind: str) -> _Spot:
+        i = Axis("i", self.fragments)
+        a = self.form.a  # sixteen columns of sums lie as the rows' operand does
+        if kind == ROW:
+            half = Axis("half", 2)
+            row = simplify(self.origin + var(i) * a.rows + self.lane // 4 + var(half) * 8)
+            return _Spot(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
+        wide = self.block if kind == STREAM else self.columns
+        j, x = Axis("j", wide // a.columns), Axis("x", _PAIR)
+        row = simplify(self.origin + var(i) * a.rows + a.row(self.lane, var(x)))
+        column = simplify(var(j) * a.columns + a.column(self.lane, var(x)))
+        index = (var(i), var(j), var(x))
+        return _Spot(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
+
+    def _ranges(self, work: Work) -> dict[Axis, Range]:
+        ranges = dict(zip(work.nest.axes, work.box, strict=True))
+        for axis in work.nest.reduce_axes:
+            ranges[axis] = work.limits.get(axis, whole(extent_of(axis.extent)))
+        return ranges
+
+    def _env(self, work: Work, spot: _Spot) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
+        """Where the axes of a nest are at a spot, and by role when that is inside."""
+        axes = (*(work.along or work.nest.axes), *work.nest.reduce_axes)
+        env: dict[Axis, Expr] = {}
+        inside: dict[str, Expr] = {}
+        for own, (axis, part) in zip(axes, self._ranges(work).items(), strict=True):
+            role = self.roles.get(own)
+            place = const(0) if role is None else spot.places.get(role)
+            if place is None:
+                continue
+            env[axis] = simplify(part.low + place)
+            if role is not None:
+                inside[role] = simplify(lt(place, part.count))
+        return env, inside
+
+    def _read(self, node: Load, spot: _Spot) -> Expr | None:
+        """A read of what is kept in registers."""
+        if not isinstance(node.source, Tensor) or node.source not in self.registers:
+            return None
+        kind, buffer = self.registers[node.source]
+        if kind == ROW:
+            return load(buffer, (spot.index[0], spot.half))
+        if kind != spot.kind:
+            raise InternalError(f"kernel '{self.kernel.plan.name}': '{node.source.name}' is not where it is read")
+        return load(buffer, spot.index)
+
+    def _value(self, work: Work, value: Expr, spot: _Spot) -> Expr:
+        """An expression on what a lane keeps and what memory has; nothing is read outside."""
+        here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
+        env, inside = self._env(work, spot)
+        made = simplify(self.kernel.access.lower(substitute(replace_nodes(value, here), env)))
+        conditions = known_true_left_out(list(inside.values()))
+        far = any(isinstance(n.source, Buffer) and n.source.memory is Memory.GLOBAL for n in loads(made))
+        return select(all_of(conditions), made, const(0, made.dtype)) if far and conditions else made
+
+    def _stream_inside(self, work: Work, spot: _Spot) -> tuple[Expr, ...]:
+        _, inside = self._env(work, spot)
+        return known_true_left_out([inside[STREAM]])
+
+    # --- maps
+
+    def _map(self, work: Work) -> tuple[Stmt, ...]:
+        spot = self._spot(self._kind(work))
+        body: list[Stmt] = []
+        own: list[Buffer] = []
+        for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
+            value = rewrite(value, _as_power_of_two)
+            made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
+            if tensor in self.registers:
+                body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
+            else:
+                body.extend(self._stored(work, tensor, made, spot))
+        return alloc(own, body)
+
+    def _rows_first(self, work: Work, value: Expr, spot: _Spot, body: list[Stmt], own: list[Buffer]) -> Expr:
+        """What is the same along a row is computed once, before all else."""
+        if spot.kind == ROW:
+            return value
+        rows = self._spot(ROW)
+        found: dict[Expr, Expr] = {}
+        stack, seen = [value], set[Expr]()
+        while stack:
+            node = stack.pop()
+            if node in seen or isinstance(node, Load | Const | Var):
+                continue
+            seen.add(node)
+            if not self._is_of_rows(work, node):
+                stack.extend(node.args)
+                continue
+            kept = Buffer(self.kernel.names.fresh("row"), (self.fragments, 2), node.dtype, Memory.REGISTER)
+            own.append(kept)
+            body.extend(unrolled(rows.loops, (Store(kept, rows.index, self._value(work, node, rows)),)))
+            found[node] = load(kept, (spot.index[0], spot.half))
+        return replace_nodes(value, found)
+
+    def _is_of_rows(self, work: Work, node: Expr) -> bool:
+        read = loads(node)
+        if not read or any(self.registers.get(n.source, (COLUMN,))[0] != ROW for n in read):
+            return False
+        return not any(self.roles.get(_own(work, a)) in (STREAM, COLUMN) for a in axes_of(node))
+
+    def _stored(self, work: Work, tensor: Tensor, value: Expr, spot: _Spot) -> tuple[Stmt, ...]:
+        """To memory, two neighbours along the columns at a time where they lie beside each other."""
+        env, inside = self._env(work, spot)
+        conditions = known_true_left_out(list(inside.values()))
+        logical = tuple(env[a] for a in work.nest.axes)
+        if spot.kind == ROW:  # all four lanes that share a row have it
+            alone = [*conditions, eq(simplify(self.lane % 4), 0)]
+            return unrolled(spot.loops, guarded(alone, self.kernel.access.stores(tensor, logical, value)))
+        i, j, x = spot.loops
+        high, lane = Axis("high", _PAIR // 2), Axis("lane", 2)
+        part = next(r for a, r in self._ranges(work).items() if self.roles.get(_own(work, a)) == spot.kind)
+        if not _is_even(part):
+            return unrolled(spot.loops, guarded(conditions, self.kernel.access.stores(tensor, logical, value)))
+        at = {x: simplify(var(high) * 2 + var(lane))}
+        kept = Buffer(self.kernel.names.fresh("pair"), (2,), value.dtype, Memory.REGISTER)
+        made = simplify(substitute(value, at))
+        moved = tuple(
+            Store(s.buffer, tuple(simplify(substitute(n, at)) for n in s.indices), load(kept, (var(lane),)))
+            for s in self.kernel.access.stores(tensor, logical, value)
+        )
+        body = alloc([kept], (For(lane, ForKind.UNROLL, (Store(kept, (var(lane),), made),)),
+                              *(For(lane, ForKind.VECTOR, (s,)) for s in moved)))  # fmt: skip
+        first = [simplify(substitute(substitute(c, at), {lane: const(0)})) for c in conditions]
+        return unrolled([i, j, high], guarded(first, body))
+
+    # --- reductions along the streamed axis to rows
+
+    def _reduction(self, work: Work) -> tuple[Stmt, ...]:
+        nest, names = work.nest, self.kernel.names
+        monoid = nest.monoid
+        assert monoid is not None
+        across, rows = self._spot(STREAM), self._spot(ROW)
+        element = self._value(work, nest.elements[0], across)
+        inside = self._stream_inside(work, across)
+        if inside:
+            element = select(all_of(inside), element, monoid.identity[0])
+        i, j, x = across.loops
+        _, half = rows.loops
+        near, far = Axis("near", 2), Axis("far", 2)
+        at = {x: simplify(var(far) * 4 + var(half) * 2 + var(near)), i: var(rows.loops[0])}
+        total = Buffer(names.fresh("acc"), (), monoid.left[0].dtype, Memory.REGISTER)
+        other = Buffer(names.fresh("other"), (), total.dtype, Memory.REGISTER)
+        add = Store(total, (), _combined(monoid, load(total, ()), simplify(substitute(element, at))))
+        body: list[Stmt] = [Store(total, (), monoid.identity[0]), *unrolled([j, far, near], (add,))]
+        for distance in _QUAD:
+            body.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(total, ())), (const(distance),)))
+            body.append(Store(total, (), _combined(monoid, load(total, ()), load(other, ()))))
+        result: Expr = load(total, ())
+        if nest.initial:
+            result = _combined(monoid, self._value(work, nest.initial[0], rows), result)
+        body.append(Store(total, (), result))
+        body.extend(self._results(work, total, (), rows))
+        return unrolled(rows.loops, alloc([total, other], body))
+
+    def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], spot: _Spot) -> list[Stmt]:
+        """What a nest stores of a reduction that a lane has, into registers."""
+        nest = work.nest
+        monoid = nest.monoid
+        assert monoid is not None
+        here = [var(a) for a in nest.axes]
+        done: dict[Expr, Expr] = {monoid.left[0]: load(total, index)}
+        known: dict[Expr, Expr] = {load(nest.accumulated[0], here): replace_nodes(monoid.final[0], done)}
+        made: list[Stmt] = []
+        for tensor, value in zip(nest.stores, nest.values, strict=True):
+            final = self._value(work, replace_nodes(value, known), spot)
+            made.append(Store(self.registers[tensor][1], spot.index, final))
+        return made
+
+    # --- products
+
+    def _contract(self, work: Work, rows: Iterator[Hold], brought: Iterator[Hold]) -> MatrixContract:
+        kind = self._kind(work)
+        sides = self._sides(work)
+        width = self.block if kind == STREAM else self.columns
+        holds = (next(rows) if kind == STREAM else None, next(brought))
+        made = MatrixContract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
+        self.kernel.shared.extend(made.base.shared)
+        return made
+
+    def _sides(self, work: Work) -> Sides:
+        kind = self._kind(work)
+        last = next(a for a in work.nest.axes if self.roles.get(a) == kind)
+        elements = tuple(inline(e, self.composed) for e in work.nest.elements)
+        sides = sides_of(replace(work.nest, elements=elements), last)
+        if sides is None:
+            raise InternalError(f"'{work.nest.tensor.name}' is no product that {work.leaf.instruction} runs")
+        return sides
+
+    def _nest(self, work: Work, block: Expr | None = None) -> GpuNest:
+        """A product's nest, at a block of the streamed axis that is not the current one where it is given."""
+        kernel = self.kernel
+        box, limits = work.box, dict(work.limits)
+        if block is not None:
+            box = tuple(self._moved(part, block) for part in box)
+            limits = {a: self._moved(part, block) for a, part in limits.items()}
+        return GpuNest(work.nest, work.leaf, box, limits, kernel.access, kernel.names, kernel.thread)
+
+    def _moved(self, part: Range, block: Expr) -> Range:
+        low = simplify(substitute(part.low, {self.loop.axis: block}))
+        if low is not part.low and part.extent % int(part.size) == 0:
+            low = simplify(minimum(low, part.extent - int(part.size)))  # no block that is copied begins later
+        return Range(low, part.size, part.extent)
+
+    def _fixed(self, work: Work) -> dict[Axis, Expr]:
+        ranges = self._ranges(work)
+        return {a: ranges[a].low for a in self.contracts[id(work)].sides.others}
+
+    def _copies(self, block: Expr) -> list[Stmt]:
+        """All operands along the streamed axis of one block into their rings."""
+        made: list[Stmt] = []
+        slot = simplify(block % self.stages) if self.stages > 1 else const(0)
+        for work in (w for w in self.loop.works() if id(w) in self.contracts):
+            contract = self.contracts[id(work)].of_part(self._nest(work, block))
+            groups = contract.fill(1, const(0), slot, const(0), self._fixed(work), ())
+            made.extend(s for group in groups for s in group)
+        return made
+
+    def _first_operand(self, work: Work) -> list[Stmt]:
+        """The rows' operand of a product along the streamed axis, the same for all of it."""
+        contract = self.contracts[id(work)]
+        made: list[Stmt] = []
+        kept: list[Buffer] = []
+        for step in range(contract.step // self.form.depth):
+            shape = (self.fragments, self.form.a.elements)
+            kept.append(Buffer(self.kernel.names.fresh("rows"), shape, self.form.operand, Memory.REGISTER))
+            made.extend(contract.row_fragments(kept[-1], const(0), const(step)))
+        self.row_fragments[id(work)] = kept
+        return made
+
+    def _product(self, work: Work) -> tuple[Stmt, ...]:
+        nest, names, form = work.nest, self.kernel.names, self.form
+        monoid = nest.monoid
+        assert monoid is not None
+        contract = self.contracts[id(work)]
+        kind = self._kind(work)
+        spot = self._spot(kind)
+        first = self._value(work, nest.initial[0], spot) if nest.initial else monoid.identity[0]
+        depth = contract.step // form.depth
+        body: list[Stmt] = []
+        rows: list[tuple[Buffer, tuple[Expr, ...]]]
+        if kind == STREAM:
+            shape = (self.fragments, self.block // 16, _PAIR)
+            total = Buffer(names.fresh("acc"), shape, dtypes.float32, Memory.REGISTER)
+            own = [total]
+            rows = [(b, ()) for b in self.row_fragments[id(work)]]
+        else:
+            total = self.registers[nest.stores[0]][1]
+            operand = self._streamed_operand(work, contract, body)
+            own = [operand]
+            rows = [(operand, (const(t),)) for t in range(depth)]
+        body.extend(unrolled(spot.loops, (Store(total, spot.index, first),)))
+        sets = [
+            Buffer(names.fresh("b"), (contract.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
+            for _ in range(2)
+        ]
+        slot = simplify(var(self.loop.axis) % self.stages) if self.stages > 1 else const(0)
+        body.extend(contract.column_fragments(sets[0], slot, const(0)))
+        for step in range(depth):
+            if step + 1 < depth:
+                body.extend(contract.column_fragments(sets[(step + 1) % 2], slot, const(step + 1)))
+            i, j, half = Axis("i", self.fragments), Axis("j", contract.fragments[1] // 2), Axis("half", 2)
+            buffer, place = rows[step]
+            operands = (
+                Operand(total, (var(i), var(j), simplify(var(half) * form.c.elements))),
+                Operand(buffer, (var(i), *place, const(0))),
+                Operand(sets[step % 2], (var(j), simplify(var(half) * form.b.elements))),
+            )
+            body.extend(unrolled([i, j, half], (Instruction(form.name, operands),)))
+        if kind == STREAM:
+            body.extend(unrolled(spot.loops, self._results(work, total, spot.index, spot)))
+        return alloc([*own, *sets], body)
+
+    def _streamed_operand(self, work: Work, contract: MatrixContract, body: list[Stmt]) -> Buffer:
+        """The rows' operand of a product that sums along the streamed axis, from what lanes keep."""
+        spot = self._spot(STREAM)
+        value = self._value(work, contract.sides.rows.value, spot)
+        inside = self._stream_inside(work, spot)
+        if inside:
+            value = select(all_of(inside), value, const(0, value.dtype))
+        shape = (self.fragments, self.block // 16, _PAIR)
+        operand = Buffer(self.kernel.names.fresh("a"), shape, self.form.operand, Memory.REGISTER)
+        body.extend(unrolled(spot.loops, (Store(operand, spot.index, value),)))
+        return operand
+
+
+def _as_power_of_two(node: Expr) -> Expr | None:
+    """exp(a - b) as the instruction that there is has it, exact enough beside operands of 16 bits; b, which is mostly
+    the same for a whole row, is scaled by itself, so that an element takes one multiply-add."""
+    if not is_op(node, "exp") or node.dtype is not dtypes.float32:
+        return None
+    scale = const(_LOG2_E, node.dtype)
+    inner = node.args[0]
+    if is_op(inner, "sub"):
+        return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
+    return op("exp2", op("mul", inner, scale))
+
+
+def _own(work: Work, axis: Axis) -> Axis:
+    """The owner's axis that an axis of a work's nest stands for."""
+    return work.along[work.nest.axes.index(axis)] if work.along and axis in work.nest.axes else axis
+
+
+def _is_even(part: Range) -> bool:
+    even = [int(part.size)]
+    if int(part.size) < part.extent:
+        low = linear(part.low)
+        even.extend((part.extent, low.constant, *low.terms.values()))
+    return all(n % 2 == 0 for n in even)
+
+
+def _combined(monoid: Monoid, left: Expr, right: Expr) -> Expr:
+    return replace_nodes(monoid.combine[0], {monoid.left[0]: left, monoid.right[0]: right})

@@ -1,0 +1,220 @@
+"""How a stream that lies in registers is cut: rows of a block and of a warp, and blocks of the streamed axis; priced
+by the rates of the Target as products on tensor cores are (matrix_cost.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from tilewright.backend.gpu.matrix.cost import (
+    REGISTERS_BESIDE,
+    layout_for,
+    ring_bytes,
+    seconds,
+)
+from tilewright.backend.gpu.stream.form import COLUMN, ROW, SINGLE, RegisterForm, register_form
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms.expr import Load, walk
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Sizes, Tile, TileAxis
+
+_UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
+_BLOCKS = (32, 64, 128)
+_ROWS = (16, 32, 64, 128, 256)
+_WARP_ROWS = (16, 32)
+_MOST_WARPS = 8
+_SLOT = 0.75  # issue slots of an operation as nests count them
+_APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
+_LOADED = 4.0  # times the latency of memory that is idle
+_START = 650  # cycles until a block's first copies are issued, and after its last store
+_TRIP, _TRIP_BUSY = 350, 55  # cycles of a block: the barrier, what lanes of a row tell each other, what rows take
+_STAGES = 2
+_BYTES = 2  # of an operand's element
+
+
+@dataclass(frozen=True)
+class StreamFragments:
+    """Rows of a block and of a warp, a block of the streamed axis, and columns, all in whole fragments."""
+
+    rows: int
+    warp_rows: int
+    block: int
+    columns: int
+    summed: int
+    stages: int
+    instruction: str
+
+    @property
+    def warps(self) -> int:
+        return self.rows // self.warp_rows
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        form = FORMS[self.instruction]
+        sizes = ((self.rows, self.summed, 1), (self.block, self.summed, self.stages),
+                 (self.columns, self.block, self.stages))  # fmt: skip
+        return sum(ring_bytes(*size, form) for size in sizes)
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of a thread."""
+        own = self.warp_rows // _UNIT
+        kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
+        return own * kept + self.block // 2 + REGISTERS_BESIDE  # and the columns' fragments that are under way
+
+
+@dataclass(frozen=True)
+class StreamChoice:
+    tile: Sizes
+    block: int
+    seconds: float
+    tiles: int
+    made: StreamFragments
+
+
+def choose_stream(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream, fixed: Mapping[str, int], target: Target
+) -> StreamChoice | None:
+    """The best way of a stream in registers; None where it has none."""
+    return min(stream_choices(nests, leaves, stream, fixed, target), key=lambda c: c.seconds, default=None)
+
+
+def stream_choices(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream, fixed: Mapping[str, int], target: Target
+) -> Iterator[StreamChoice]:
+    """The ways to cut a stream in registers."""
+    form = register_form(nests, leaves, stream)
+    if form is None or fixed or not target.rate(next(iter(form.products.values())).instruction):
+        return
+    root = nests[-1]
+    names = root.axis_names()
+    (row,) = form.axes(root, ROW)
+    length = extent_of(row.extent)
+    sizes = sorted({min(n, length) for n in _ROWS if n < 2 * length})
+    blocks = sorted({min(b, stream.extent) for b in _BLOCKS})
+    for size in sizes:
+        cut = {a: 1 for a in root.axes if form.roles[a] == SINGLE} | ({row: size} if size < length else {})
+        tiles = prod(-(-extent_of(a.extent) // n) for a, n in cut.items())
+        for block in blocks:
+            found = fragments_of(form, stream.extent, size, block, tiles, target)
+            if found is None:
+                continue
+            time, made = found
+            tile = tuple((names[a], cut[a]) for a in root.axes if a in cut and cut[a] < extent_of(a.extent))
+            yield StreamChoice(tile, block, time, tiles, made)
+
+
+def planned(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream | None, tile: Sizes, block: int, tiles: int,
+    target: Target,
+) -> tuple[RegisterForm, StreamFragments] | None:  # fmt: skip
+    """How a choice is carried out in registers; None where it is not."""
+    form = None if stream is None else register_form(nests, leaves, stream)
+    if form is None or stream is None or not target.rate(next(iter(form.products.values())).instruction):
+        return None
+    root = nests[-1]
+    (row,) = form.axes(root, ROW)
+    given = dict(tile)
+    whole = {a: given.get(n, extent_of(a.extent)) for a, n in root.axis_names().items() if a in root.axes}
+    if any(n > 1 for a, n in whole.items() if form.roles[a] == SINGLE):
+        return None
+    found = fragments_of(form, stream.extent, whole[row], block, tiles, target)
+    return None if found is None else (form, found[1])
+
+
+def fragments_of(
+    form: RegisterForm, extent: int, rows: int, block: int, tiles: int, target: Target
+) -> tuple[float, StreamFragments] | None:
+    """The best way to share so many rows out to warps, and the time of all tiles."""
+    best: tuple[float, StreamFragments] | None = None
+    padded = _whole(rows)
+    instruction = next(iter(form.products.values())).instruction
+    for each in _WARP_ROWS:
+        if padded % each or padded // each > _MOST_WARPS:
+            continue
+        trips = ceil(extent / block)
+        made = StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed),
+                               min(_STAGES, trips), instruction)  # fmt: skip
+        if made.registers > target.vector_registers or made.shared > target.tile_level.capacity:
+            continue
+        busy, alone = _cycles(form, made, trips, target)
+        resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // (32 * made.warps),
+                              target.register_file // (made.registers * 32 * made.warps)))  # fmt: skip
+        time = float(seconds(busy, alone, resident, tiles, target))
+        if best is None or time < best[0]:
+            best = (time, made)
+    return best
+
+
+def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Target) -> tuple[float, float]:
+    """Of a multiprocessor that a block keeps busy, and of a block alone."""
+    rate = target.rate(next(iter(form.products.values())).instruction)
+    assert rate is not None
+    lanes = target.fma_rate / target.clock
+    depth = made.summed + made.columns
+    tensor = made.rows * made.block * depth / (rate / target.clock)
+    near = target.tile_level.bandwidth / target.clock
+    shared = _BYTES * made.block * depth * (made.warps + 1) / near
+    beyond = _BYTES * made.block * depth / ((target.outer or target.main).bandwidth / target.clock)
+    inside = max(tensor, shared)
+    slots = form.work * _SLOT
+    vector = made.rows * made.block * slots / lanes
+    busy = max(max(inside, vector) + _TRIP_BUSY, beyond)
+    own = inside * max(1.0, 4 / made.warps) if made.warps < 4 else inside
+    waiting = made.warp_rows * made.block / 32 * slots * _APART * max(1.0, made.warps / 4)
+    reach = _LOADED * (target.outer or target.main).latency * target.clock
+    alone = max(own + waiting + _TRIP, reach, beyond)
+    ends = made.rows * made.columns * 8 / lanes
+    first = _LOADED * target.main.latency * target.clock
+    return trips * busy + ends, _START + first + trips * alone + 2 * ends
+
+
+def _whole(n: int) -> int:
+    return -(-n // _UNIT) * _UNIT
+
+
+def finished_stream(
+    leaves: Sequence[Leaf], form: RegisterForm, made: StreamFragments, stream: Stream
+) -> tuple[Leaf, ...]:
+    """The leaves with the steps of their products: all that is summed up at a time."""
+    steps = {n.tensor.name: made.summed if n in stream.wide else made.block for n in form.products}
+    return tuple(replace(x, step=steps[x.tensor]) if x.tensor in steps else x for x in leaves)
+
+
+def in_registers(
+    kernel: Tile, nests: Sequence[Nest], form: RegisterForm, made: StreamFragments, registers: str
+) -> Tile:
+    """The kernel with its stream inside a Tile over warps, which keep what it holds; operands come by copies."""
+    by_name = {n.tensor.name: n for n in nests}
+
+    def axis(name: str, extent: int, role: str) -> TileAxis:
+        binds = tuple(Bind(n.tensor.name, n.axis_names()[a]) for n in nests for a in form.axes(n, role))
+        return TileAxis(name, extent, binds)
+
+    def copied(nest: Nest, number: int, size: int, step: int, stages: int) -> Hold:
+        side = (form.products[nest].rows, form.products[nest].columns)[number]
+        source = next(x.source.name for x in walk(side.value) if isinstance(x, Load))
+        packet = FORMS[form.products[nest].instruction].packet
+        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, packet))
+
+    (lanes,) = kernel.body
+    assert isinstance(lanes, Tile)
+    (walked,) = (t for t in lanes.body if isinstance(t, Tile))
+    inside = [by_name[x.tensor] for x in walked.body if isinstance(x, Leaf) and by_name[x.tensor] in form.products]
+    scores = {n for n in inside if any(x.part == "whole" and x.tensor == n.tensor.name for x in walked.leaves)}
+    brought = tuple(
+        copied(n, 1, made.block, made.summed, made.stages) if n in scores
+        else copied(n, 1, made.columns, made.block, made.stages) for n in inside
+    )  # fmt: skip
+    rows = tuple(copied(n, 0, made.rows, made.summed, 1) for n in inside if n in scores)
+    kept = replace(walked, level=registers, holds=(*walked.holds, *brought))
+    body = tuple(kept if node is walked else node for node in lanes.body)
+    sizes = (("m", made.warp_rows), ("n", made.columns))
+    warps = Tile(registers, sizes, "warps", body, (*kernel.holds, *rows),
+                 (axis("m", made.rows, ROW), axis("n", made.columns, COLUMN)))  # fmt: skip
+    return replace(kernel, holds=(), body=(replace(lanes, body=(warps,)),))

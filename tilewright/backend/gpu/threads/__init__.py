@@ -1,0 +1,1 @@
+"""Nests on the threads of a block, operands through shared memory."""

@@ -1,0 +1,409 @@
+"""Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
+
+Five ways: a position a thread; packets of a map's neighbours; a reduction shared by neighbouring threads and combined
+by shuffles; a contraction whose operands go through shared memory in steps, with a register tile a thread, or with
+fragments of matrices a warp.
+Barriers and shuffles stand outside every condition that depends on the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import e, log2, prod
+
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.compute import Monoid
+from tilewright.ir.forms.dtypes import float32
+from tilewright.ir.forms.expr import (
+    Axis,
+    Const,
+    Expr,
+    Load,
+    all_of,
+    axes_of,
+    const,
+    eq,
+    is_op,
+    load,
+    loads,
+    lt,
+    op,
+    replace_nodes,
+    rewrite,
+    select,
+    substitute,
+    var,
+)
+from tilewright.ir.forms.loops import (
+    Barrier,
+    Buffer,
+    For,
+    ForKind,
+    If,
+    Instruction,
+    Memory,
+    Operand,
+    Scope,
+    Stmt,
+    Store,
+)
+from tilewright.lower.access import Access
+from tilewright.lower.nesting import alloc, serial, unrolled, walked
+from tilewright.lower.register_block import Names
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
+from tilewright.tile_graph.plan.form import Hold, Leaf, Tile
+
+WARP = 32
+_LOG2_E = log2(e)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """What one thread works on in one round: the value of every output axis, and when that is inside the box."""
+
+    env: dict[Axis, Expr]
+    active: tuple[Expr, ...]  # the same for the whole register tile
+    inside: tuple[Expr, ...]  # by position of the register tile
+    unrolled: tuple[Axis, ...]
+    coordinates: dict[Axis, Expr]  # relative to the box
+
+    @property
+    def index(self) -> tuple[Expr, ...]:
+        return tuple(var(a) for a in self.unrolled)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(extent_of(a.extent) for a in self.unrolled)
+
+    def around(self, body: tuple[Stmt, ...], axes: Sequence[Axis] | None = None) -> tuple[Stmt, ...]:
+        return unrolled(self.unrolled if axes is None else axes, body)
+
+
+class GpuNest:
+    """The lowering of one nest under one plan. `shared` collects buffers of its own that it needs meanwhile: they are
+    allocated around what needs them and no further, so that other nests, and its own next turn, may have the room."""
+
+    def __init__(
+        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (),
+    ) -> None:  # fmt: skip
+        self.nest = nest
+        self.plan = plan
+        self.ranges = dict(zip(nest.axes, box, strict=True))
+        self.reduce_ranges = {a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes}
+        self.access = access
+        self.names = names
+        self.thread = thread
+        self.shared: list[Buffer] = []
+        self.warps = warps
+        self.operands = operands
+        self.register = {nest.named(a): n for a, n in plan.register}
+        order = [nest.named(a) for a in plan.order]
+        self.order = [a for a in order if a in nest.axes]
+        self.reduction = [a for a in order if a in nest.reduce_axes]
+        self.places = {a: -(-int(r.size) // self.register.get(a, 1)) for a, r in self.ranges.items()}
+        self.count = prod(self.places.values())
+        self.threads = extent_of(thread.extent)
+        self.takers = self.threads // plan.split  # threads that take a position of their own
+        self.rounds = -(-self.count // self.takers)
+
+    def statements(self) -> tuple[Stmt, ...]:
+        if self.warps is not None:
+            from tilewright.backend.gpu.matrix.lower import MatrixContract
+
+            return MatrixContract.of(self, self.warps, self.operands).statements()
+        if self.plan.step:
+            from tilewright.backend.gpu.threads.contract import GpuContract
+
+            body = GpuContract(self).statements()
+        elif self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
+            from tilewright.backend.gpu.maps.elementwise import PackedMap
+
+            body = PackedMap(self).statements()
+        else:
+            body = self.in_rounds(self._one_round)
+        return alloc(self.shared, body)
+
+    # --- who computes what
+
+    def in_rounds(self, body: object) -> tuple[Stmt, ...]:
+        """`body(spot)` for every round of positions."""
+        assert callable(body)
+        if self.rounds == 1:
+            return tuple(body(self.spot(const(0))))
+        loop = Axis("round", self.rounds)
+        return (For(loop, ForKind.SERIAL, tuple(body(self.spot(var(loop))))),)
+
+    def taker(self) -> tuple[Expr, Expr]:
+        """(which position a thread starts from, which share of its reduction it has)."""
+        split = self.plan.split
+        thread = var(self.thread)
+        if split == 1:
+            return thread, const(0)
+        if self.along_reduction:
+            return simplify(thread // split), simplify(thread % split)
+        # neighbours walk the outputs; the shares of one position are spread over the warp
+        near = WARP // split
+        return simplify(thread // WARP * near + thread % near), simplify(thread % WARP // near)
+
+    @property
+    def along_reduction(self) -> bool:
+        return self.plan.vector is not None and self.plan.vector[0] == "r"
+
+    def spot(self, round_: Expr) -> Spot:
+        flat = simplify(self.taker()[0] + round_ * self.takers)
+        active = [lt(flat, self.count)]
+        rest = flat
+        coordinates: dict[Axis, Expr] = {}
+        unrolled: list[Axis] = []
+        for number, axis in reversed(list(enumerate(self.order))):
+            places = self.places[axis]
+            outermost = all(self.places[a] == 1 for a in self.order[:number])
+            own = const(0) if places == 1 else rest if outermost else simplify(rest % places)
+            rest = simplify(rest // places)
+            if self.register.get(axis, 1) > 1:
+                # a thread's outputs lie `places` apart: neighbours then touch neighbouring addresses
+                step = Axis(f"{axis.name}_u", self.register[axis])
+                unrolled.append(step)
+                own = simplify(own + var(step) * places)
+            coordinates[axis] = own
+        unrolled.reverse()
+        env = {a: simplify(self.ranges[a].low + c) for a, c in coordinates.items()}
+        edges = [lt(c, self.ranges[a].count) for a, c in coordinates.items() if self.may_leave(a)]
+        steps = set(unrolled)
+        active += [e for e in edges if not steps.intersection(axes_of(e))]
+        inside = [e for e in edges if steps.intersection(axes_of(e))]
+        return Spot(env, known_true_left_out(active), known_true_left_out(inside), tuple(unrolled), coordinates)
+
+    def may_leave(self, axis: Axis) -> bool:
+        """Whether positions along the axis may lie outside: register tiles that stick out, or a cut last tile."""
+        covered = self.places[axis] * self.register.get(axis, 1)
+        return static(self.ranges[axis].count) != covered
+
+    # --- a position a thread, or a few threads a position
+
+    def _one_round(self, spot: Spot) -> tuple[Stmt, ...]:
+        monoid = self.nest.monoid
+        if monoid is None:
+            return guarded(spot.active, spot.around(guarded(spot.inside, self.stores(spot, {}))))
+        states = self.states(monoid, (), "acc")
+        if self.plan.split == 1:
+            starts = self.initial(monoid, spot)
+            body = (
+                *(Store(s, (), v) for s, v in zip(states, starts, strict=True)),
+                *self._reduction_loops(spot, states, monoid),
+                *self.stores(spot, self.results(monoid, states, ())),
+            )
+            return alloc(states, guarded(spot.active, body))
+        return alloc(states, self._shared_reduction(spot, states, monoid))
+
+    def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
+        packet = self._packet(spot)
+        if packet == 1:
+            loops, env = walked(self.reduction, self.reduce_ranges)
+            return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+        loops, env = walked(self.reduction[:-1], self.reduce_ranges)
+        inner = self.reduce_ranges[self.reduction[-1]]
+        near, lane = Axis("near", int(inner.size) // packet), Axis("lane", packet)
+        start = simplify(inner.low + (var(near) * packet if int(inner.size) > packet else const(0)))
+        env[self.reduction[-1]] = simplify(start + var(lane))
+        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane)
+        return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
+
+    def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
+        split = self.plan.split
+        share = self.taker()[1]
+        packet = self.plan.lanes if self.along_reduction else 1
+        count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
+        loop = Axis("share", -(-count // split))
+        flat = simplify(var(loop) * split + share)
+        lane = Axis("lane", packet)
+        env, valid = self.reduction_point(flat, lane)
+        conditions = known_true_left_out([lt(flat, count), *valid])
+        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane))
+        body: list[Stmt] = [Store(s, (), v) for s, v in zip(states, monoid.identity, strict=True)]
+        body.extend(guarded(spot.active, (For(loop, ForKind.SERIAL, step),)))
+        body.extend(self.combine_shares(monoid, states, spot))
+        body.extend(self.finish(monoid, states, spot))
+        return tuple(body)
+
+    def _in_packets(
+        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis
+    ) -> tuple[Stmt, ...]:
+        """Neighbours one after the other, what they read in memory fetched together."""
+        if lane.extent == 1:
+            here = {lane: const(0)}
+            return self.update(monoid, states, (), [simplify(substitute(e, here)) for e in elements])
+        from tilewright.backend.gpu.maps.packets import in_registers
+
+        found = [in_registers(self, e, lane) for e in elements]
+        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, (), [value for value, _, _ in found]))
+        fetched = [stmt for _, moved, _ in found for stmt in moved]
+        return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
+
+    def _packet(self, spot: Spot) -> int:
+        """Neighbours along a reduction of its own that a thread takes at a time: as many as memory hands over in one
+        packet, where some operand lies there beside each other."""
+        if not self.reduction:  # of a scalar
+            return 1
+        inner = self.reduce_ranges[self.reduction[-1]]
+        if static(inner.count) != int(inner.size):
+            return 1
+        from tilewright.backend.gpu.maps.packets import in_registers
+
+        for packet in (8, 4, 2):
+            if int(inner.size) % packet:
+                continue
+            lane = Axis("lane", packet)
+            env, _ = self.reduction_point(const(0), lane)
+            if any(in_registers(self, e, lane)[2] for e in self.elements({**spot.env, **env})):
+                return packet
+        return 1
+
+    def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+        """Every thread of a position gets the whole reduction; all threads take part."""
+        split = min(self.plan.split, WARP)
+        distance = 1 if self.along_reduction else WARP // split
+        others = self.states(monoid, (), "other")
+        combine: list[Stmt] = []
+        for _ in range(split.bit_length() - 1):
+            for state, other in zip(states, others, strict=True):
+                operands = (Operand(other, ()), Operand(state, spot.index))
+                combine.append(Instruction("shuffle_xor", operands, (const(distance),)))
+            combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
+            distance *= 2
+        within = spot.around(alloc(others, combine))
+        return within if self.plan.split <= WARP else (*within, *self._of_all_warps(monoid, states))
+
+    def _of_all_warps(self, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
+        """The shares of the warps of a position, which meet in shared memory."""
+        warps = self.plan.split // WARP
+        tables = [Buffer(self.names.fresh("shares"), (self.threads // WARP,), s.dtype, Memory.SHARED) for s in states]
+        self.shared.extend(tables)
+        thread, first = var(self.thread), simplify(self.taker()[0] * warps)
+        put = [Store(t, (simplify(thread // WARP),), load(s, ())) for t, s in zip(tables, states, strict=True)]
+        body: list[Stmt] = [Barrier(Scope.BLOCK)] if self.rounds > 1 else []
+        body.extend((If(eq(simplify(thread % WARP), 0), tuple(put)), Barrier(Scope.BLOCK)))
+        # all in the same order, so that all have the same
+        body.extend(Store(s, (), load(t, (first,))) for s, t in zip(states, tables, strict=True))
+        for number in range(1, warps):
+            body.extend(self.update(monoid, states, (), [load(t, (simplify(first + number),)) for t in tables]))
+        return tuple(body)
+
+    def finish(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+        """One thread of a position stores; it alone reads what the accumulators should have started from."""
+        last: list[Stmt] = []
+        if self.nest.initial and self.plan.split > 1:
+            now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, spot), strict=True))
+            now.update({s: load(b, spot.index) for s, b in zip(monoid.right, states, strict=True)})
+            last.extend(self._assign(states, spot.index, [replace_nodes(c, now) for c in monoid.combine]))
+        last.extend(self.stores(spot, self.results(monoid, states, spot.index)))
+        alone = [eq(self.taker()[1], 0)] if self.plan.split > 1 else []
+        return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
+
+    def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:
+        """Reduction axes from a flat index, and the conditions that cut ranges add; the index counts packets of the
+        innermost axis where `lane` is one of their elements."""
+        env: dict[Axis, Expr] = {}
+        conditions: list[Expr] = []
+        rest = flat
+        for number, axis in reversed(list(enumerate(self.reduction))):
+            extent = self.reduce_ranges[axis]
+            packet = extent_of(lane.extent) if lane is not None and number == len(self.reduction) - 1 else 1
+            size = int(extent.size) // packet
+            own = const(0) if size == 1 else rest if number == 0 else simplify(rest % size)
+            rest = simplify(rest // size)
+            if packet > 1 and lane is not None:
+                own = simplify(own * packet + var(lane))
+            env[axis] = simplify(extent.low + own)
+            if static(extent.count) != int(extent.size):
+                conditions.append(simplify(lt(own, extent.count)))
+        return env, conditions
+
+    # --- pieces
+
+    def elements(self, env: dict[Axis, Expr]) -> list[Expr]:
+        found = [simplify(self.access.lower(substitute(quick_powers(e), env))) for e in self.nest.elements]
+        return found if self.plan.lanes > 1 else [chosen_places(e) for e in found]
+
+    def initial(self, monoid: Monoid, spot: Spot) -> tuple[Expr, ...]:
+        if not self.nest.initial:
+            return monoid.identity
+        return tuple(simplify(self.access.lower(substitute(v, spot.env))) for v in self.nest.initial)
+
+    def states(self, monoid: Monoid, shape: tuple[int, ...], stem: str) -> list[Buffer]:
+        return [Buffer(self.names.fresh(stem), shape, s.dtype, Memory.REGISTER) for s in monoid.left]
+
+    def results(self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the epilogue reads in place of the accumulated tensors."""
+        now: dict[Expr, Expr] = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        here = [var(a) for a in self.nest.axes]
+        return {load(t, here): replace_nodes(f, now) for t, f in zip(self.nest.accumulated, monoid.final, strict=True)}
+
+    def update(
+        self, monoid: Monoid, states: Sequence[Buffer], index: tuple[Expr, ...], right: Sequence[Expr]
+    ) -> tuple[Stmt, ...]:
+        """states[index] = combine(states[index], right), all components at once."""
+        now: dict[Expr, Expr] = {s: load(b, index) for s, b in zip(monoid.left, states, strict=True)}
+        now.update(dict(zip(monoid.right, right, strict=True)))
+        return self._assign(states, index, [replace_nodes(c, now) for c in monoid.combine])
+
+    def _assign(self, states: Sequence[Buffer], index: tuple[Expr, ...], values: Sequence[Expr]) -> tuple[Stmt, ...]:
+        if len(states) == 1:
+            return (Store(states[0], index, values[0]),)
+        fresh = [Buffer(self.names.fresh("next"), (), s.dtype, Memory.REGISTER) for s in states]
+        body = [*(Store(b, (), v) for b, v in zip(fresh, values, strict=True)),
+                *(Store(s, index, load(b, ())) for s, b in zip(states, fresh, strict=True))]  # fmt: skip
+        return alloc(fresh, body)
+
+    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Store, ...]:
+        logical = tuple(spot.env[a] for a in self.nest.axes)
+        body: list[Store] = []
+        for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
+            final = self.access.lower(substitute(replace_nodes(quick_powers(value), results), spot.env))
+            body.extend(self.access.stores(tensor, logical, simplify(final)))
+        return tuple(body)
+
+
+def quick_powers(value: Expr) -> Expr:
+    """The value with exp as the instruction that there is has it, a power of two, where it is taken of numbers of 16
+    bits: up to where the result is zero the error is a hundredth of theirs."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not is_op(node, "exp") or node.dtype is not float32 or any(n.dtype.bits > 16 for n in loads(node)):
+            return None
+        scale, inner = const(_LOG2_E, float32), node.args[0]
+        if is_op(inner, "sub"):  # what is the same for a whole row is scaled once: an element takes one multiply-add
+            return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
+        return op("exp2", op("mul", inner, scale))
+
+    return rewrite(value, rule)
+
+
+def chosen_places(value: Expr) -> Expr:
+    """The value with conditions that choose between two elements of one tensor choosing where the element lies: one
+    load without a branch, so that those of later steps are under way meanwhile."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not is_op(node, "select"):
+            return None
+        condition, one, two = node.args
+        if not (isinstance(one, Load) and isinstance(two, Load) and one.source is two.source):
+            return None
+        places = zip(one.indices, two.indices, strict=True)
+        return load(one.source, [a if a is b else select(condition, a, b) for a, b in places])
+
+    return rewrite(value, rule)
+
+
+def known_true_left_out(conditions: Sequence[Expr]) -> tuple[Expr, ...]:
+    shorter = [simplify(c) for c in conditions]
+    return tuple(c for c in shorter if not (isinstance(c, Const) and c.value))
+
+
+def guarded(conditions: Sequence[Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    left = known_true_left_out(conditions)
+    return (If(all_of(left), body),) if left else body

@@ -1,0 +1,320 @@
+"""Plans nests for a GPU: which threads compute which outputs, how reductions are shared, what shared memory holds.
+
+The threads of a block take up each nest's box anew: positions (outputs, or register tiles of them) are numbered with
+the axis that neighbouring threads walk fastest, and thread t takes positions t, t + threads, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from tilewright.backend.gpu.maps.plan import busy_threads, fitted, with_packets
+from tilewright.backend.gpu.matrix.plan import choose_fragments, instruction_of, is_rolled, product_of, with_warps
+from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
+from tilewright.backend.gpu.threads.nest import WARP
+from tilewright.backend.protocol import Choice
+from tilewright.ir.analysis.products import Factor, factors
+from tilewright.ir.forms.expr import Axis, Load, loads, var
+from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate
+from tilewright.tile_graph.algebra.streams import Stream
+from tilewright.tile_graph.plan.form import Leaf, Tile
+
+MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
+_FILLED_THREADS = 128  # of a block, below which its register tile shrinks
+_STAGED_BYTES = 48 << 10  # shared memory for the operands of the steps that are under way
+_MOST_STEP = 32
+_RINGS = ((3, 16), (2, 8))  # steps that are under way, and elements of each at least
+_LEAST_COPY = 4  # bytes of an asynchronous copy
+_LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
+_SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
+
+
+def nest_factors(nest: Nest) -> tuple[Factor, ...]:
+    return factors(nest.elements[0], nest.axes, nest.reduce_axes)
+
+
+def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
+    """Whether the outputs of a box share every operand of the product: then staging in shared memory pays."""
+    if not is_contraction(nest) or not nest.reduce_axes:
+        return False
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
+    if len(parts) < 2:
+        return False
+    return all(any(sizes[a] > 1 and a not in f.outputs for a in nest.axes) for f in parts)
+
+
+def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
+    """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
+    context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
+    names = nest.axis_names()
+    instruction = instruction_of(nest, context.target)
+    if instruction is not None:
+        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
+        return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
+                    vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
+    register = _register_tile(nest, busy_threads(context.target))
+    order = thread_order(nest, context)
+    reduction = _reduction_order(nest, context)
+    if _staged(nest):
+        split = _contraction_split(nest, register, busy_threads(context.target))
+        along: Axis | None = order[-1]
+    else:
+        split, along = _split(nest, order, reduction, context)
+    leaf = Leaf(
+        tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
+        vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
+        order=tuple(names[a] for a in (*order, *reduction)), split=split,
+    )  # fmt: skip
+    return with_packets(leaf, nest, context)
+
+
+def _staged(nest: Nest) -> bool:
+    return reused(nest, {a: extent_of(a.extent) for a in nest.axes})
+
+
+def _register_tile(nest: Nest, busy: int) -> dict[Axis, int]:
+    """Outputs of one thread along an axis of each operand's own, so that loaded operands are used several times."""
+    if not _staged(nest):
+        return {}
+    parts = [f for f in nest_factors(nest) if loads(f.value)]
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    room = points * _most_shares(nest) // busy  # with fewer threads there are smaller tiles
+    chosen: dict[Axis, int] = {}
+    for part in parts[:2]:
+        own = [a for a in part.outputs if any(a not in other.outputs for other in parts)]
+        axis = max(own, key=lambda a: (extent_of(a.extent), nest.axes.index(a)), default=None)
+        if axis is not None and axis not in chosen:
+            chosen[axis] = 1
+    while chosen:
+        product = prod(chosen.values())
+        grown = [
+            a for a in chosen if chosen[a] < 8 and chosen[a] * 4 <= extent_of(a.extent) and product * 2 <= max(4, room)
+        ]
+        if not grown:
+            break
+        smallest = min(grown, key=lambda a: chosen[a])
+        chosen[smallest] *= 2
+    return {a: n for a, n in chosen.items() if n > 1}
+
+
+def _most_shares(nest: Nest) -> int:
+    """Threads that may share a contraction without having too little to do each."""
+    length = prod(extent_of(a.extent) for a in nest.reduce_axes)
+    shares = 1
+    while shares < 4 and length >= shares * 2 * 32:
+        shares *= 2
+    return shares
+
+
+def _contraction_split(nest: Nest, register: Mapping[Axis, int], busy: int) -> int:
+    places = prod(extent_of(a.extent) for a in nest.axes) // prod(register.values())
+    split = 1
+    while split < _most_shares(nest) and places * split < busy:
+        split *= 2
+    return split
+
+
+def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
+    """Output axes, the one neighbouring threads walk last: along it most accesses are contiguous."""
+    layout = context.layout(nest.tensor)
+    place = {part.axis: i for i, part in enumerate(layout.order)}
+    order = sorted(nest.axes, key=lambda a: place.get(nest.axes.index(a), 0))
+    if not order:
+        return []
+    store = offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes))
+    staged = _staged(nest)
+
+    def merit(axis: Axis) -> float:
+        if extent_of(axis.extent) == 1:
+            return -1.0
+        steps = prod(extent_of(r.extent) for r in nest.reduce_axes)
+        total = 1.5 / steps if store.terms.get(var(axis)) == 1 else 0.0
+        if staged:
+            return total
+        for node in loads(*(nest.elements or nest.values)):
+            total += 1.0 if stride(node, axis, context) == 1 else 0.0
+        return total
+
+    fastest = max(order, key=lambda a: (merit(a), order.index(a)))
+    return [*(a for a in order if a is not fastest), fastest]
+
+
+def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
+    """The axis whose neighbours lie closest in storage innermost."""
+
+    def distance(axis: Axis) -> float:
+        steps = [stride(n, axis, context) for n in loads(*nest.elements)]
+        moving = [abs(s) for s in steps if s]
+        return min(moving, default=1 << 30) if None not in steps else 1 << 20
+
+    return sorted(nest.reduce_axes, key=lambda a: -distance(a))
+
+
+def _split(
+    nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context: NestContext
+) -> tuple[int, Axis | None]:
+    """How many threads share a reduction, by shape alone, and the axis that neighbouring threads walk."""
+    fastest = order[-1] if order else None
+    if nest.monoid is None or not reduction:
+        return 1, fastest
+    length = prod(extent_of(a.extent) for a in reduction)
+    points = prod(extent_of(a.extent) for a in nest.axes)
+    inner = reduction[-1]
+    along_reduction = any(
+        stride(n, inner, context) == 1 and (fastest is None or stride(n, fastest, context) not in (0, 1))
+        for n in loads(*nest.elements)
+    )
+    split = 1
+    if along_reduction or fastest is None or points == 1:
+        # neighbours along a short run find nothing beside each other behind its end: one thread takes it at once
+        run = extent_of(inner.extent)
+        most = 32 if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
+        while split < most and split * 2 <= length:
+            split *= 2
+        # of long rows several warps take one, each thread still with a few packets
+        while WARP <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
+            split *= 2
+        return split, inner if split > 1 else fastest
+    while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
+        split *= 2
+    return split, fastest
+
+
+def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
+    """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
+    tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
+    for _ in range(6):
+        work: Size = plan.split
+        for axis in nest.axes:
+            work = work * -(-sizes[axis] // tile.get(axis, 1))
+        largest: Size = 1
+        for n in tile.values():
+            largest = np.maximum(largest, n)
+        shrink = (work < _FILLED_THREADS) & (largest > 1)
+        for axis, n in tile.items():
+            hit = shrink & (n == largest)
+            tile[axis] = np.where(hit, n // 2, n)
+            shrink = shrink & ~hit
+    return tile
+
+
+def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
+    """Register tiles, or packets of a map, along each output axis of a box."""
+    register = dict(plan.register)
+    if nest.monoid is None and plan.vector is not None:
+        register[plan.vector] = plan.lanes
+    names = nest.axis_names()
+    return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block computes: the box of every nest, and the parts of reductions that it walks at a time."""
+
+    boxes: Mapping[Nest, Box]
+    limits: Mapping[Nest, Mapping[Axis, Range]]
+    blocks: int  # of the kernel
+    steps: Mapping[str, int]  # what the origins that boxes begin from are multiples of, by their names
+
+
+def block_of(nests: Sequence[Nest], tile: Mapping[str, int], stream: Stream | None, block: int) -> Block:
+    root = nests[-1]
+    ranges = []
+    steps = {"block": block}
+    count = 1
+    for i, axis in enumerate(root.axes):
+        extent = extent_of(axis.extent)
+        size = min(tile.get(f"o{i}", extent), extent)
+        count *= -(-max(1, extent) // max(1, size))
+        steps[f"origin_{i}"] = size
+        ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
+    limits = {}
+    if stream is not None and block < stream.extent:
+        limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
+    return Block(propagate(nests, tuple(ranges), limits), limits, count, steps)
+
+
+def finished_leaves(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None, context: NestContext
+) -> tuple[tuple[Leaf, ...], int]:
+    """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
+    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
+    if kept is not None and stream is not None:
+        return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
+    part = block_of(nests, dict(choice.tile), stream, choice.block)
+    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
+    done, most = [], 1
+    for nest, leaf in zip(nests, leaves, strict=True):
+        if leaf.tensor in fragments:
+            made = fragments[leaf.tensor]
+            length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
+            rolled = is_rolled(nest, leaf, nests, made, length, context)
+            done.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
+                                instruction=made.instruction, rolled=rolled))  # fmt: skip
+            continue
+        box = part.boxes[nest]
+        limits = part.limits.get(nest, {})
+        plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
+        most = max(most, prod(positions(plain, nest, box).values()) * plain.split)
+        done.append(plain)
+    if fragments:
+        return tuple(done), WARP * next(iter(fragments.values())).warps
+    room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
+    unit = max([WARP, *(leaf.split for leaf in done if leaf.instruction is None)])
+    return tuple(done), min(room // unit, -(-most // unit)) * unit
+
+
+def shared_out(
+    kernel: Tile, nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None,
+    context: NestContext,
+) -> Tile:  # fmt: skip
+    """The kernel with its products handed out to warps, or all of it where it is streamed in registers."""
+    registers = context.target.levels[0].name
+    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
+    if kept is not None:
+        return in_registers(kernel, nests, *kept, registers)
+    part = block_of(nests, dict(choice.tile), stream, choice.block)
+    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
+    return with_warps(kernel, nests, fragments, registers)
+
+
+def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:
+    """A leaf that threads run by themselves, on its box: its register tile, and operands in steps where that pays."""
+    names = nest.axis_names()
+    sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
+    fitted = fit_register(plan, nest, sizes)
+    plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
+    if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
+        step, stages = _step(plan, nest, box, reduce_box)
+        if step:
+            return replace(plan, step=step, at_once=stages)
+    return replace(plan, step=0, register=())
+
+
+def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int]:
+    """Elements of the reduction that are staged at a time, 0 when not even a few fit; and stages of them, where both
+    operands can be copied while others are used."""
+    register = dict(plan.register)
+    names = nest.axis_names()
+    places = positions(plan, nest, box)
+    row = 0
+    for factor in nest_factors(nest):
+        if factor.reductions:
+            row += prod(places[a] * register.get(names[a], 1) for a in factor.outputs) * factor.value.dtype.bytes
+    length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
+    room = _STAGED_BYTES // max(row, 1)
+    staged = [f.value for f in nest_factors(nest) if f.reductions]
+    copied = all(isinstance(v, Load) and v.dtype.bytes >= _LEAST_COPY for v in staged)
+    stages = next((n for n, least in _RINGS if copied and room // n >= least and length > n * least), 1)
+    most = min(_MOST_STEP, length, room // stages)
+    if most < min(4, length):
+        return 0, 1
+    whole = [n for n in range(most, max(most // 2, 1) - 1, -1) if length % n == 0]
+    step = whole[0] if whole else most
+    return step, min(stages, -(-length // step))

@@ -1,0 +1,1 @@
+"""The compiler as a sequence of stages, each checked and settled."""

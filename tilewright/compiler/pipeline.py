@@ -1,0 +1,336 @@
+"""The whole compiler as a plain sequence of named stages; each result is checked, timed, and dumped on request."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tilewright.backend import backend_for
+from tilewright.compiler.settling import Tuner, predicted, settle
+from tilewright.compiler.verifying import Verifier
+from tilewright.errors import InternalError, OptionError
+from tilewright.ir.analysis import verify
+from tilewright.ir.forms.compute import Program, reads
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.graph import Graph
+from tilewright.ir.forms.loops import Call, LoopProgram
+from tilewright.ir.text import parse, text
+from tilewright.lower.program import lower_program
+from tilewright.ops import lower
+from tilewright.options import Options
+from tilewright.schedule.price import priced
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.memo import Memo
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.transform.algorithms import Predict, choose_algorithms
+from tilewright.transform.bilinear.toom_cook import SIZES, WINDOWED
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.layout.staging import stage_operands
+from tilewright.transform.merge.horizontal import merge_alike
+from tilewright.transform.precision.choose import set_precision
+from tilewright.transform.recurrence.reroll import reroll
+
+
+@dataclass
+class Stages:
+    """Runs stages by name: verifies, times, dumps, stops, and takes an edited dump in a stage's place."""
+
+    options: Options
+    target: Target
+    seconds: dict[str, float] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    verifier: Verifier | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        flush = self.options.denormals == "flush" and backend_for(self.target).flushes_denormals
+        self.verifier = Verifier(self.options.seed, flush) if self.options.verify else None
+
+    def run(self, name: str, stage: Callable[..., Any], *inputs: Any) -> Any:
+        if self.options.progress is not None:
+            self.options.progress(name)
+        start = time.perf_counter()
+        edited = dict(self.options.overrides).get(name)
+        result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs, self.target)
+        self.seconds[name] = time.perf_counter() - start
+        self.results[name] = result
+        _verify(result, inputs, self.target)
+        if self.options.dump is not None:
+            _dump(self.options.dump, len(self.seconds), name, result, self.target)
+        if self.verifier is not None:
+            self.verifier.check(name, result)
+        if self.options.stop_after == name:
+            raise Stopped(name)
+        return result
+
+
+class Stopped(Exception):
+    """The pipeline stopped after the stage the user named."""
+
+
+class Port(NamedTuple):
+    """An input or output of a compiled model."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Everything a compilation made."""
+
+    graph: Graph
+    target: Target
+    program: Program | None
+    plan: Plan | None
+    loops: LoopProgram | None
+    sources: dict[str, str]
+    runner: Any
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    stage_seconds: dict[str, float]
+    effort: str = "full"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Kernel calls of one run, in order."""
+        return self.loops.calls if self.loops is not None else ()
+
+
+STAGES = (
+    "graph", "program", "precision", "fold", "merge", "algorithm", "staging", "layout", "plan", "loops", "source",
+    "machine",
+)  # fmt: skip
+_PLANNED = STAGES.index("plan") + 1
+
+
+def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = None) -> Artifact:
+    """A Graph to something that runs; stops early where the options say so. A `tuner` may better the plan."""
+    stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
+    if options.stop_after is not None and options.stop_after not in stage_names:
+        raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(stage_names)}")
+    for name, _ in options.overrides:
+        if name not in stage_names:
+            raise OptionError(f"no stage '{name}' to override: choose one of {', '.join(stage_names)}")
+    stages = Stages(options, target)
+    run = stages.run
+    backend = backend_for(target)
+    memo = Memo()
+    if graph.part is not None:
+        # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
+        own_windows = "direct" if options.convolution == "direct" else "auto"
+        options = replace(options, contraction="direct", convolution=own_windows)
+    if options.effort == "fast":
+        options = hurried(options)
+    # machine code is begun as soon as there is text, and what has begun is over when the stages are
+    with suppress(Stopped), uncollected(), backend.early(target, options) as early:
+        graph = run("graph", lambda: graph)
+        program = run("program", lower, graph)
+        program = run("precision", set_precision, program, target, options.precision)
+        program = run("fold", fold_constants, program, backend.least_rows)
+        program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
+        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
+                      _sizes(options))  # fmt: skip
+        program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
+        program = run("layout", choose_layouts, program, target)
+        plan, loops = settle(run, stages.results, program, target, options, memo, tuner)
+        sources = run("source", partial(backend.render, early=early), loops, target)
+        run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
+    done = stages.results
+    programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
+    last: Program | None = next((done[name] for name in programs if name in done), None)
+    return Artifact(
+        graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
+        done.get("machine"),
+        _ports(last.inputs, last.input_names) if last else (), _ports(last.outputs, last.output_names) if last else (),
+        stages.seconds, options.effort,
+    )  # fmt: skip
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without looking for cycles among all that a compilation makes and still needs."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def hurried(options: Options) -> Options:
+    """What takes most of a compilation's time left out: ways that are planned to be compared with each other."""
+    return replace(
+        options,
+        schedule="register" if options.schedule == "connected" else options.schedule,
+        merging="off",
+        convolution="direct" if options.convolution == "auto" else options.convolution,
+        contraction="direct" if options.contraction == "auto" else options.contraction,
+    )
+
+
+def machine_code(
+    program: Program, plan: Plan, target: Target, options: Options, weights_dir: Path | None = None
+) -> tuple[LoopProgram, Any]:
+    """The lower half alone, for plans that are tried: a Plan to something that runs."""
+    backend = backend_for(target)
+    check_plan(plan, program, target)
+    loops = lower_program(program, plan, backend.lower_kernel)
+    backend.check_limits(loops, target)
+    sources = backend.render(loops, target)
+    return loops, backend.load(sources, loops, program, plan, target, options, weights_dir=weights_dir)
+
+
+def _predictors(
+    target: Target, options: Options, memo: Memo
+) -> tuple[Predict | None, Predict | None, Predict | None, Predict | None]:
+    """What tells the time of a convolution, a product, stacked recurrences and long reductions; None where the model's
+    own way is kept."""
+    # without joining: what that gains an algorithm is not known before its neighbours are
+    apart = "none" if options.schedule == "none" else "register"
+
+    def alone(program: Program) -> float:
+        return predicted(program, target, apart, memo)[0]
+
+    def contraction(program: Program) -> float:
+        # of seven products only the sums behind them are what the model has beside it anyway
+        return predicted(program, target, options.schedule, memo)[0]
+
+    def recurrence(program: Program) -> float:
+        # the computes of a step, and what feeds a reduction, have their neighbours beside them
+        return predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
+
+    reduction = recurrence if options.schedule == "connected" else None
+
+    def convolution(program: Program) -> float:
+        # the sum as it stands may copy what the user hands over first; the order of everything else is ours
+        if len(program.computes) > 1 or any(t in program.layouts for t in program.inputs):
+            return alone(program)
+        staged = stage_operands(program, target, _staging_predictor(target, options, memo))
+        if not staged.staged:
+            return alone(program)
+        return min(alone(program), alone(choose_layouts(staged, target)))
+
+    if not backend_for(target).other_algorithms:
+        return None, None, recurrence, reduction
+    return (
+        None if options.convolution == "direct" else convolution,
+        contraction if options.contraction == "strassen" else None,
+        recurrence,
+        reduction,
+    )
+
+
+def _sizes(options: Options) -> Sequence[int]:
+    """Winograd's algorithms that may be chosen: unasked those alone whose outputs keep to their windows."""
+    return SIZES if options.convolution == "winograd" else WINDOWED
+
+
+def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Program:
+    """Alike computes as one, where that takes no longer with all that the later stages make of it."""
+    if options.merging == "off":
+        return program
+    def predict(part: Program, connecting: bool) -> tuple[float, int]:
+        schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
+        # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
+        convolutions, _, recurrences, reductions = _predictors(target, options, memo)
+        ways = (convolutions, None, recurrences, reductions)
+        chosen = choose_algorithms(part, target, *ways, memo.splits, _sizes(options))
+        staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
+        final = choose_layouts(beside(staged, part), target)
+        return predicted(final, target, schedule, memo)
+
+    def beside(made: Program, part: Program) -> Program:
+        # other weights of the model are read in between, and decide where those of a part come from
+        read = {t for c in part.computes for t in reads(c)}
+        others = {t: a for t, a in part.constants.items() if t not in read}
+        return replace(made, constants={**others, **made.constants})
+
+    # steps first: what is alike in every one of them is then merged once, in the Scan
+    return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
+
+
+def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:
+    """What tells the time of a copy and the sum that reads it."""
+    return lambda program: predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
+
+
+def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:
+    ports = []
+    for tensor, name in zip(tensors, names or [""] * len(tensors), strict=True):
+        ports.append(Port(name or tensor.name, tensor.dtype, tuple(int(e) for e in tensor.shape)))
+    return tuple(ports)
+
+
+def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
+    """The grammar of the form a stage gave."""
+    if isinstance(result, Graph):
+        verify.verify_graph(result)
+    elif isinstance(result, Program):
+        verify.verify_program(result)
+    elif isinstance(result, Plan):
+        check_plan(result, inputs[0], target, measured=False)
+    elif isinstance(result, LoopProgram):
+        verify.verify_loops(result)
+        backend_for(target).check_limits(result, target)
+
+
+def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> None:
+    stem = f"{number:02d}-{name}"
+    files: dict[str, str] = {}
+    if isinstance(result, Graph):
+        files[f"{stem}.txt"] = text.graph_text(result)
+    elif isinstance(result, Program):
+        files[f"{stem}.txt"] = text.program_text(result)
+    elif isinstance(result, Plan):
+        files = {f"{stem}.json": result.to_json(), f"{stem}.txt": result.text()}
+    elif isinstance(result, LoopProgram):
+        files[f"{stem}.txt"] = text.loops_text(result)
+    elif isinstance(result, dict):
+        suffix = backend_for(target).source_suffix
+        files = {f"{stem}-{kernel}.{suffix}": source for kernel, source in result.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write to {folder}: {error.strerror}; dump takes a folder") from error
+
+
+def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any, ...], target: Target) -> Any:
+    """An edited dump in place of a stage's result; what is wrong with it is the editor's to mend."""
+    try:
+        edited = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot read {path} to put in place of stage '{name}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"cannot read {path} to put in place of stage '{name}': it is no text") from error
+    try:
+        if name == "plan":
+            plan = Plan.from_json(edited)
+            check_plan(plan, inputs[0], target)  # here too, so that it is reported as the editor's mistake
+            return priced(inputs[0], plan, target)
+        if name == "loops":
+            return parse.parse_loops(edited)
+        if name in ("precision", "fold", "merge", "algorithm", "staging", "layout"):
+            made = stage(*inputs).constants  # a stage may make constants, which the text only names
+            return parse.parse_program(edited, {t.name: a for t, a in {**inputs[0].constants, **made}.items()})
+    except InternalError as error:
+        raise OptionError(f"{path} in place of stage '{name}': {error}") from error
+    if name == "source":
+        sources: dict[str, str] = stage(*inputs)
+        kernel = path.stem.rpartition("-")[2]
+        if kernel not in sources:
+            raise OptionError(f"{path}: no kernel '{kernel}'; the file's name ends in one of {', '.join(sources)}")
+        return {**sources, kernel: edited}
+    takes = "precision, fold, merge, algorithm, staging, layout, plan, loops and source"
+    raise OptionError(f"stage '{name}' takes no edited dump; {takes} do")

@@ -1,0 +1,97 @@
+"""The Plan that is kept and its Loops: where a better plan turns out to be none, the plainer one before it is taken.
+
+Costs nothing while all goes well. A mistake of ours in one kernel then makes that kernel slower and is told, instead of
+ending the compilation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
+
+from tilewright.backend import backend_for
+from tilewright.errors import InternalError, printable
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.loops import Kernel, LoopProgram
+from tilewright.lower.kernel import Binding
+from tilewright.lower.program import lower_program
+from tilewright.options import Options
+from tilewright.schedule.planner import make_plan, plan_seconds
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.memo import Memo
+from tilewright.tile_graph.plan.form import Plan, Tile
+
+_LOG = logging.getLogger("tilewright")
+
+Run = Callable[..., Any]  # a stage by name: checks what it gives
+Tuner = Callable[[Program, Plan, Target, Options], Plan]
+
+
+def settle(
+    run: Run, results: dict[str, Any], program: Program, target: Target, options: Options, memo: Memo,
+    tuner: Tuner | None,
+) -> tuple[Plan, LoopProgram]:  # fmt: skip
+    """The stages from Program to Loops; `results` has what each of them gave last."""
+
+    def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
+        plan = run("plan", partial(make_plan, memo=memo, whole=whole, plain=plain), program, target, schedule)
+        if tuner is not None:
+            plan = run("tune", tuner, program, plan, target, options)
+        return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)
+
+    try:
+        return tried(options.schedule, options.effort != "fast")
+    except InternalError as error:
+        if options.schedule != "connected" or any(name in ("plan", "tune", "loops") for name, _ in options.overrides):
+            raise  # there is nothing plainer, or an edited plan is the editor's
+        found = error
+    plain = _unlowered(program, results["plan"], target) if "plan" in results else frozenset()
+    ways = [("connected", bool(plain), plain), ("register", False, frozenset())]
+    for schedule, whole, apart in ways:
+        _tell(found, schedule, apart)
+        try:
+            return tried(schedule, whole, apart)
+        except InternalError as error:
+            _LOG.debug("%s", printable(str(error)))
+    raise found
+
+
+def predicted(program: Program, target: Target, schedule: str, memo: Memo) -> tuple[float, int]:
+    """The time that a Program is predicted to take, which is compared with others, and the kernels it has; one that no
+    plan is found for by a mistake of ours never pays."""
+    try:
+        plan = make_plan(program, target, schedule, memo=memo, whole=False)
+    except InternalError as error:
+        _LOG.warning("%s", printable(f"a form of {program.outputs[0].name} was not looked at: no plan of Tilewright's "
+                                     f"was found for it; please report this: {error}"))  # fmt: skip
+        return inf, len(program.computes)
+    return plan_seconds(plan, program), len(plan.kernels)
+
+
+def _unlowered(program: Program, plan: Plan, target: Target) -> frozenset[str]:
+    """What kernels store that cannot be lowered as they are planned."""
+    backend = backend_for(target)
+    failed: set[str] = set()
+
+    def lower(tile: Tile, *rest: Any) -> Binding:
+        try:
+            return backend.lower_kernel(tile, *rest)
+        except InternalError:
+            failed.update(leaf.tensor for leaf in tile.leaves)
+            return Binding(Kernel(tile.name, (), ()), ())
+
+    try:
+        lower_program(program, plan, lower)
+    except InternalError:
+        return frozenset()  # it is not one kernel that fails
+    return frozenset(failed)
+
+
+def _tell(error: InternalError, schedule: str, plain: frozenset[str]) -> None:
+    kept = f"'{min(plain)}' and what shared its kernel" if plain else "the model"
+    way = "one kernel each" if plain else "without refinement" if schedule == "connected" else "kernel by kernel"
+    _LOG.warning("%s", printable(f"a plan of Tilewright's failed and {kept} runs {way} instead, with the same answers, "
+                                 f"perhaps slower; please report this: {error}"))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tilewright inside other programs: ONNX's backend interface and suite, torch.compile, token generators."""

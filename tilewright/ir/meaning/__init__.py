@@ -1,0 +1,1 @@
+"""What every form means: the interpreters, which are the reference for everything else."""

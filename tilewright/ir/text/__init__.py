@@ -1,0 +1,1 @@
+"""Every form as text, and read back from it."""

@@ -1,0 +1,1 @@
+"""Operators that are maps: an element of the result from elements at the same place."""

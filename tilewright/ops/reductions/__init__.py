@@ -1,0 +1,1 @@
+"""Operators that sum up: reductions, norms, products, transforms."""

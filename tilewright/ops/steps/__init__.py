@@ -1,0 +1,1 @@
+"""Operators in steps: control flow, recurrence, running sums, sorting."""

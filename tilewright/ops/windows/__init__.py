@@ -1,0 +1,1 @@
+"""Operators over sliding windows and grids of places."""

@@ -1,0 +1,219 @@
+"""Saves a compiled model as a directory, and starts one from it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tilewright.errors import ModelError, OptionError, ToolError
+from tilewright.ir.forms.loops import Call
+from tilewright.options import Options, check_whole_number
+from tilewright.packages.directory import MANIFEST, check_files, foreign, read_manifest, sums, write_directory
+from tilewright.packages.gpu import GpuManifest, gpu_manifest, save_gpu, start_gpu
+from tilewright.packages.header import example_text, header_text
+from tilewright.packages.inspection import EXPLANATION, saved_explanation
+from tilewright.packages.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
+from tilewright.runtime.cores import usable_cores
+from tilewright.runtime.cpu_model import (
+    MAX_THREADS,
+    BuiltModel,
+    CpuModel,
+    ModelRunError,
+    driver_header,
+    fits,
+)
+from tilewright.runtime.features import relied_on
+from tilewright.runtime.ownership import ForeignError
+from tilewright.runtime.permissions import PermissionRefused
+from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
+from tilewright.runtime.weights import WeightsError
+from tilewright.version import VERSION
+
+if TYPE_CHECKING:
+    from tilewright.compiler.pipeline import Artifact
+
+T = TypeVar("T")
+LIBRARY = "libmodel.so"
+WEIGHTS = "model.weights"
+PLAN = "plan.json"
+HEADER = "model.h"
+EXAMPLE = "example.c"
+SOURCES = "source"
+
+
+@dataclass(frozen=True)
+class ShippedArtifact:
+    """A model from a directory. It has code and weights, but not the model file that they were made of."""
+
+    folder: Path
+    manifest: Manifest | GpuManifest
+    runner: Any
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.manifest.outputs
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return self.manifest.calls
+
+    @cached_property
+    def explanation(self) -> str:
+        """What `explain` said when it was saved."""
+        return saved_explanation(self.folder, self.manifest.files)
+
+    @property
+    def whole(self) -> Artifact:
+        raise OptionError(
+            f"a model from a directory has no more to show than explain() and {self.folder / PLAN}; compile the model "
+            f"file to look inside"
+        )
+
+
+def save(
+    artifact: Artifact | ShippedArtifact, folder: Path, options: Options, texts: Mapping[str, str] | None = None
+) -> None:
+    """Write the model to a directory, whole or not at all. An earlier saved model there gives way. With `texts` that
+    are known it needs none of the forms that they were made of."""
+    if isinstance(artifact, ShippedArtifact):
+        check_files(artifact.folder, artifact.manifest.files, trust=True)
+        shipped = artifact.folder
+        write_directory(folder, lambda place: _copy(shipped, artifact.manifest, place))
+        return
+    runner = artifact.runner
+    if runner is None:
+        raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    if not isinstance(runner, CpuModel):
+        save_gpu(artifact, folder, options)
+        return
+    known = texts if texts is not None else texts_of(artifact, runner)
+    write_directory(folder, lambda place: _fill(place, artifact, runner, known, options))
+
+
+def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> ShippedArtifact:
+    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled. Files of others
+    are refused unless there is `trust` in them."""
+    if threads is not None:
+        check_whole_number("threads", threads, least=1, most=MAX_THREADS)
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
+    if "gpu" in row:
+        about = _read(folder, row, gpu_manifest)
+        return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about, trust=trust))
+    manifest = _read(folder, row, manifest_from)
+    _check_machine(folder, manifest)
+    check_files(folder, manifest.files, trust=trust)
+    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust)
+    try:
+        runner = CpuModel(built, threads or manifest.threads or usable_cores())
+    except ForeignError as error:
+        raise foreign(error) from error
+    except (ModelRunError, WeightsError, PermissionRefused) as error:
+        raise ToolError(f"'{folder}': {error}") from error
+    if not fits(runner, manifest.inputs, manifest.outputs):
+        runner.close()
+        raise ModelError(f"'{folder}': its {MANIFEST} and its {LIBRARY} are not of one model; save the model again")
+    return ShippedArtifact(folder.resolve(), manifest, runner)
+
+
+def _read(folder: Path, row: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+    try:
+        return read(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(f"'{folder}'") from error
+
+
+def _check_machine(folder: Path, manifest: Manifest) -> None:
+    here = this_machine()
+    if (manifest.system, manifest.architecture) != (platform.system(), here.architecture):
+        made_for = f"{manifest.system} on {manifest.architecture}"
+        raise ToolError(f"'{folder}' is for {made_for}, and this is {platform.system()} on {here.architecture}")
+    missing = sorted(set(manifest.features) - here.features)
+    if here.features and missing:
+        raise ToolError(
+            f"'{folder}' was compiled for a processor that has {', '.join(missing)}, which this one lacks; compile the "
+            f"model here"
+        )
+    if not here.features and manifest.machine != here.identity:
+        raise ToolError(f"'{folder}' was compiled on another machine than this; compile the model here")
+    if manifest.interface != _interface():
+        raise ModelError(
+            f"'{folder}' was saved by Tilewright {manifest.version}, whose code this version "
+            f"({VERSION}) cannot call; save the model again with this version"
+        )
+
+
+def _interface() -> str:
+    """Changes with anything that Python and the shared object must agree on."""
+    return sha256(driver_header().encode()).hexdigest()[:16]
+
+
+def texts_of(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
+    """Every file of text but those about the others."""
+    from tilewright.report.explain import explain_text
+
+    if artifact.plan is None:
+        raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    texts = {f"{SOURCES}/{name}.c": text for name, text in runner.built.sources.items()}
+    features = relied_on(this_machine(), runner.built.permissions)
+    about = (artifact.inputs, artifact.outputs, features, runner.built.permissions)
+    texts[HEADER] = header_text(*about, runner.denormals)
+    texts[EXAMPLE] = example_text(HEADER, WEIGHTS)
+    texts[PLAN] = artifact.plan.to_json() + "\n"
+    texts[EXPLANATION] = explain_text(artifact)
+    return texts
+
+
+def _fill(place: Path, artifact: Artifact, runner: CpuModel, texts: Mapping[str, str], options: Options) -> None:
+    (place / SOURCES).mkdir()
+    for name, text in texts.items():
+        (place / name).write_text(text, encoding="utf-8")
+    runner.weights.tofile(place / WEIGHTS)
+    try:
+        shutil.copyfile(runner.built.library, place / LIBRARY)
+    except FileNotFoundError as error:
+        raise ToolError("the model's code has been removed from the cache; compile the model again") from error
+    (place / MANIFEST).write_text(_manifest(place, artifact, runner, options).to_json(), encoding="utf-8")
+
+
+def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Options) -> Manifest:
+    from tilewright.backend.cpu.machine_code import kernel_flags
+
+    here = this_machine()
+    try:
+        compiler = find_compiler(options.compiler)
+    except ToolchainError as error:
+        raise ToolError(str(error)) from error
+    return Manifest(
+        version=VERSION,
+        interface=_interface(),
+        system=platform.system(),
+        architecture=here.architecture,
+        features=relied_on(here, runner.built.permissions),
+        machine=here.identity,
+        permissions=runner.built.permissions,
+        compiler=compiler.version,
+        flags=kernel_flags(options, compiler, here),
+        target=artifact.target.describe(),
+        threads=options.threads,
+        denormals=runner.denormals,
+        inputs=tuple((name, dtype, tuple(shape)) for name, dtype, shape in artifact.inputs),
+        outputs=tuple((name, dtype, tuple(shape)) for name, dtype, shape in artifact.outputs),
+        calls=artifact.calls,
+        files=sums(place),
+    )
+
+
+def _copy(folder: Path, manifest: Manifest | GpuManifest, place: Path) -> None:
+    for name in (MANIFEST, *manifest.files):
+        (place / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, place / name)

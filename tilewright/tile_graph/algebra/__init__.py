@@ -1,0 +1,1 @@
+"""Nests and what follows from their index maps: propagation, streams, rolling windows, cuts, signatures."""

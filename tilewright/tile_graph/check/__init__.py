@@ -1,0 +1,1 @@
+"""The grammar of Plans: what cannot be meant is refused, with the place named."""

@@ -1,0 +1,490 @@
+"""The grammar of a Plan: every name is of the Program, every level of the target, every axis of its nest, every size
+possible, every read served; what is held fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from tilewright.errors import InternalError
+from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
+from tilewright.ir.meaning.instruct import WARP
+from tilewright.target import Cluster, Target
+from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.check.memory import ClusterCheck, check_cases, check_outside, narrowed
+from tilewright.tile_graph.check.units import (
+    check_across,
+    check_barrier,
+    check_copied,
+    check_resident,
+    check_runs,
+    check_stages,
+    check_steps,
+    fills_hold,
+)
+from tilewright.tile_graph.check.windows import check_windows, has_windows
+from tilewright.tile_graph.meaning.outside import is_filled
+from tilewright.tile_graph.plan.form import (
+    COLLECTIVES,
+    COPIED,
+    HANDED_OUT,
+    LAYOUTS,
+    MODES,
+    PARTS,
+    Hold,
+    Leaf,
+    Plan,
+    Tile,
+    TileAxis,
+)
+from tilewright.tile_graph.traffic.held import held_bytes, inner_bytes, leaf_nest, plan_nests
+from tilewright.tile_graph.traffic.residence import reuse_distances
+
+_FILLS = (None, "read", "prefetch", COPIED, *COLLECTIVES)
+
+
+def check_plan(plan: Plan, program: Program, target: Target | Cluster | None = None, measured: bool = True) -> None:
+    """Raises InternalError that names the kernel and what is wrong with it; levels only where the target is known.
+    What kernels hold need not be `measured` again for a plan that was just made: its tiles were chosen to fit."""
+    computes = all_computes(program)
+    if plan.cases:
+        _check_cases(plan, program, target, measured)
+        return
+    walker = _Walker(program, computes, target, measured)
+    try:
+        walker.tile(plan.body, (), {})
+    except ValueError as error:
+        raise InternalError(f"plan{walker.place}: {error}") from error
+    if isinstance(target, Cluster):
+        around = ClusterCheck(program, target)
+        try:
+            around.run(plan.body)
+        except ValueError as error:
+            place = f" of kernel '{around.kernel}'" if around.kernel else ""
+            raise InternalError(f"plan{place}: {error}") from error
+    for output in program.outputs:
+        compute = computes.get(output.name)
+        if isinstance(compute, Map | Reduce) and not walker.stored & {output.name, compute.outputs[0].name}:
+            raise InternalError(f"plan: no kernel stores output '{output.name}'")
+
+
+def _check_cases(plan: Plan, program: Program, target: Target | Cluster | None, measured: bool) -> None:
+    """Each tree with the program as it is in its range."""
+    try:
+        symbol = check_cases(plan, program)
+    except ValueError as error:
+        raise InternalError(f"plan: {error}") from error
+    for case in plan.cases:
+        try:
+            check_plan(replace(plan, body=case.body, cases=()), narrowed(program, symbol, case.low, case.high), target,
+                       measured)  # fmt: skip
+        except InternalError as error:
+            raise InternalError(f"case {case.symbol} from {case.low} to {case.high}: {error}") from error
+
+
+class _Walker:
+    """One way through the tree, knowing the Tiles around each node."""
+
+    def __init__(
+        self, program: Program, computes: Mapping[str, Compute], target: Target | Cluster | None, measured: bool
+    ) -> None:
+        self.program = program
+        self.computes = computes
+        self.target = target.device if isinstance(target, Cluster) else target
+        self.is_cluster = isinstance(target, Cluster)
+        self.measured = measured
+        self.levels = None if target is None else [level.name for level in target.levels]
+        self.constants = {t.name for t in program.constants}
+        self.given = self.constants | {t.name for t in program.inputs}
+        self.given |= {t.name for c in program.computes if isinstance(c, Scan) for t in (*c.outputs, *c.carry)}
+        self.outputs = {t.name for t in program.outputs}
+        self.tensors = {t.name: t for t in all_tensors(program)}
+        self.kernel: Tile | None = None
+        self.stored: set[str] = set()
+        self.launched: set[str] = set()  # kernels so far
+        self.served: dict[int, set[str]] = {}  # by Tile
+        self.cores: dict[str, str] = {}  # of the leaves so far, by what they store
+
+    @property
+    def place(self) -> str:
+        return "" if self.kernel is None else f" of kernel '{self.kernel.name}'"
+
+    def tile(self, tile: Tile, around: tuple[Tile, ...], axes: Mapping[str, TileAxis]) -> None:
+        if tile.is_kernel:
+            self.kernel = tile
+        self._level(tile, around)
+        if tile.over not in HANDED_OUT:
+            raise ValueError(f"a tile is handed out to one of {', '.join(HANDED_OUT)}, not '{tile.over}'")
+        if tile.is_kernel and any(t.is_kernel for t in around):
+            raise ValueError("a kernel inside a kernel")
+        if tile.is_kernel and not tile.leaves:
+            raise ValueError("it has no leaves")
+        known = dict(axes)
+        self.cores.update({leaf.tensor: leaf.core for leaf in tile.leaves} if tile.axes else {})
+        for axis in tile.axes:
+            self._axis(axis, tile.over == "warps")
+            known[axis.name] = axis
+        self._sizes(tile, around, known)
+        if not any(t.is_kernel for t in (*around, tile)) and self.target is not None and not self.is_cluster:
+            check_outside(tile)
+        self._holds(tile, around)
+        inside = (*around, tile)
+        check_runs(tile, around, self.target, self.computes)
+        for node in tile.body:
+            if isinstance(node, Tile):
+                self.tile(node, inside, known)
+            elif isinstance(node, Leaf):
+                self._leaf(node, inside)
+            else:
+                check_barrier(node, inside)
+        if around and not any(t.is_kernel for t in inside) and tile.over == "order":
+            self._residence(tile)
+        if tile.is_kernel:
+            check_across(tile, self.computes)
+            if has_windows(tile):
+                apart = told_apart(tile)
+                check_windows(apart, plan_nests(apart, self.computes))
+            self._capacity(tile)
+            self.launched.update([tile.name] if not around or not around[-1].is_launch else [])
+            self.kernel = None
+
+    def _capacity(self, kernel: Tile) -> None:
+        if self.target is None or not self.measured:
+            return
+        room = self.target.level(kernel.level).capacity
+        apart = told_apart(kernel)
+        nests = plan_nests(apart, self.computes)
+        held = held_bytes(apart, nests)
+        if held > room:
+            raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
+        near = inner_bytes(apart, nests)
+        for level in self.target.levels[1 : self.target.levels.index(self.target.level(kernel.level))]:
+            if near.get(level.name, 0) > level.capacity:
+                raise ValueError(f"it holds {near[level.name]} bytes at {level.name}, which has {level.capacity}")
+        check_resident(kernel, self.target, self.computes)
+
+    def _residence(self, tile: Tile) -> None:
+        """What kernels leave to each other in a cache must still be there when it is read."""
+        if self.target is None or not self.measured or tile.level not in (x.name for x in self.target.levels):
+            return
+        level = self.target.level(tile.level)
+        room = level.capacity * max(1, level.shared_by)
+        distances = reuse_distances([n for n in tile.body if isinstance(n, Tile)], self.computes)
+        for hold in tile.holds:
+            if distances.get(hold.tensor, 0) > room:
+                raise ValueError(f"'{hold.tensor}' cannot stay at {tile.level}: {distances[hold.tensor]} bytes pass "
+                                 f"before it is read for the last time, and there are {room}")  # fmt: skip
+
+    def _level(self, tile: Tile, around: Sequence[Tile]) -> None:
+        if self.levels is None:
+            return
+        if tile.level not in self.levels:
+            raise ValueError(f"the target has no level '{tile.level}'; it has {', '.join(self.levels)}")
+        if around and self.levels.index(tile.level) > self.levels.index(around[-1].level):
+            raise ValueError(f"a tile at {tile.level} inside one at {around[-1].level}: levels go inwards")
+
+    def _axis(self, axis: TileAxis, is_part: bool) -> None:
+        if axis.extent < 0:
+            raise ValueError(f"axis {axis.name} has {axis.extent} elements")
+        for bind in axis.binds:
+            compute = self.computes.get(self.cores.get(bind.tensor, ""))
+            if compute is None:
+                raise ValueError(f"axis {axis.name} runs along '{bind.tensor}', which no leaf below stores")
+            rank = len(compute.axes) if isinstance(compute, Map | Reduce) else 0
+            reductions = _reductions(compute)
+            _check_axis(bind.axis, bind.axis[:1], reductions if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
+            assert isinstance(compute, Map | Reduce)
+            own = compute.axes if bind.axis[0] == "o" or isinstance(compute, Map) else compute.reduce_axes
+            extent = extent_of(own[int(bind.axis[1:])].extent)
+            if not is_part and axis.extent * bind.scale + bind.offset < extent:
+                raise ValueError(f"axis {axis.name} of {axis.extent} ends before {bind.tensor}.{bind.axis} of {extent}")
+
+    def _sizes(self, tile: Tile, around: Sequence[Tile], axes: Mapping[str, TileAxis]) -> None:
+        for name, size in tile.sizes:
+            if name not in axes:
+                raise ValueError(f"it cuts axis '{name}', which no tile around it brings in")
+            if tile.is_kernel and all(a.name != name for a in tile.axes):
+                raise ValueError(f"a kernel cuts axes of its own, and '{name}' is of a tile around it")
+            _check_size(name, size)
+            outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
+            if outer is not None and outer < axes[name].extent and outer % size:
+                raise ValueError(f"parts of {size} along {name} do not fill parts of {outer}")
+        if tile.over == "warps":
+            self._warps(tile, around)
+        if tile.over == "order" and around and not tile.sizes and not tile.holds and tile.runs == "order":
+            raise ValueError("a tile that neither cuts nor holds anything")
+        if (tile.over == "lanes") != (tile.count > 1):
+            raise ValueError("threads are counted where a tile is handed out to lanes, and only there")
+        if (tile.over == "steps") != (tile.scan is not None):
+            raise ValueError("steps are those of a Scan, and a Scan has steps")
+        if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
+            raise ValueError(f"'{tile.scan}' is no Scan")
+        if tile.over == "steps":
+            check_steps(tile, around)
+
+    def _holds(self, tile: Tile, around: Sequence[Tile]) -> None:
+        in_steps = any(t.over == "steps" for t in around)
+        for hold in tile.holds:
+            if hold.mode not in MODES:
+                raise ValueError(f"'{hold.tensor}' is held by '{hold.mode}'; it is one of {', '.join(MODES)}")
+            if hold.fill not in _FILLS:
+                raise ValueError(f"'{hold.tensor}' is brought by '{hold.fill}', which there is not")
+            if (hold.mode == "store") != (hold.axis is None):
+                raise ValueError(f"'{hold.tensor}' is carried along an axis, or stored along none")
+            if hold.axis is not None and hold.axis not in dict(tile.sizes):
+                raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
+            if any(isinstance(n, Tile) and n.over == "warps" for n in (*around, tile, *tile.body)):
+                if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
+                    self._ring(tile, hold, around)
+            else:
+                self._stages(tile, hold, around)
+            if hold.fill is None and hold.tensor not in self.computes:
+                raise ValueError(f"it holds unknown tensor '{hold.tensor}'")
+            if hold.fill == "prefetch" and hold.issue is None and not in_steps:
+                raise ValueError("only the steps of a Scan prefetch what they read")
+            if is_filled(hold):
+                continue
+            if (hold.issue is not None or hold.fill == "read") and hold.tensor not in self.constants:
+                raise ValueError(f"it brings near or keeps '{hold.tensor}', which is no weight")
+            if (hold.issue is not None or hold.fill == "read") and tile.over != "steps":
+                raise ValueError("only the steps of a Scan keep weights near")
+            if hold.issue is not None and hold.issue not in self.launched:
+                raise ValueError(f"'{hold.tensor}' is brought near in '{hold.issue}', no kernel before the steps")
+
+    def _stages(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+        in_kernel = any(t.is_kernel for t in (*around, tile))
+        check_stages(tile, hold, self.computes, in_kernel)
+        if in_kernel and hold.fill == COPIED:
+            check_copied(tile, hold)
+
+    def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
+        if hold.fill != COPIED:
+            raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
+        if hold.stages < 1 or hold.layout not in LAYOUTS:
+            raise ValueError(f"'{hold.tensor}' in {hold.stages} stages, {hold.layout}; a layout is one of {LAYOUTS}")
+        if len({h.stages for h in tile.holds if h.fill == COPIED}) > 1:
+            raise ValueError("the operands of one leaf walk through as many stages each")
+        if _in_registers((*around, tile)):
+            read = {t.name for leaf in tile.leaves for name in (leaf.core, *leaf.composed)
+                    for t in reads(self.computes[name])}  # fmt: skip
+            if hold.tensor not in read:
+                raise ValueError(f"it brings '{hold.tensor}', which no leaf of the stream reads")
+            return
+        inner = [n for n in tile.body if isinstance(n, Tile)]
+        if len(inner) != len(tile.body) or len(inner) != 1 or inner[0].over != "warps" or len(tile.holds) != 2:
+            raise ValueError(f"'{hold.tensor}' is brought by {COPIED}: a tile holds both operands of the warps in it")
+        (leaf,) = inner[0].leaves
+        read = {t.name for name in (leaf.core, *leaf.composed) for t in reads(self.computes[name])}
+        if hold.tensor not in read:
+            raise ValueError(f"it brings '{hold.tensor}', which leaf '{leaf.tensor}' does not read")
+
+    def _warps(self, tile: Tile, around: Sequence[Tile]) -> None:
+        """A tile over warps: which part of a product's rows and columns each of them takes."""
+        lanes = [t.count for t in around if t.over == "lanes"]
+        if tile.stream is not None:
+            self._streaming_warps(tile, lanes)
+            return
+        if not lanes or not around[-1].holds or any(h.fill != COPIED for h in around[-1].holds):
+            raise ValueError("warps stand in a tile that brings their operands, among a block's threads")
+        leaves = [n for n in tile.body if isinstance(n, Leaf)]
+        form = FORMS.get(leaves[0].instruction or "") if len(leaves) == len(tile.body) == 1 else None
+        if form is None or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != tuple(n for n, _ in tile.sizes):
+            raise ValueError("a tile over warps cuts the rows and the columns of one leaf on matrices")
+        leaf = leaves[0]
+        if leaf.step < form.depth or leaf.step % form.depth:
+            raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
+        if leaf.split < 1 or leaf.step % (form.depth * leaf.split) or (leaf.split > 1 and leaf.lanes == 1):
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.split} groups of warps do not share steps of {leaf.step}")
+        for (name, size), axis, unit in zip(tile.sizes, tile.axes, (form.c.rows, 2 * form.c.columns), strict=True):
+            if size % unit or axis.extent % size:
+                raise ValueError(f"parts of {size} of {axis.extent} along {name} are not whole fragments of {unit}")
+        warp = WARP if self.target is None else self.target.warp
+        if tile.tiles * leaf.split * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles * leaf.split} warps of {warp} are not {lanes[-1]} threads")
+
+    def _streaming_warps(self, tile: Tile, lanes: Sequence[int]) -> None:
+        """Warps that keep a stream in registers: each has some of the rows, and all columns."""
+        forms = {FORMS[x.instruction or ""] for x in tile.leaves if x.instruction in FORMS}
+        if not lanes or len(forms) != 1 or len(tile.axes) != 2 or len(tile.sizes) != 2:
+            raise ValueError("warps that keep a stream share the rows of its products, of one instruction, in a block")
+        (form,) = forms
+        (_, rows), (_, columns) = tile.sizes
+        if rows % form.c.rows or tile.axes[0].extent % rows or columns % 16 or columns != tile.axes[1].extent:
+            raise ValueError(f"{rows} rows and {columns} columns of a warp are not whole fragments")
+        warp = WARP if self.target is None else self.target.warp
+        if tile.tiles * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
+        for leaf in (x for x in tile.leaves if x.instruction in FORMS):
+            if leaf.step < form.depth or leaf.step % form.depth:
+                raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
+
+    def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
+        if self.kernel is None:
+            raise ValueError(f"leaf '{leaf.tensor}' is part of no kernel")
+        if leaf.part not in PARTS:
+            raise ValueError(f"leaf '{leaf.tensor}' is a '{leaf.part}'; it is one of {', '.join(PARTS)}")
+        streams = _in_registers(around)
+        # but for the tiles of its operands and warps
+        walked = around[-1] if streams or around[-1].over != "warps" else around[-3]
+        if len(around) > 1 and around[-2].runs == "together":
+            walked = around[-2]
+        carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
+        runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
+        if not streams and runs != (around[-1].over == "warps"):
+            raise ValueError(f"leaf '{leaf.tensor}' is shared out to warps where it runs on matrices, and only there")
+        if (leaf.part == "step") != carried:
+            raise ValueError(f"leaf '{leaf.tensor}' is a step where a tile carries it along, and only there")
+        if not any(t.over == "steps" for t in around) and (leaf.alternate or leaf.idle is not None):
+            raise ValueError("only the steps of a Scan walk to and fro and rest")
+        if leaf.part == "copy":
+            self._copy(leaf, around)
+            return
+        _check_leaf(leaf, self.computes)
+        held = [self._served(t) for t in around]
+        if not any(leaf.tensor in names for names in (*held, self.outputs)) and not self._escapes(leaf):
+            raise ValueError(f"nothing holds '{leaf.tensor}'")
+        kernel = next(i for i, t in enumerate(around) if t.is_kernel)
+        inner = {h.tensor for t in around[kernel:] for h in t.holds}
+        if leaf.tensor not in inner:
+            self.stored.add(leaf.tensor)
+        own = {leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed}
+        read = {"start": (), "finish": leaf.epilogue}.get(leaf.part, (leaf.core, *leaf.epilogue, *leaf.composed))
+        there = (*held, self.given, self.outputs, own)
+        missing = [t for name in read for t in reads(self.computes[name])
+                   if not any(t.name in names for names in there) and not self._escapes_name(t.name)]  # fmt: skip
+        if missing and leaf.composed:  # of what composed maps join, the leaf may read a part alone
+            really = leaf_nest(leaf, self.computes).reads()
+            missing = [t for t in missing if t in really]
+        if missing:
+            raise ValueError(f"leaf '{leaf.tensor}' reads '{missing[0].name}', and nothing holds it")
+
+    def _served(self, tile: Tile) -> set[str]:
+        """What leaves inside a tile find in its Holds; of the outermost there are as many as kernels."""
+        if id(tile) not in self.served:
+            self.served[id(tile)] = {o.name for h in tile.holds if h.mode != "carry" and h.fill is None
+                                     for o in self.computes[h.tensor].outputs}  # fmt: skip
+        return self.served[id(tile)]
+
+    def _copy(self, leaf: Leaf, around: Sequence[Tile]) -> None:
+        if not fills_hold(leaf, around):
+            raise ValueError(f"it copies '{leaf.tensor}', and no tile around holds it by {COPIED}")
+        tensor = self.tensors.get(leaf.tensor)
+        if tensor is None:
+            raise ValueError(f"it copies unknown tensor '{leaf.tensor}'")
+        _check_loops(leaf, tensor.rank, 0)
+
+    def _escapes(self, leaf: Leaf) -> bool:
+        return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)
+
+    def _escapes_name(self, name: str) -> bool:
+        """What a Scan takes along or stacks up has a place that the Scan gives it."""
+        scans = (c for c in self.program.computes if isinstance(c, Scan))
+        return any(name in {t.name for t in (*s.following, *(b for b, _ in s.stacked))} for s in scans)
+
+
+def _in_registers(around: Sequence[Tile]) -> bool:
+    """Whether warps keep a stream in registers."""
+    return any(t.over == "warps" and t.stream is not None for t in around)
+
+
+def _reductions(compute: Compute) -> int:
+    return len(compute.reduce_axes) if isinstance(compute, Reduce) else 0
+
+
+def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
+    for name in (leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed):
+        if name not in computes:
+            raise ValueError(f"leaf '{leaf.tensor}' uses unknown tensor '{name}'")
+    core = computes[leaf.core]
+    if not isinstance(core, Map | Reduce):
+        raise ValueError(f"leaf '{leaf.tensor}': a {type(core).__name__} has no nest")
+    for name in leaf.composed:
+        if not isinstance(computes[name], Map):
+            raise ValueError(f"'{name}' cannot be computed again where it is read: it is no map")
+    reductions = _reductions(core)
+    _check_loops(leaf, len(core.axes), reductions)
+    if leaf.instruction is not None:
+        _check_instruction(leaf, core)
+    several = leaf.vector is not None if isinstance(core, Map) else leaf.step > 0 and leaf.instruction is None
+    if leaf.at_once < 1 or (leaf.at_once > 1 and not several):
+        raise ValueError(
+            f"leaf '{leaf.tensor}': {leaf.at_once} at once; a map along a vector has several, and a sum in steps"
+        )
+    if leaf.rolled and leaf.instruction not in FORMS:
+        raise ValueError(f"leaf '{leaf.tensor}' has no ring of parts to be rolled")
+    if leaf.flat and (not isinstance(core, Map) or leaf.vector is None or leaf.order[-1:] != (leaf.vector,)):
+        raise ValueError(f"leaf '{leaf.tensor}': only vectors of a map, along its last axis, run on over ends of rows")
+    for axis, size in leaf.cut:
+        _check_axis(axis, "r", reductions, "cut")
+        _check_size(axis, size)
+    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
+        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
+    for axis in leaf.unroll:
+        _check_axis(axis, "r", reductions, "unroll")
+    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or leaf.ahead < 0):
+        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
+    if leaf.near_rows:
+        _check_near_rows(leaf, isinstance(core, Reduce))
+
+
+def _check_near_rows(leaf: Leaf, is_sum: bool) -> None:
+    """Rows stay near while panels pass: blocks of rows are the innermost loop, those along the vector around it."""
+    outputs = [a for a in leaf.order if a[0] == "o"]
+    inside = len(leaf.register) == 2 and outputs[-1:] and outputs[-1] in dict(leaf.register)
+    if not is_sum or not inside or outputs[-2:-1] != [leaf.vector] or leaf.cut or leaf.ahead or leaf.instruction:
+        raise ValueError(f"leaf '{leaf.tensor}': rows stay near in a sum whose blocks of rows are inside its panels")
+    if leaf.near_rows < 0 or leaf.near_rows % dict(leaf.register)[outputs[-1]]:
+        raise ValueError(f"leaf '{leaf.tensor}': {leaf.near_rows} rows near are not whole register tiles")
+
+
+def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:
+    """The order, the register tile and the vector of a leaf are of its axes."""
+    every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
+    if sorted(leaf.order) != sorted(every):
+        raise ValueError(f"leaf '{leaf.tensor}': order {list(leaf.order)} is not its axes {sorted(every)} once each")
+    for axis, size in leaf.register:
+        if axis not in every:
+            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{axis}'; it has {', '.join(sorted(every))}")
+        _check_size(axis, size)
+    if leaf.vector is not None:
+        if leaf.vector not in every:
+            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{leaf.vector}' to vectorise")
+        if leaf.lanes < 1 or leaf.lanes & (leaf.lanes - 1):
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.lanes} lanes; a vector has a power of two")
+        if dict(leaf.register).get(leaf.vector, leaf.lanes) % leaf.lanes:
+            raise ValueError(f"leaf '{leaf.tensor}': its register tile along {leaf.vector} is not whole vectors")
+
+
+def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:
+    if leaf.instruction in FORMS:
+        if not isinstance(core, Reduce) or core.monoid.operator != "add":
+            raise ValueError(f"leaf '{leaf.tensor}': {leaf.instruction} runs a sum of products")
+        return
+    known = {**DOTS, **WINDOW_DOTS}
+    dot = known.get(leaf.instruction or "")
+    if dot is None:
+        raise ValueError(f"leaf '{leaf.tensor}': no instruction '{leaf.instruction}'; there are {', '.join(known)}")
+    if not isinstance(core, Reduce) or leaf.vector is None or leaf.vector[0] != "o" or leaf.order[-1][0] != "r":
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} runs a sum of products with its vector along an output")
+    if leaf.lanes != dot.lanes:
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} has {dot.lanes} lanes, not {leaf.lanes}")
+    register = dict(leaf.register)
+    sides = [-(-n // (dot.lanes if a == leaf.vector else dot.rows)) for a, n in register.items()]
+    tiles = prod(sides) + sum(sides) + (2 - len(sides))
+    if leaf.vector not in register or any(a[0] != "o" for a in register) or (dot.is_tile and tiles > TILES):
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} cannot keep a register tile of {register}")
+
+
+def _check_axis(axis: str, kind: str, count: int, what: str) -> None:
+    if axis not in {f"{kind}{i}" for i in range(count)}:
+        raise ValueError(f"{what} names axis '{axis}', which is not one of its {count} {kind}-axes")
+
+
+def _check_size(axis: str, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"size {size} along {axis}")

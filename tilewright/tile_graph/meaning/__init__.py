@@ -1,0 +1,1 @@
+"""What a Plan means: its tree run with NumPy, part by part."""

@@ -1,0 +1,1 @@
+"""The Plan: a tree of tiles over memory levels, as data and as text."""

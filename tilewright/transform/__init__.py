@@ -1,0 +1,1 @@
+"""Rewrites of a Program: the same model, better to plan."""

@@ -1,1 +1,0 @@
-"""Other ways to compute the same: Winograd, Strassen, wavefronts over recurrences."""

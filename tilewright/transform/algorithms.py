@@ -1,0 +1,35 @@
+"""Which algorithm computes what: every choice between ways to the same result that is made by predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir.forms.compute import Program
+from tilewright.target import Target
+from tilewright.transform.bilinear.strassen import choose_products
+from tilewright.transform.bilinear.toom_cook import WINDOWED
+from tilewright.transform.bilinear.winograd import Predict, choose_convolutions
+from tilewright.transform.recurrence.reroll import reroll
+from tilewright.transform.recurrence.wavefront import choose_orders
+from tilewright.transform.reductions.joined import split_joined
+from tilewright.transform.reductions.split import Known, split_reductions
+
+
+def choose_algorithms(
+    program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
+    recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
+    sizes: Sequence[int] = WINDOWED,
+) -> Program:  # fmt: skip
+    """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
+    by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
+    reductions over joined tensors part by part; None, in the place of what predicts the time of any, leaves them as
+    they are. `sizes` are those of Winograd's algorithms; `known`: see there."""
+    if recurrences is not None:
+        program = reroll(program)
+    if convolutions is not None:
+        program = choose_convolutions(program, convolutions, sizes)
+    if recurrences is not None:
+        program = choose_orders(program, recurrences)
+    if products is not None:
+        program = choose_products(program, products)
+    return program if reductions is None else split_reductions(split_joined(program, target), target, reductions, known)

@@ -1,0 +1,1 @@
+"""How tensors lie in memory: storage orders, runs of axes, staged copies."""

@@ -1,0 +1,1 @@
+"""Independent computes that are alike, as one."""

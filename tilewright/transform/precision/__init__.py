@@ -1,0 +1,1 @@
+"""Which element types are computed in and stored."""

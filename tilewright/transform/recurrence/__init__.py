@@ -1,0 +1,1 @@
+"""Steps that repeat: found again as Scans, stacked, run along diagonals."""

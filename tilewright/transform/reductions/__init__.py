@@ -1,0 +1,1 @@
+"""Reductions in parts: long ones split, ones over joined inputs taken apart."""
