@@ -22,7 +22,7 @@ import hashlib, sys
 from pathlib import Path
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
-from tilewright.ir import text
+from tilewright.ir.text import text
 from tilewright.options import Options
 from tilewright.target import machine
 for path in sys.argv[1:]:
