@@ -34,9 +34,10 @@ from tilewright.calls.arguments import (
 from tilewright.calls.background import Background, can_start
 from tilewright.calls.profiles import KernelTime, Profile
 from tilewright.calls.progress import shown
-from tilewright.dynamic.open_model import OpenModel, OpenPort
+from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.parts import border_model, in_parts, is_settled_by_few, name_of
 from tilewright.dynamic.staged_model import StagedModel
+from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import (
     BorderError,
     CutError,
@@ -312,7 +313,7 @@ def load(
     load what you would run. A directory that another user has, or may write to, is refused unless there is `trust` in
     whoever that is; root's are everybody's.
     """
-    from tilewright.dynamic import saved_parts, saved_shapes
+    from tilewright.dynamic import loaded_parts, loaded_shapes
     from tilewright.packages.directory import read_manifest
     from tilewright.packages.files import load as shipped
 
@@ -320,10 +321,10 @@ def load(
     remark_on_threads(threads)
     text = read_manifest(place, trust=trust)
     part = partial(load, threads=threads, trust=trust)
-    if saved_shapes.is_for_shapes(text):
-        return saved_shapes.load(place, part, trust=trust)
-    if saved_parts.is_in_parts(text):
-        return saved_parts.load(place, part, compile_at_call, chosen.threads, trust=trust)
+    if loaded_shapes.is_for_shapes(text):
+        return loaded_shapes.load(place, part, trust=trust)
+    if loaded_parts.is_in_parts(text):
+        return loaded_parts.load(place, part, compile_at_call, chosen.threads, trust=trust)
     return Model(shipped(place, chosen.threads, trust=trust), chosen)
 
 

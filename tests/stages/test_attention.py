@@ -19,6 +19,7 @@ from tests.cpu_stages import CPU, Step, evaluated, lowered, model_of, programs, 
 from tests.plans import map_tiles
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.text import plan_text
 
 N1 = machine("neoverse_n1")  # all of it is one kernel there; with a larger cache it may pay to compute scores first
 AVX2 = machine("avx2_desktop")  # all of it is one kernel there under a mask too, which the N1 would rather cut in two
@@ -79,7 +80,7 @@ def inputs_of(length: int, head: int, kind: str = "softmax", seed: int = 0) -> d
 def one_kernel(plan: Plan) -> Tile:
     """The kernel of all sums; keys that every tile of rows reads may be transposed before it, once for all."""
     *copies, kernel = plan.kernels
-    assert all([n.tensor for n in copy.leaves] == ["kt"] for copy in copies), plan.text()
+    assert all([n.tensor for n in copy.leaves] == ["kt"] for copy in copies), plan_text(plan)
     return kernel
 
 

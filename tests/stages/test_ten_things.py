@@ -60,6 +60,7 @@ from tilewright.tile_graph.algebra.occurrences import told_apart
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.meaning.interpret_tree import interpret_tree
 from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.reductions.split import Split
@@ -92,7 +93,7 @@ def counted_as_predicted(program: Program, plan: Plan, target: Target, kernel: K
 def test_1_copies_double_buffered_at_two_levels(target: Target) -> None:
     program = program_of(PRODUCT)
     plan = staged_twice(program, target, 2)
-    assert plan.text().count("holds x by copy in 2 stages") == 2
+    assert plan_text(plan).count("holds x by copy in 2 stages") == 2
     tree_agrees(program, plan, target)
     (kernel,) = loops_agree(program, plan, target).kernels
     assert {(2, 8, 40), (2, 8, 16), (2, 16, 8)} <= set(allocated(kernel))  # two places each
@@ -135,7 +136,7 @@ def test_1_copies_double_buffered_at_two_levels_of_a_device_and_its_host() -> No
 def test_2_producer_and_consumer_warps() -> None:
     program = program_of(EXPONENTS)
     plan = warps(program)
-    assert "in order, together" in plan.text() and "holds p in 2 stages" in plan.text()
+    assert "in order, together" in plan_text(plan) and "holds p in 2 stages" in plan_text(plan)
     tree_agrees(program, plan, H200)
     (kernel,) = loops_agree(program, plan, H200).kernels
     # one condition parts the warps, and no barrier is inside it
@@ -219,7 +220,7 @@ def test_3_a_sum_split_over_units_and_combined_in_another_kernel(target: Target)
 def test_4_a_rolling_window_over_rows_with_its_halo() -> None:
     program = choose_layouts(chain(3, 12, 9, 3, 1, 1), N1)
     plan = rolled(make_plan(program, N1, "register"), program, 6, 2)
-    assert "rolling along rows" in plan.text()
+    assert "rolling along rows" in plan_text(plan)
     tree_agrees(program, plan, N1)
     loops_agree(program, plan, N1)
 
@@ -232,7 +233,7 @@ def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -
     program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), target)
     before = make_plan(program, target)
     plan = map_tiles(before, persistent)
-    assert f"barrier of all {'blocks' if target is H200 else 'cores'}" in plan.text()
+    assert f"barrier of all {'blocks' if target is H200 else 'cores'}" in plan_text(plan)
     counted, predicted = tree_agrees(program, plan, target)
     assert counted.barriers == 4  # steps along the diagonals
     assert predicted.barriers == pytest.approx(4 * dict(target.barriers).get("grid", target.kernel_cost))
@@ -329,7 +330,7 @@ def test_6_two_roots_of_different_shapes(target: Target) -> None:
     kernel = replace(made["b"], name="k0", axes=(pairs,), sizes=(("pairs", 3),), holds=(Hold("p"),))
     body = leaves if target is N1 else tuple(replace(n, body=leaves) for n in kernel.body if isinstance(n, Tile))
     plan = by_hand(Tile(target.main.name, body=(replace(kernel, body=body),)), target)
-    assert "axis pairs: b.o0, a.o0 * 2" in plan.text()
+    assert "axis pairs: b.o0, a.o0 * 2" in plan_text(plan)
     tree_agrees(program, plan, target)
     loops_agree(program, plan, target)
 
@@ -367,7 +368,7 @@ def test_7_streamed_attention_with_states_and_corrections(target: Target) -> Non
 def test_8_one_producer_recomputed_at_two_levels_for_two_readers(target: Target) -> None:
     program = program_of(TWO_READERS)
     plan = recomputed(program, target)
-    assert plan.text().count("leaf p: core p") == 2
+    assert plan_text(plan).count("leaf p: core p") == 2
     tree_agrees(program, plan, target)
     (kernel,) = loops_agree(program, plan, target).kernels
     assert {(16, 24), (4, 24)} <= set(allocated(kernel))
@@ -390,7 +391,7 @@ def test_9_a_model_streamed_through_a_device_from_host_memory() -> None:
         assert counted.most == predicted.most == {main: 4 * (10 * 16 * 5 + (1 + early) * 16 * 16)}
         seconds[early] = predicted.seconds
     assert seconds[True] < seconds[False]
-    assert "holds w1 by copy in k_x1" in plan.text()
+    assert "holds w1 by copy in k_x1" in plan_text(plan)
 
 
 # --- 10: a tensor sharded over devices with its collective
@@ -407,7 +408,7 @@ SHARDED: dict[str, tuple[Callable[[], tuple[Program, Plan]], int]] = {
 def test_10_a_tensor_sharded_over_devices_with_its_collective(way: str) -> None:
     make, sent = SHARDED[way]
     program, plan = make()
-    assert f"by {way}" in plan.text() and "over devices" in plan.text()
+    assert f"by {way}" in plan_text(plan) and "over devices" in plan_text(plan)
     counted, predicted = tree_agrees(program, plan, CLUSTER)
     assert counted.moved["link", "link"] == sent
     assert counted.most == predicted.most
@@ -461,7 +462,7 @@ def test_a_persistent_recurrence_runs_as_a_model(target: str, tmp_path: Path) ->
 def test_cases_of_a_symbolic_extent_have_a_tree_each() -> None:
     program = rows_of(1, 64)
     plan = with_cases(case(1, 16, 16), case(17, 64, 8))
-    assert "case n from 1 to 16" in plan.text() and "case n from 17 to 64" in plan.text()
+    assert "case n from 1 to 16" in plan_text(plan) and "case n from 17 to 64" in plan_text(plan)
     check_plan(plan, program, N1)
     for rows, parts in ((1, 1), (16, 1), (17, 8), (50, 8), (64, 8)):
         x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)

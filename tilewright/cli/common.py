@@ -16,8 +16,9 @@ from rich.console import Console
 from tilewright import errors
 from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
-from tilewright.dynamic.open_model import OpenModel, OpenPort
+from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.staged_model import Border, StagedModel
+from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import InputError, OptionError
 from tilewright.options import (
     CONTRACTIONS,

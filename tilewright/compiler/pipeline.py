@@ -29,6 +29,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.algorithms import Predict, choose_algorithms
 from tilewright.transform.bilinear.toom_cook import SIZES, WINDOWED
 from tilewright.transform.clean.fold import fold_constants
@@ -292,7 +293,7 @@ def _dump(folder: Path, number: int, name: str, result: Any, target: Target) -> 
     elif isinstance(result, Program):
         files[f"{stem}.txt"] = text.program_text(result)
     elif isinstance(result, Plan):
-        files = {f"{stem}.json": result.to_json(), f"{stem}.txt": result.text()}
+        files = {f"{stem}.json": result.to_json(), f"{stem}.txt": plan_text(result)}
     elif isinstance(result, LoopProgram):
         files[f"{stem}.txt"] = text.loops_text(result)
     elif isinstance(result, dict):

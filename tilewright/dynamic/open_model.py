@@ -17,53 +17,15 @@ import numpy as np
 from tilewright.calls.arguments import Array, as_array, bind
 from tilewright.calls.progress import log_compiled
 from tilewright.dynamic.model import Compiled, LateModel
-from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError, printable
+from tilewright.dynamic.saved_shapes import save
+from tilewright.dynamic.variants import Extents, Kept, OpenPort, Shapes, Values, Variant
+from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
 
 if TYPE_CHECKING:
     from tilewright.calls.profiles import Profile
 
 _QUIET = 4  # so many compilations are to be expected; every later one is worth a warning
 MOST_ELEMENTS = 256  # of an input whose values become part of the code; a part of its own looks at larger ones
-
-Shapes = Mapping[str, tuple[int, ...]]
-Values = Mapping[str, Array]
-Extents = tuple[int | str | None, ...]
-
-
-@dataclass(frozen=True)
-class OpenPort:
-    """An input or output: an open dimension is its name, or None; a shape that the model does not tell is None."""
-
-    name: str
-    dtype: np.dtype[Any] | None
-    shape: Extents | None
-
-    def __str__(self) -> str:
-        kind = "?" if self.dtype is None else self.dtype.name
-        inside = "..." if self.shape is None else ", ".join("?" if n is None else str(n) for n in self.shape)
-        return printable(f"{self.name}: {kind}[{inside}]")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A compiled form of a model: for these shapes of its inputs, and for these values of those that decide shapes."""
-
-    shapes: Shapes
-    values: Values
-    compile_seconds: float
-
-    def __str__(self) -> str:
-        parts = [f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items()]
-        parts += [f"{name} = {array.tolist()}" for name, array in self.values.items()]
-        return printable(", ".join(parts)) or "no inputs"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A variant and the model compiled for it."""
-
-    variant: Variant
-    model: Compiled
 
 
 @dataclass(frozen=True)
@@ -154,8 +116,6 @@ class OpenModel(LateModel[OpenPort]):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write what is compiled now to a directory that `tilewright.load` starts from, for these shapes alone
         (docs/shipping.md)."""
-        from tilewright.dynamic.saved_shapes import save
-
         if not self._all():
             raise OptionError(
                 "nothing is compiled yet that a directory could hold: call the model with the shapes to save, or "

@@ -20,6 +20,7 @@ from tilewright.calls.profiles import KernelTime, Profile
 from tilewright.calls.progress import log_compiled
 from tilewright.dynamic.borders import Border, Scope, checked
 from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.dynamic.saved_parts import save
 from tilewright.dynamic.stages import (
     Following,
     Forms,
@@ -145,8 +146,6 @@ class StagedModel(LateModel[Border]):
         """Write the model to a directory that `tilewright.load` starts from (docs/shipping.md): the parts that calls
         came to so far, the first one in any case where its shapes are known, and the graph, of which further parts
         are compiled when a call comes to them."""
-        from tilewright.dynamic.saved_parts import save
-
         self._begin()
         save(self, Path(folder), self._tools.options)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.report.torch_spec import call_spec
+
 IN_FLIGHT = 20  # calls between one wait and the next: one alone would time the way from Python to the device
 Inputs = Mapping[str, np.ndarray]
 Call = Callable[[], Any]
@@ -54,8 +56,6 @@ def prepare_tilewright(job: Any, inputs: Inputs) -> Prepared:
 
 def prepare_torch(job: Any, inputs: Inputs) -> Prepared:
     """torch.compile with its CUDA graphs, or the module as it is captured in one."""
-    from tilewright.report.peers import call_spec
-
     torch = _torch()
     module, own_inputs = call_spec(job.torch_spec)
     arrays = inputs if own_inputs.keys() == inputs.keys() else own_inputs

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from tilewright.report import cuda_peers
+from tilewright.report.torch_spec import call_spec
 
 Inputs = Mapping[str, np.ndarray]
 Call = Callable[[], Any]
@@ -169,16 +170,6 @@ def find_peer(spelling: str) -> tuple[Peer, str]:
             raise ValueError(f"unknown runtime {spelling!r}: {name} has {known}")
         return peer, variant
     raise ValueError(f"unknown runtime {spelling!r}; there are {', '.join(peer.name for peer in PEERS)}")
-
-
-def call_spec(spec: str) -> tuple[Any, Mapping[str, np.ndarray]]:
-    """Call `module:function`, with any further parts as string arguments: `bench.zoo:build:mmoe:full`."""
-    module_name, _, rest = spec.partition(":")
-    function_name, *arguments = rest.split(":")
-    if not function_name:
-        raise ValueError(f"torch spec {spec!r} is not of the form module:function")
-    module, inputs = getattr(importlib.import_module(module_name), function_name)(*arguments)
-    return module, inputs
 
 
 def as_arrays(result: Any, output_names: Sequence[str]) -> dict[str, np.ndarray]:

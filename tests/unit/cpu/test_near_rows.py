@@ -21,6 +21,7 @@ from tilewright.options import Options
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.text import plan_text
 
 N1 = machine("neoverse_n1")
 SMALL = replace(N1, levels=tuple(replace(x, capacity=4096) if x.name == "L1" else x for x in N1.levels))
@@ -74,7 +75,7 @@ def edited(model: ModelProto, target: Target, folder: Path, **changed: int) -> A
 def test_rows_that_are_more_than_the_first_cache_stay_in_parts() -> None:
     artifact = made(product(7, 1024, 128, 256), N1)
     (leaf,) = leaves(artifact)
-    assert artifact.plan is not None and f"{leaf.near_rows} rows near" in artifact.plan.text()
+    assert artifact.plan is not None and f"{leaf.near_rows} rows near" in plan_text(artifact.plan)
     assert leaf.near_rows > dict(leaf.register)["o1"] and leaf.near_rows % dict(leaf.register)["o1"] == 0
     assert leaf.near_rows * 128 * 4 < N1.levels[1].capacity and part_loops(artifact)
 

@@ -20,6 +20,7 @@ from tilewright.render.cuda import launch_shape, written_params
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
+from tilewright.tile_graph.plan.text import plan_text
 
 
 def halves(m: int, k: int, n: int) -> ModelProto:
@@ -59,7 +60,7 @@ def test_several_steps_are_under_way(kernel_cache: Path) -> None:
     artifact = compiled("whole", kernel_cache)
     assert artifact.plan is not None
     (leaf,) = artifact.plan.kernels[0].leaves
-    assert leaf.step and leaf.at_once == 3 and f"x {leaf.lanes} by 3;" in artifact.plan.text()
+    assert leaf.step and leaf.at_once == 3 and f"x {leaf.lanes} by 3;" in plan_text(artifact.plan)
     (text,) = artifact.sources.values()
     loop = text[text.index("for (int step") :]
     # the copies of a later step, then the products of this one; one barrier

@@ -33,6 +33,7 @@ from tilewright.target import Target, machine
 from tilewright.target.gpu import described
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.text import plan_text
 
 BFLOAT16 = TensorProto.BFLOAT16
 # the model, rows and columns of a block, the step of a part, stages
@@ -172,10 +173,10 @@ def test_parts_in_a_loop_mean_the_same() -> None:
     (expected,) = (evaluate(artifact.program, inputs)[t.name] for t in artifact.program.outputs)
     (found,) = on_loops(made, inputs).values()
     assert_close(found, np.asarray(expected))
-    assert "% 3" in source_of(loops.kernels[0]) and "rolled" in plan.text()
+    assert "% 3" in source_of(loops.kernels[0]) and "rolled" in plan_text(plan)
     few = replace(machine("h200"), written_copies=8)
     rolls = build(load(product(1024, 1024, 1024), {}), few, Options(target="h200", stop_after="plan")).plan
-    assert rolls is not None and "by wgmma_float16 rolled" in rolls.text()
+    assert rolls is not None and "by wgmma_float16 rolled" in plan_text(rolls)
 
 
 def instruction(target: Target, size: int) -> str | None:

@@ -17,6 +17,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Barrier, Tile
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.layout.choose import choose_layouts
 
 H200 = machine("h200")
@@ -61,6 +62,6 @@ def test_weights_beyond_shared_memory_stay_where_they_are() -> None:
 def test_steps_inside_a_kernel_agree(kind: str, hidden: int, tmp_path: Path) -> None:
     program = recurrence(kind, hidden=hidden, steps=6)
     plan = make_plan(program, DEAR)
-    assert "barrier of all blocks" in plan.text()
+    assert "barrier of all blocks" in plan_text(plan)
     loops = loops_agree(program, plan, DEAR)
     close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))

@@ -35,6 +35,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.precision.choose import set_precision
 
@@ -210,7 +211,7 @@ def test_a_plan_says_what_warps_keep() -> None:
     assert [h.tensor for h in stream.holds if h.fill == "copy"] == ["k", "v"]
     assert [h.tensor for h in warps.holds if h.fill == "copy"] == ["q"]
     assert {h.tensor for h in stream.holds if h.mode == "carry"} == {"p_max", "p_sum", "o"}
-    assert "k by copy in 2 stages swizzled" in plan.text() and dict(stream.sizes)["s"] < 256
+    assert "k by copy in 2 stages swizzled" in plan_text(plan) and dict(stream.sizes)["s"] < 256
 
 
 def refused(change: Callable[[Plan], Plan]) -> str:

@@ -34,6 +34,7 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.text import plan_text
 
 HALF, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
@@ -239,7 +240,7 @@ def test_a_plan_says_how_warps_share_a_product() -> None:
     assert warps.level == "registers" and warps.leaves[0].instruction == "mma_float16"
     assert [h.fill for h in around.holds] == ["copy", "copy"] and [h.tensor for h in around.holds] == ["a", "b"]
     assert Plan.from_json(plan.to_json()) == plan
-    text = plan.text()
+    text = plan_text(plan)
     assert "holds a by copy in 2 stages swizzled" in text and "over warps" in text and "by mma_float16 step" in text
 
 

@@ -144,3 +144,46 @@ def test_only_backends_ask_for_the_kind_of_a_machine(path: Path) -> None:
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             is_target = owner in ("target", "goal") and room_of_file(path) not in ("ir", "render")
             assert not is_target, f"line {node.lineno} asks for the kind of a machine"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def direct_imports(path: Path, known: set[str]) -> set[str]:
+    """Modules of ours that a file imports, inside functions too; a package stands for its `__init__` alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(inside & known or {node.module})
+    return found & known - {module_of(path)}
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Nodes that are left when those that lead nowhere are taken away again and again: in a circle, or before one."""
+    left = dict(graph)
+    while ended := [node for node, others in left.items() if not others & left.keys()]:
+        for node in ended:
+            del left[node]
+    return sorted(left)
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not even through others: every file can be read after those it builds on."""
+    known = {module_of(path) for path in FILES}
+    assert not circle_in({module_of(path): direct_imports(path, known) for path in FILES})
+
+
+@pytest.mark.parametrize("room", ["ir", "tile_graph"])
+def test_no_two_folders_of_a_room_import_each_other(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*/*.py"))
+    known = {module_of(path) for path in files if path.name != "__init__.py"}
+    folders: dict[str, set[str]] = {path.parent.name: set() for path in files}
+    for path in files:
+        mine = path.parent.name
+        folders[mine] |= {m.split(".")[-2] for m in direct_imports(path, known)} - {mine}
+    assert not circle_in(folders)

@@ -32,6 +32,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.schedule.trials import Trials
 from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.text import plan_text
 
 LEVELS = (
     MemoryLevel("registers", 512, 16, 4e11),
@@ -416,6 +417,6 @@ def test_a_kernel_is_not_said_to_lack_room_that_it_has() -> None:
 def test_steps_inside_a_kernel_are_explained() -> None:
     target = replace(machine("h200"), kernel_cost=5e-5, barriers=(("grid", 1e-6),))
     made = build(load(stacked("LSTM", 2, hidden=24, steps=9)), target, Options(stop_after="loops", target="h200"))
-    assert made.plan is not None and "barrier of all blocks" in made.plan.text()
+    assert made.plan is not None and "barrier of all blocks" in plan_text(made.plan)
     assert "kernel" in explain_text(made)
     assert "barrier of all blocks" in explain_html(made)

@@ -31,6 +31,7 @@ from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.meaning.interpret_tree import interpret_tree
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.tile_graph.traffic.held import inner_bytes, plan_nests
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
@@ -132,7 +133,7 @@ def test_a_level_that_is_renamed_changes_nothing() -> None:
     levels = tuple(replace(x, name="near" if x is DESKTOP.levels[1] else x.name) for x in DESKTOP.levels)
     renamed = replace(DESKTOP, levels=levels)
     _, plan = planned(renamed)
-    assert plan.text().replace("near tile", "L1 tile").replace("at near", "at L1") == planned()[1].text()
+    assert plan_text(plan).replace("near tile", "L1 tile").replace("at near", "at L1") == plan_text(planned()[1])
 
 
 @pytest.mark.parametrize("clock", [0.0, 4e9, 4e8])

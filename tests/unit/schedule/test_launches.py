@@ -33,6 +33,7 @@ from tilewright.schedule.planner import plan_seconds
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Barrier, Hold, Plan, Tile
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.tune.groups import find_groups
 
 RNG = np.random.default_rng(5)
@@ -119,7 +120,7 @@ def test_many_blocks_have_a_launch_of_their_own() -> None:
 def test_text_and_json_say_it() -> None:
     plan = made(three_of_their_own()).plan
     assert plan is not None and Plan.from_json(plan.to_json()) == plan
-    text = plan.text()
+    text = plan_text(plan)
     assert "in order, together" in text and "because one launch: the prediction is" in text
 
 

@@ -5,7 +5,7 @@ Comparisons are built by functions (`lt`, `eq`...), never by Python's operators;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.pool import POOL, FloatKey, keep
 from tilewright.ir.forms.scalar import OPS, ScalarOp
+from tilewright.ir.forms.spelling import ATOM, BITS, LET_DEPTH, LET_SIZE, PRECEDENCE, const_text, name_text
 
 
 class Source(Protocol):
@@ -81,9 +82,11 @@ class Expr:
         return op("neg", self)
 
     def __repr__(self) -> str:
-        from tilewright.ir.text.text import expr_text
+        return spelled(self, lambda thing: name_text(thing.name))
 
-        return expr_text(self)
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        """Its text from those of its operands, and how tightly it binds; `name` spells axes and sources."""
+        raise NotImplementedError
 
 
 ExprLike = Expr | int | float | bool
@@ -94,6 +97,9 @@ class Const(Expr):
     __slots__ = ("value",)
     value: int | float | bool
 
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        return const_text(self.value, self.dtype), ATOM
+
 
 class Symbol(Expr):
     """An extent that is not known before the call; `low` and `high` bound it (both included)."""
@@ -102,6 +108,9 @@ class Symbol(Expr):
     name: str
     low: int
     high: int
+
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        return f"?{name_text(self.name)}", ATOM
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +130,18 @@ class Var(Expr):
     __slots__ = ("axis",)
     axis: Axis
 
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        return name(self.axis), ATOM
+
 
 class State(Expr):
     """A named value without an axis: the operands of a monoid's combine."""
 
     __slots__ = ("name",)
     name: str
+
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        return f"${name_text(self.name)}", ATOM
 
 
 class Load(Expr):
@@ -140,6 +155,9 @@ class Load(Expr):
     def rebuild(self, args: tuple[Expr, ...]) -> Expr:
         return load(self.source, args)
 
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        return f"{name(self.source)}[{', '.join(text for text, _ in args)}]", ATOM
+
 
 class Op(Expr):
     __slots__ = ("op",)
@@ -147,6 +165,22 @@ class Op(Expr):
 
     def rebuild(self, args: tuple[Expr, ...]) -> Expr:
         return _make_op(self.op, args, self.dtype)
+
+    def spelling(self, args: Sequence[tuple[str, int]], name: Callable[[Any], str]) -> tuple[str, int]:
+        if self.op.name == "cast":
+            return f"{self.dtype.name}({args[0][0]})", ATOM
+        if self.op.name == "bitcast":
+            return f"{BITS}{self.dtype.name}({args[0][0]})", ATOM
+        level = PRECEDENCE.get(self.op.name)
+        if level is None:
+            return f"{self.op.name}({', '.join(text for text, _ in args)})", ATOM
+        (left, left_level), (right, right_level) = args
+        # comparisons do not chain, everything else groups to the left
+        if left_level < level or (level == PRECEDENCE["eq"] and left_level == level):
+            left = f"({left})"
+        if right_level <= level:
+            right = f"({right})"
+        return f"{left} {self.op.symbol} {right}", level
 
 
 def _blank(cls: type[Expr], dtype: DType, args: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Any:
@@ -351,6 +385,30 @@ def flattened(node: Expr, name: str) -> list[Expr]:
         else:
             found.append(part)
     return found
+
+
+def spelled(root: Expr, name: Callable[[Any], str]) -> str:
+    """The text of an expression, large shared operands and deep chains named in front of it."""
+    nodes = list(walk(root))
+    uses: dict[int, int] = {}
+    for node in nodes:
+        for argument in node.args:
+            uses[id(argument)] = uses.get(id(argument), 0) + 1
+    texts: dict[int, tuple[str, int]] = {}
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    lets: list[str] = []
+    for node in nodes:
+        texts[id(node)] = node.spelling([texts[id(a)] for a in node.args], name)
+        sizes[id(node)] = 1 + sum(sizes[id(a)] for a in node.args)
+        depths[id(node)] = 1 + max((depths[id(a)] for a in node.args), default=0)
+        big = uses.get(id(node), 0) > 1 and sizes[id(node)] >= LET_SIZE
+        if node is not root and (big or depths[id(node)] >= LET_DEPTH):
+            lets.append(f"@{len(lets)} = {texts[id(node)][0]}")
+            texts[id(node)] = (f"@{len(lets) - 1}", ATOM)
+            sizes[id(node)] = depths[id(node)] = 1
+    body = texts[id(root)][0]
+    return f"let {', '.join(lets)} in {body}" if lets else body
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:

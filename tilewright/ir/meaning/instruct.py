@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.ir.forms.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE, ForKind, Instruction, Operand
-
-if TYPE_CHECKING:
-    from tilewright.ir.meaning.interpret_loops import LoopMachine
+from tilewright.ir.forms.expr import Expr
+from tilewright.ir.forms.loops import PREFETCH, PREFETCH_BESIDE, PREFETCH_TILE, Buffer, ForKind, Instruction, Operand
 
 WARP = 32
 
@@ -34,10 +32,24 @@ class Lanes:
         return np.arange(self.count).reshape(self.count, *(1,) * self.position)
 
 
+class RunsInstructions(Protocol):
+    """What an instruction's meaning asks of the machine that runs it."""
+
+    lanes: list[Lanes]
+    groups: list[list[tuple[Buffer, Sequence[Value], Value, Mask]]]
+
+    def value(self, root: Expr, mask: Mask) -> Value: ...
+    def load(self, buffer: Buffer, indices: Sequence[Value], mask: Mask) -> Value: ...
+    def store(self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask) -> None: ...
+    def issue(self, buffer: Buffer, indices: Sequence[Value], value: Value, mask: Mask) -> None: ...
+    def land(self, pending: int) -> None: ...
+    def fault(self, what: str) -> Exception: ...
+
+
 class InstructionContext:
     """What an instruction's meaning may touch: operands by offsets from their origin, scalars, lanes."""
 
-    def __init__(self, machine: LoopMachine, instruction: Instruction, mask: Mask) -> None:
+    def __init__(self, machine: RunsInstructions, instruction: Instruction, mask: Mask) -> None:
         self._machine = machine
         self._mask = mask
         self._operands = instruction.operands

@@ -15,8 +15,8 @@ from tilewright.ir.forms.bits import bitcast
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.expr import Axis, Const, Expr, Extent, State, Symbol, _make_op, const, load, op, symbol, var
 from tilewright.ir.forms.scalar import OPS
+from tilewright.ir.forms.spelling import BITS, KEYWORDS, PRECEDENCE, SUFFIX
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.text.text import BITS, KEYWORDS, PRECEDENCE, SUFFIX
 
 T = TypeVar("T")
 _TOKEN = re.compile(

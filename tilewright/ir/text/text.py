@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +30,7 @@ from tilewright.ir.forms.compute import (
     plain_monoid,
 )
 from tilewright.ir.forms.dtypes import DType
-from tilewright.ir.forms.expr import Axis, Const, Expr, Extent, Load, Op, State, Symbol, Var, walk
+from tilewright.ir.forms.expr import Axis, Expr, Extent, State, Symbol, spelled, walk
 from tilewright.ir.forms.graph import Graph, Value
 from tilewright.ir.forms.loops import (
     Alloc,
@@ -48,29 +47,10 @@ from tilewright.ir.forms.loops import (
     Storage,
     Store,
 )
+from tilewright.ir.forms.spelling import name_text
 from tilewright.ir.forms.tensor import Layout, StorageAxis, Tensor
 
-_WORDS = """
-    program symbol input output constant monoid layout staged scan region host end let in and or true false inf nan
-    if else alloc barrier do parallel block thread vector serial unroll descending unique limit reverse
-    sum product least largest all any reduce scatter sort
-"""
-KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.ALL}
-SUFFIX = {
-    "float32": "", "int64": "", "bool": "", "float64": "_f64", "float16": "_f16", "bfloat16": "_bf16", "int8": "_i8",
-    "int16": "_i16", "int32": "_i32", "uint8": "_u8", "uint16": "_u16", "uint32": "_u32", "uint64": "_u64",
-    **{d.name: f"_s{d.onnx}" for d in dtypes.STORAGE},
-}  # fmt: skip
-PRECEDENCE = {
-    "or": 1, "and": 2, "eq": 3, "ne": 3, "lt": 3, "le": 3, "add": 4, "sub": 4,
-    "mul": 5, "div": 5, "floordiv": 5, "mod": 5,
-}  # fmt: skip
 REDUCTIONS = {"add": "sum", "mul": "product", "min": "least", "max": "largest", "and": "all", "or": "any"}
-BITS = "bits_"  # in front of a type: a value's bits as one of that type
-_ATOM = 9
-_LET_SIZE = 16  # a shared operand of this many nodes is named, so that text stays linear in the expression
-_LET_DEPTH = 40  # a deep chain is cut into named pieces, so that reading it back nests little
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _INDENT = "  "
 
 
@@ -98,19 +78,6 @@ def digest(array: np.ndarray) -> str:
     """Twelve digits that tell arrays apart."""
     header = f"{array.dtype}{array.shape}".encode()
     return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
-
-
-def name_text(name: str) -> str:
-    if _WORD.fullmatch(name) and name not in KEYWORDS and not re.match(r"(inf|nan)_", name):
-        return name
-    return json.dumps(name)
-
-
-def const_text(node: Const) -> str:
-    suffix = SUFFIX[node.dtype.name]
-    if node.dtype.kind == "b":
-        return "true" if node.value else "false"
-    return f"{node.value!r}{suffix}"
 
 
 class Printer:
@@ -147,54 +114,7 @@ class Printer:
     # Expressions
 
     def expr(self, root: Expr) -> str:
-        nodes = list(walk(root))
-        uses: dict[int, int] = {}
-        for node in nodes:
-            for argument in node.args:
-                uses[id(argument)] = uses.get(id(argument), 0) + 1
-        texts: dict[int, tuple[str, int]] = {}
-        sizes: dict[int, int] = {}
-        depths: dict[int, int] = {}
-        lets: list[str] = []
-        for node in nodes:
-            texts[id(node)] = self._node(node, [texts[id(a)] for a in node.args])
-            sizes[id(node)] = 1 + sum(sizes[id(a)] for a in node.args)
-            depths[id(node)] = 1 + max((depths[id(a)] for a in node.args), default=0)
-            big = uses.get(id(node), 0) > 1 and sizes[id(node)] >= _LET_SIZE
-            if node is not root and (big or depths[id(node)] >= _LET_DEPTH):
-                lets.append(f"@{len(lets)} = {texts[id(node)][0]}")
-                texts[id(node)] = (f"@{len(lets) - 1}", _ATOM)
-                sizes[id(node)] = depths[id(node)] = 1
-        body = texts[id(root)][0]
-        return f"let {', '.join(lets)} in {body}" if lets else body
-
-    def _node(self, node: Expr, args: Sequence[tuple[str, int]]) -> tuple[str, int]:
-        if isinstance(node, Const):
-            return const_text(node), _ATOM
-        if isinstance(node, Symbol):
-            return f"?{name_text(node.name)}", _ATOM
-        if isinstance(node, Var):
-            return self.name(node.axis), _ATOM
-        if isinstance(node, State):
-            return f"${name_text(node.name)}", _ATOM
-        if isinstance(node, Load):
-            return f"{self.name(node.source)}[{', '.join(t for t, _ in args)}]", _ATOM
-        if not isinstance(node, Op):
-            raise TypeError(f"no text for {type(node).__name__}")
-        if node.op.name == "cast":
-            return f"{node.dtype.name}({args[0][0]})", _ATOM
-        if node.op.name == "bitcast":
-            return f"{BITS}{node.dtype.name}({args[0][0]})", _ATOM
-        level = PRECEDENCE.get(node.op.name)
-        if level is None:
-            return f"{node.op.name}({', '.join(t for t, _ in args)})", _ATOM
-        (left, left_level), (right, right_level) = args
-        # comparisons do not chain, everything else groups to the left
-        if left_level < level or (level == PRECEDENCE["eq"] and left_level == level):
-            left = f"({left})"
-        if right_level <= level:
-            right = f"({right})"
-        return f"{left} {node.op.symbol} {right}", level
+        return spelled(root, self.name)
 
     def exprs(self, roots: Iterable[Expr]) -> str:
         return ", ".join(self.expr(r) for r in roots)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.ir.forms.compute import Compute, Program, Reduce, all_computes, all_tensors
 from tilewright.ir.forms.expr import Symbol
+from tilewright.ir.forms.spelling import name_text
 from tilewright.ir.text.parse import parse_program
-from tilewright.ir.text.text import name_text, program_text, symbols_of
+from tilewright.ir.text.text import program_text, symbols_of
 from tilewright.target import Cluster
 from tilewright.tile_graph.meaning.outside import (
     Axes,

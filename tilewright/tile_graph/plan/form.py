@@ -326,11 +326,6 @@ class Plan:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InternalError(f"not a plan: {error}") from error
 
-    def text(self) -> str:
-        from tilewright.tile_graph.plan.text import plan_text
-
-        return plan_text(self)
-
 
 def cut_axes(tensor: str, extents: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[tuple[TileAxis, ...], Sizes]:
     """Axes for the Tiles of one result, and the sizes of their parts, from sizes by the result's own axes."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilewright.backend.cpu.amx.tile_rows import Steps, tile_rows
 from tilewright.backend.cpu.dot.contraction import AHEAD
 from tilewright.backend.cpu.dot.operands import Env, Panels, Setting, do, row_env
+from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.intrinsics.cpu import TILE_BYTES, TILE_ROWS, TILES
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import dtypes
@@ -35,9 +35,6 @@ from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.algebra.propagate import extent_of
-
-if TYPE_CHECKING:
-    from tilewright.backend.cpu.dot.instruction import CpuInstruction
 
 _STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
 _LINE = 64
@@ -85,7 +82,7 @@ class _Sums:
 class CpuTiles:
     """The lowering of one contraction whose instruction sums up in matrix registers."""
 
-    def __init__(self, nest: CpuInstruction, setting: Setting) -> None:
+    def __init__(self, nest: CpuNest, setting: Setting) -> None:
         self.nest = nest
         self.sums = _sums(nest, setting)
         self.rows = tile_rows(nest, setting, self._most(setting), nest.plan.packs)
@@ -278,7 +275,7 @@ class CpuTiles:
         return tuple(sizes)
 
 
-def _sums(nest: CpuInstruction, setting: Setting) -> _Sums:
+def _sums(nest: CpuNest, setting: Setting) -> _Sums:
     """Where tiles leave their sums: one block, or the whole tile where the reduction comes in several passes."""
     assert nest.nest.monoid is not None
     dtype = nest.nest.monoid.identity[0].dtype

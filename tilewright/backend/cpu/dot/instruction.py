@@ -19,7 +19,6 @@ from tilewright.intrinsics.cpu import DOTS, Dot
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
-from tilewright.ir.forms.compute import Monoid
 from tilewright.ir.forms.expr import Axis, Expr, const, load, substitute, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.blocks import Piece, pieces
@@ -55,13 +54,6 @@ class CpuInstruction(CpuNest):
         plain = [a for a in self.outer if a is not setting.found.column and a not in setting.rows]
         loops, env = walked(plain, self.ranges)
         return serial(loops, self._panel(env, setting))
-
-    def results_of(self, monoid: Monoid, sums: Buffer, at: tuple[Expr, ...]) -> dict[Expr, Expr]:
-        """What the sums at a place of scratch are the results for."""
-        return self._results(monoid, [sums], at)
-
-    def stores_of(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        return self._stores(block, results)
 
     # --- what is known before
 

@@ -89,6 +89,13 @@ class NestParts:
         place = var(quarter) + self.backwards * (_QUARTERS - 1 - 2 * var(quarter))
         return [quarter, loop], place * (steps // _QUARTERS) + var(loop)
 
+    def results_of(self, monoid: Monoid, sums: Buffer, at: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        """What the sums at a place of scratch are the results for."""
+        return self._results(monoid, [sums], at)
+
+    def stores_of(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+        return self._stores(block, results)
+
     def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
         unswitched = bool(self.nest.unswitched)

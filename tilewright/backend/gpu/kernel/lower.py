@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.backend.gpu.kernel.leaf import leaf_statements
 from tilewright.backend.gpu.kernel.room import Hazards
 from tilewright.backend.gpu.stream.lower import RegisterStream, stream_tile
 from tilewright.backend.gpu.threads.nest import GpuNest
@@ -69,7 +70,7 @@ class GpuKernel(KernelLowering):
             warps, operands = self._fragments(item)
             lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
                               self.thread, warps, operands)  # fmt: skip
-            made = lowered.statements()
+            made = leaf_statements(lowered)
             if self.hazards.meets(reads, writes, bool(lowered.shared)):
                 body.append(self._wait())
             body.extend(made)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.backend.gpu.threads.contract import flat_offset
-from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, is_op, load, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
-def in_registers(nest: GpuNest, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
+def in_registers(names: Names, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
     """What a value reads beside each other along `lane`, fetched in whole packets first."""
     fetched: list[Stmt] = []
     kept: list[Buffer] = []
@@ -22,7 +21,7 @@ def in_registers(nest: GpuNest, value: Expr, lane: Axis) -> tuple[Expr, list[Stm
     for node in certain_loads(value):
         if not in_line(node, lane):
             continue
-        buffer = packets_of(nest.names.fresh("beside"), lane, node.dtype)
+        buffer = packets_of(names.fresh("beside"), lane, node.dtype)
         kept.append(buffer)
         fetched.extend(in_packets(node.source, node.indices, buffer, lane, is_load=True))
         now[node] = load(buffer, packet_place(buffer, lane))
@@ -57,6 +56,13 @@ def in_line(node: Load, lane: Axis) -> bool:
     if linear(simplify(node.indices[-1])).terms.get(var(lane)) != 1 or total.terms.get(var(lane)) != 1:
         return False
     return total.constant % width == 0 and not any(c % width or lane in axes_of(t) for t, c in others)
+
+
+def flat_offset(node: Load) -> Expr:
+    offset: Expr = const(0)
+    for index, size in zip(node.indices, node.source.shape, strict=True):
+        offset = offset * size + index
+    return offset
 
 
 def packets_of(name: str, lane: Axis, dtype: DType) -> Buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright.backend.gpu.maps.packets import (
     certain_loads,
@@ -13,25 +13,43 @@ from tilewright.backend.gpu.maps.packets import (
     packet_place,
     packets_of,
 )
-from tilewright.backend.gpu.threads.nest import Spot, guarded
+from tilewright.backend.gpu.matrix.sides import Side, Sides
+from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded
 from tilewright.backend.gpu.threads.pipeline import sync
+from tilewright.intrinsics.gpu_matrix import MatrixForm
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.compute import Monoid
 from tilewright.ir.forms.expr import Axis, Expr, axes_of, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, serial, unrolled
 
-if TYPE_CHECKING:
-    from tilewright.backend.gpu.matrix.lower import MatrixContract
-
 _TRIPS_AT_ONCE = 4  # of the epilogue, one behind the other in the text
 SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 
 
-class MatrixEpilogue:
-    """Either way, for the block of a MatrixContract."""
+class SumsOfWarps(Protocol):
+    """The block of a product whose sums its warps keep: where each lane's are."""
 
-    def __init__(self, block: MatrixContract) -> None:
+    base: GpuNest
+    form: MatrixForm
+    sides: Sides
+    lane: Expr
+    group: Expr
+    groups: int
+    block_rows: int
+    block_columns: int
+    fragments: tuple[int, int]
+
+    def warp_place(self) -> tuple[Expr, Expr]: ...
+    def coordinates(
+        self, side: Side, flat: Expr, lane: Expr | None = None, packet: int = 1
+    ) -> tuple[dict[Axis, Expr], list[Expr]]: ...
+
+
+class MatrixEpilogue:
+    """Either way, for the block of a product."""
+
+    def __init__(self, block: SumsOfWarps) -> None:
         self.block = block
 
     def on_fragments(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
@@ -126,7 +144,7 @@ class MatrixEpilogue:
         spot = Spot(env, (), (), (lane,), {})
         body: list[Stmt] = []
         for store in base.stores(spot, self._of_all_groups(monoid, tile, index)):
-            value, fetched, kept = in_registers(base, simplify(store.value), lane)
+            value, fetched, kept = in_registers(base.names, simplify(store.value), lane)
             out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
             inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
             moved = in_packets(store.buffer, store.indices, out, lane, is_load=False)

@@ -7,17 +7,19 @@ as the hardware expects; longer lines along the rows or columns lie as pieces of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
-from tilewright.backend.gpu.matrix.sides import Side
+from tilewright.backend.gpu.matrix.sides import Side, sides_of
+from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.pipeline import Copies, in_groups
 from tilewright.errors import InternalError
-from tilewright.intrinsics.gpu_matrix import ROW_BYTES
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Expr, const, op
 from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt
-from tilewright.tile_graph.plan.form import Hold
+from tilewright.tile_graph.plan.form import Hold, Tile
 
 LINE = 8  # packets of a line
 _ROWS = 64  # that four warps have
@@ -75,3 +77,15 @@ class GroupContract(MatrixContract):
             return simplify(own // (LINE * ring.packet) * ring.outer + along), const(0)
         packet = along // ring.packet
         return simplify(own + packet // LINE * ring.outer), const(packet % LINE)
+
+
+def contract_of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixContract:
+    """A product as a Tile over warps shares it out: each warp by itself, or four as one."""
+    (_, rows), (_, columns) = warps.sizes
+    row_axes = tuple(nest.nest.named(b.axis) for b in warps.axes[0].binds)
+    sides = sides_of(nest.nest, nest.nest.named(warps.axes[1].binds[-1].axis))
+    if sides is None or set(sides.rows.axes) != set(row_axes):
+        raise InternalError(f"'{nest.nest.tensor.name}' is no product that {nest.plan.instruction} runs")
+    block = (warps.axes[0].extent, warps.axes[1].extent)
+    form = GroupContract if FORMS[nest.plan.instruction or ""].warps > 1 else MatrixContract
+    return form(nest, sides, block, (rows, columns), holds)

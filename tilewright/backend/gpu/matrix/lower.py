@@ -12,13 +12,11 @@ from copy import copy
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.backend.gpu.maps.packets import in_packets, in_registers, packet_place, packets_of
+from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
-from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
-from tilewright.backend.gpu.threads.contract import flat_offset
+from tilewright.backend.gpu.matrix.sides import Side, Sides
 from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import Copies, pipelined, sync
-from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
@@ -40,7 +38,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.tile_graph.plan.form import Hold, Tile
+from tilewright.tile_graph.plan.form import Hold
 
 SWIZZLED, PADDED = "swizzled", "padded"
 _BANKS = 8  # packets of 16 bytes that lie in banks of their own
@@ -88,21 +86,6 @@ class MatrixContract:
         self.fragments = (self.warp_rows // self.form.c.rows, self.warp_columns // self.form.c.columns)
         both = zip((sides.rows, sides.columns), block, holds, strict=True)
         self.rings = [None if hold is None else self._ring(side, size, hold) for side, size, hold in both]
-
-    @staticmethod
-    def of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixContract:
-        """As a Tile over warps shares a product out."""
-        (_, rows), (_, columns) = warps.sizes
-        row_axes = tuple(nest.nest.named(b.axis) for b in warps.axes[0].binds)
-        sides = sides_of(nest.nest, nest.nest.named(warps.axes[1].binds[-1].axis))
-        if sides is None or set(sides.rows.axes) != set(row_axes):
-            raise InternalError(f"'{nest.nest.tensor.name}' is no product that {nest.plan.instruction} runs")
-        block = (warps.axes[0].extent, warps.axes[1].extent)
-        if FORMS[nest.plan.instruction or ""].warps > 1:
-            from tilewright.backend.gpu.matrix.group import GroupContract
-
-            return GroupContract(nest, sides, block, (rows, columns), holds)
-        return MatrixContract(nest, sides, block, (rows, columns), holds)
 
     def of_part(self, nest: GpuNest) -> MatrixContract:
         """The same operands in the same places, of another part of the product."""
@@ -371,7 +354,7 @@ class MatrixContract:
         env, conditions = self._at(ring, line, packet, var(lane), at, start)
         whole = [simplify(substitute(x, {lane: const(0)})) for x in (*conditions, *valid)]
         value = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
-        value, fetched, kept = in_registers(self.base, value, lane)
+        value, fetched, kept = in_registers(self.base.names, value, lane)
         out = packets_of(self.base.names.fresh("out"), lane, ring.buffer.dtype)
         place = packet_place(out, lane)
         body = alloc(kept, (*fetched, For(lane, ForKind.UNROLL, (Store(out, place, value),))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright.backend.gpu.matrix.lower import MatrixContract
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
@@ -46,15 +46,14 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.lower.access import Access
 from tilewright.lower.items import Item, Loop, works
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.tile_graph.algebra.nest import inline
-from tilewright.tile_graph.algebra.propagate import Range, extent_of, whole
+from tilewright.lower.register_block import Names
+from tilewright.tile_graph.algebra.nest import Nest, inline
+from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import COPIED, Hold, Tile
-
-if TYPE_CHECKING:
-    from tilewright.backend.gpu.kernel.lower import GpuKernel
 
 _PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
 _LOG2_E = 1.4426950408889634
@@ -78,10 +77,22 @@ def stream_tile(kernel: Tile) -> Tile | None:
     return next((t for t in tiles if t.over == "warps" and t.stream is not None), None)
 
 
+class KernelOfThreads(Protocol):
+    """The kernel around a stream: where its tensors are, and the threads of its blocks."""
+
+    plan: Tile
+    names: Names
+    access: Access
+    held: dict[Tensor, Box]
+    by_name: dict[str, Nest]
+    thread: Axis
+    shared: list[Buffer]
+
+
 class RegisterStream:
     """A kernel whose warps keep a stream in registers."""
 
-    def __init__(self, kernel: GpuKernel, warps: Tile, items: Sequence[Item]) -> None:
+    def __init__(self, kernel: KernelOfThreads, warps: Tile, items: Sequence[Item]) -> None:
         walked = warps.stream
         assert walked is not None
         self.kernel = kernel

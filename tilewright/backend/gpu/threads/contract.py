@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import commit, wait
 from tilewright.ir.analysis.products import Factor, factors
@@ -298,10 +299,3 @@ def spread(sizes: list[int], split: int) -> int:
         if prod(sizes[:-1]) * (sizes[-1] + pad) % WARP == WARP // split:
             return pad
     return 0
-
-
-def flat_offset(node: Load) -> Expr:
-    offset: Expr = const(0)
-    for index, size in zip(node.indices, node.source.shape, strict=True):
-        offset = offset * size + index
-    return offset

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import e, log2, prod
 
+from tilewright.backend.gpu.maps.packets import in_registers
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.compute import Monoid
@@ -111,21 +112,7 @@ class GpuNest:
         self.rounds = -(-self.count // self.takers)
 
     def statements(self) -> tuple[Stmt, ...]:
-        if self.warps is not None:
-            from tilewright.backend.gpu.matrix.lower import MatrixContract
-
-            return MatrixContract.of(self, self.warps, self.operands).statements()
-        if self.plan.step:
-            from tilewright.backend.gpu.threads.contract import GpuContract
-
-            body = GpuContract(self).statements()
-        elif self.nest.monoid is None and (self.plan.lanes > 1 or self.plan.at_once > 1):
-            from tilewright.backend.gpu.maps.elementwise import PackedMap
-
-            body = PackedMap(self).statements()
-        else:
-            body = self.in_rounds(self._one_round)
-        return alloc(self.shared, body)
+        return self.in_rounds(self._one_round)
 
     # --- who computes what
 
@@ -237,9 +224,7 @@ class GpuNest:
         if lane.extent == 1:
             here = {lane: const(0)}
             return self.update(monoid, states, (), [simplify(substitute(e, here)) for e in elements])
-        from tilewright.backend.gpu.maps.packets import in_registers
-
-        found = [in_registers(self, e, lane) for e in elements]
+        found = [in_registers(self.names, e, lane) for e in elements]
         inner = For(lane, ForKind.UNROLL, self.update(monoid, states, (), [value for value, _, _ in found]))
         fetched = [stmt for _, moved, _ in found for stmt in moved]
         return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
@@ -252,14 +237,12 @@ class GpuNest:
         inner = self.reduce_ranges[self.reduction[-1]]
         if static(inner.count) != int(inner.size):
             return 1
-        from tilewright.backend.gpu.maps.packets import in_registers
-
         for packet in (8, 4, 2):
             if int(inner.size) % packet:
                 continue
             lane = Axis("lane", packet)
             env, _ = self.reduction_point(const(0), lane)
-            if any(in_registers(self, e, lane)[2] for e in self.elements({**spot.env, **env})):
+            if any(in_registers(self.names, e, lane)[2] for e in self.elements({**spot.env, **env})):
                 return packet
         return 1
 

@@ -1,0 +1,55 @@
+"""A directory with a model of open shapes, read back. It takes these shapes and no others: the model file, of which
+others would be compiled, is not in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tilewright.dynamic.conforming import record
+from tilewright.dynamic.encoding import Decoder
+from tilewright.dynamic.model import Compiled
+from tilewright.dynamic.open_model import OpenModel
+from tilewright.dynamic.saved_shapes import DATA, FOLDERS, FORMAT, KIND, TABLE
+from tilewright.dynamic.variants import Kept, OpenPort, Shapes, Values, Variant
+from tilewright.errors import InputError, ModelError
+from tilewright.packages.directory import check_files, read_manifest
+from tilewright.packages.manifest import file_sums, unsealed
+from tilewright.version import VERSION
+
+
+def load(folder: Path, load_variant: Callable[[Path], Compiled], *, trust: bool = False) -> OpenModel:
+    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
+    try:
+        check_files(folder, file_sums(row["files"]), trust=trust)
+        data = np.fromfile(folder / DATA, np.uint8)
+        table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+        return _model(folder, table, Decoder(data), load_variant)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ModelError(f"'{folder}': its {TABLE} does not fit this version; save the model again") from error
+
+
+def is_for_shapes(manifest: str) -> bool:
+    """Whether a manifest is one of these; what is wrong with it is told by whoever reads it."""
+    return f'"{KIND}"' in manifest
+
+
+def _model(folder: Path, table: Any, decoder: Decoder, load_variant: Callable[[Path], Compiled]) -> OpenModel:
+    value = decoder.value
+    kept: dict[Any, Kept] = {}
+    for number, (key, shapes, values, seconds) in enumerate(table["kept"]):
+        made = load_variant(folder / FOLDERS / str(number))
+        kept[value(key)] = Kept(record(Variant, value(shapes), value(values), seconds), made)
+    inputs, outputs = ([record(OpenPort, *value(row)) for row in table[side]] for side in ("inputs", "outputs"))
+    known = "; ".join(str(found.variant) for found in kept.values())
+    refused = InputError(f"'{folder}' has this model for {known}; compile the model file for other inputs")
+
+    def build(shapes: Shapes, values: Values) -> NoReturn:
+        raise refused
+
+    return OpenModel(table["name"], inputs, outputs, build, len(kept), refused, kept, tuple(table["deciding"]))
