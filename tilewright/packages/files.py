@@ -6,7 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +45,7 @@ PLAN = "plan.json"
 HEADER = "model.h"
 EXAMPLE = "example.c"
 SOURCES = "source"
+_CHECKED_LATER_FROM_BYTES = 64 << 20  # which take some 20 ms to sum up
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,11 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
         return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about, trust=trust))
     manifest = _read(folder, row, manifest_from)
     _check_machine(folder, manifest)
-    check_files(folder, manifest.files, trust=trust)
-    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust)
+    later = {WEIGHTS} if _is_large(folder / WEIGHTS) else set()
+    check_files(folder, {name: s for name, s in manifest.files.items() if name not in later}, trust=trust)
+    rest = {name: s for name, s in manifest.files.items() if name in later}
+    unchecked = partial(check_files, folder, rest, trust=trust) if rest else None
+    built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust, unchecked=unchecked)
     try:
         runner = CpuModel(built, threads or manifest.threads or usable_cores())
     except ForeignError as error:
@@ -123,6 +127,14 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
         runner.close()
         raise ModelError(f"'{folder}': its {MANIFEST} and its {LIBRARY} are not of one model; save the model again")
     return ShippedArtifact(folder.resolve(), manifest, runner)
+
+
+def _is_large(weights: Path) -> bool:
+    """Whether weights are summed up before the first call instead of while the model is loaded."""
+    try:
+        return weights.stat().st_size >= _CHECKED_LATER_FROM_BYTES
+    except OSError:
+        return False  # which `check_files` tells
 
 
 def _read(folder: Path, row: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:

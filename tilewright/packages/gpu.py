@@ -21,6 +21,7 @@ from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuM
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin
 from tilewright.runtime.ownership import ForeignError, opened
 from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
+from tilewright.runtime.weights import write_weights
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def save_gpu(artifact: Artifact, folder: Path, options: Options) -> None:
             (place / name).write_text(text, encoding="utf-8")
         for name, cubin in codes.items():
             (place / CODE / f"{name}.cubin").write_bytes(cubin.code)
-        (place / WEIGHTS).write_bytes(image.weights)
+        write_weights(image.weights, place / WEIGHTS)
         body = {
             "kind": KIND,
             "format": FORMAT,

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +172,39 @@ class Cache:
                 raise
             return self._spare_cache(cause)._put(key, content)
 
+    def put_pieces(self, kind: str, size: int, pieces: Callable[[], Iterable[memoryview]], suffix: str) -> Path:
+        """Store what comes in pieces, `size` bytes in all, under a key of its own content."""
+        try:
+            return self._put_pieces(kind, size, pieces, suffix)
+        except CacheError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _NOT_HERE:
+                raise
+            return self._spare_cache(cause)._put_pieces(kind, size, pieces, suffix)
+
+    def _put_pieces(self, kind: str, size: int, pieces: Callable[[], Iterable[memoryview]], suffix: str) -> Path:
+        try:
+            self._make(self.root)
+            self._check_owner(self.root)
+            with _workplace(self.root) as folder:
+                temporary = folder / f"entry{suffix}"
+                # two to three times as fast as SHA-256 where processors have no instructions for that
+                digest = hashlib.blake2b(f"{kind} {size} ".encode(), digest_size=32)
+                with temporary.open("wb") as file:
+                    for piece in pieces():
+                        digest.update(piece)
+                        file.write(piece)
+                key = digest.hexdigest() + suffix
+                if (known := self.get(key)) is not None:
+                    return known
+                path = self.path_of(key)
+                self._make(path.parent)
+                self._check_owner(path.parent)
+                self._move_in(key, temporary, path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return path
+
     def _in_spare(self, key: str) -> Path | None:
         return None if self._spare is None else Cache(Path(self._spare.name)).get(key)
 
@@ -276,13 +309,15 @@ class Cache:
             raise self._unusable(error) from error
 
     def prune(self, *, grace_seconds: float = _GRACE_SECONDS) -> int:
-        """When over the limit, remove the entries unused for longest; returns the bytes removed."""
+        """When over the limit, remove the entries unused for longest; returns the bytes removed. The largest entry does
+        not count where it is more than half of the limit: weights of a large model would push each other out."""
         now = time.time()
         if not os.access(self.root, os.W_OK):
             return 0
         self._remove_stale_temporaries(now)
         entries = sorted(self._entries(), key=lambda entry: entry.last_use)
-        total = sum(entry.size for entry in entries)
+        largest = max((entry.size for entry in entries), default=0)
+        total = sum(entry.size for entry in entries) - (largest if largest > self.limit_bytes // 2 else 0)
         if total <= self.limit_bytes:
             return 0
         removed = 0
@@ -333,7 +368,7 @@ class Cache:
                 yield _Entry(path, info.st_size, info.st_mtime)
 
     def _remove_stale_temporaries(self, now: float) -> None:
-        for folder in self._folders():
+        for folder in (self.root, *self._folders()):
             for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
                 with contextlib.suppress(OSError):  # another process removes it too
                     if path.is_dir():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -22,7 +22,14 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
 from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
-from tilewright.runtime.weights import WEIGHT_ALIGNMENT, aligned_copy, map_weights, store_weights
+from tilewright.runtime.weights import (
+    WEIGHT_ALIGNMENT,
+    Weights,
+    aligned_copy,
+    map_weights,
+    store_weights,
+    weight_bytes,
+)
 
 Space = Literal["input", "output", "weight", "arena"]
 Balance = Literal["auto", "static", "dynamic", "serial"]
@@ -105,7 +112,7 @@ class ModelImage:
     stages: tuple[Stage, ...]
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
-    weights: bytes | bytearray | memoryview = b""
+    weights: Weights = b""
     arena_bytes: int = 0
     extents: tuple[int, ...] = ()
     kept: tuple[KeptWeights, ...] = ()
@@ -118,7 +125,7 @@ class ModelImage:
         limits = {
             "input": len(self.input_bytes),
             "output": len(self.output_bytes),
-            "weight": memoryview(self.weights).nbytes + 1,
+            "weight": weight_bytes(self.weights) + 1,
             "arena": self.arena_bytes + 1,
         }
         for position, stage in enumerate(self.stages):
@@ -156,6 +163,8 @@ class BuiltModel:
     held: object = field(default=None, compare=False, repr=False)  # what the files' folder lasts as long as
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # of the library, in C
     trust: bool = False  # whosever the files are, the user wants them run
+    unchecked: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """What is to be looked at before weights are used first: large ones take longer to check than a model to start."""
 
 
 def table_source(image: ModelImage) -> str:
@@ -178,7 +187,7 @@ def table_source(image: ModelImage) -> str:
     counts = (
         len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes), len(image.kept),
     )  # fmt: skip
-    sizes = (memoryview(image.weights).nbytes, image.arena_bytes, scratch, int(image.denormals == "keep"))
+    sizes = (weight_bytes(image.weights), image.arena_bytes, scratch, int(image.denormals == "keep"))
     numbers = ", ".join(str(number) for number in (*counts, *sizes))
     arrays = "stages, buffers, extents, input_bytes, output_bytes, kept"
     return "\n".join(
@@ -375,7 +384,10 @@ class CpuModel:
         self._handle = ctypes.c_void_p(handle)
         self._header = ctypes.c_int64(_header_bytes())
         self._run_objects = library.tw_run_objects
-        self._caller = _Caller(handle, None, self._header.value, _first_item_bytes())
+        self._unchecked = built.unchecked
+        self._checking = Lock()
+        # the quick way has no model before its weights are checked
+        self._caller = _Caller(None if self._unchecked else handle, None, self._header.value, _first_item_bytes())
         self._pack = struct.Struct(f"{len(self.input_bytes) + len(self.output_bytes)}P").pack
         self._raised: dict[int, BaseException] = {}  # by a signal's handler during a run, by thread
         self._watch = _Watch(_watching(self._raised).__next__)
@@ -446,6 +458,8 @@ class CpuModel:
         def call(inputs: Sequence[int], outputs: Sequence[int]) -> None:
             if self._handle is None:
                 raise ModelRunError("the model is closed")
+            if self._unchecked is not None:
+                self._check_weights()
             status = run(self._handle, pack_inputs(*inputs), pack_outputs(*outputs))
             if status != 0:
                 raise self._failed(status)
@@ -467,6 +481,8 @@ class CpuModel:
         """The addresses of the array objects, inputs first. Small models notice every step here."""
         if self._handle is None:
             raise ModelRunError("the model is closed")
+        if self._unchecked is not None:
+            self._check_weights()
         if len(inputs) != len(self.input_bytes) or len(outputs) != len(self.output_bytes):
             expected = f"{len(self.input_bytes)} inputs and {len(self.output_bytes)} outputs"
             raise ModelRunError(f"the model has {expected}, called with {len(inputs)} and {len(outputs)}")
@@ -479,6 +495,13 @@ class CpuModel:
                     raise ModelRunError(f"expected a C-contiguous NumPy array of {size} bytes, got {_describe(array)}")
                 objects.append(id(array))
         return objects
+
+    def _check_weights(self) -> None:
+        with self._checking:
+            if self._unchecked is not None:
+                self._unchecked()
+                self._unchecked = None
+                self._caller.model = self._handle
 
     def close(self) -> None:
         """Stop the workers and free the memory. No other thread may be inside run."""

@@ -33,6 +33,7 @@ from tilewright.runtime.device_arrays import (
 )
 from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, LaunchLimits, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
+from tilewright.runtime.weights import weight_bytes, weight_pieces
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
 
@@ -111,15 +112,18 @@ class CudaModel:
         if reason is not None:
             raise CudaError(f"{reason} on {self._device.name}; compile the model for this GPU")
         self._kernels = self._load_kernels(cache, jobs, cubins or {})
-        weight_bytes = memoryview(image.weights).nbytes
+        size = weight_bytes(image.weights)
         # not inputs and outputs: those that lie on the device have their room already, others get it when they come
-        require_memory(weight_bytes + image.arena_bytes, "the model")
-        self._weights = DeviceMemory(weight_bytes, self._context)
+        require_memory(size + image.arena_bytes, "the model")
+        self._weights = DeviceMemory(size, self._context)
         self._stream = self._device.create_stream()
         self._lanes: dict[int, _Lane] = {}  # by stream, the oldest first
         self._libraries = Libraries(device, self._context)
         stream = int(self._stream.handle)
-        self._upload(self._weights.pointer, np.frombuffer(image.weights, np.uint8), stream)
+        at = self._weights.pointer
+        for piece in weight_pieces(image.weights):
+            self._upload(at, np.frombuffer(piece, np.uint8), stream)
+            at += piece.nbytes
         self._stream.sync()
 
     @property

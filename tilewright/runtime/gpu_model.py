@@ -15,6 +15,7 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.runtime.toolchain import Compiler
+from tilewright.runtime.weights import Weights, weight_bytes, weight_pieces
 
 ALIGNMENT = 16  # bytes: what a vector copy needs of every buffer's first byte
 MOST_SPREAD = 6  # blocks of a multiprocessor that are kept even; more of them even out as they end
@@ -75,7 +76,7 @@ class GpuModelImage:
     calls: tuple[GpuCall, ...]
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
-    weights: bytes | bytearray | memoryview = b""
+    weights: Weights = b""
     arena_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class GpuModelImage:
         limits = {
             "input": len(self.input_bytes),
             "output": len(self.output_bytes),
-            "weight": memoryview(self.weights).nbytes + 1,
+            "weight": weight_bytes(self.weights) + 1,
             "arena": self.arena_bytes + 1,
         }
         known = set(names)
@@ -153,8 +154,11 @@ class EmulatedModel:
         self._image = image
         self._kernels = {k.name: k for k in image.kernels}
         self._module = EmulatedModule({k.name: k.source for k in image.kernels}, cache, compiler, jobs)
-        self._weights = _aligned(memoryview(image.weights).nbytes)
-        self._weights[:] = np.frombuffer(image.weights, np.uint8)
+        self._weights = _aligned(weight_bytes(image.weights))
+        at = 0
+        for piece in weight_pieces(image.weights):
+            self._weights[at : at + piece.nbytes] = piece
+            at += piece.nbytes
 
     @property
     def image(self) -> GpuModelImage:

@@ -212,3 +212,13 @@ Cache(Path({str(tmp_path)!r})).put("{"a" * 16}", write)
     Cache(tmp_path).put("b" * 16, write)
     assert list(tmp_path.rglob("tmp-*")) == []
     assert Cache(tmp_path).get("a" * 16) is None
+
+
+def test_an_entry_larger_than_the_limit_stays(tmp_path: Path) -> None:
+    """The weights of a large model: they would be gone before the model is used again."""
+    cache = Cache(tmp_path, limit_bytes=1000)
+    key = content_key("large")
+    for number, (name, size) in enumerate((("large", 5000), ("small", 300), ("other", 300))):
+        stamp = time.time() - 10_000 + number
+        os.utime(f"{cache.put(content_key(name), bytes(size))}.sum", (stamp, stamp))
+    assert cache.prune() == 0 and cache.get(key) is not None

@@ -153,7 +153,7 @@ def model_image(
                             balance="static" if repeated else "auto"))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
     outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
-    starts = [*sorted(weight_offsets.values()), len(weights)]
+    starts = [*sorted(weight_offsets.values()), weights.nbytes]
     ends = dict(pairwise(starts))
     kept = [KeptWeights(start, ends[start] - start, k.tiles)
             for k, steps in plan.launches() if steps is not None

@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from tilewright.errors import ModelError, UnsupportedError
+from tilewright.frontend.onnx.mapped import is_mapped, mapped_array
 from tilewright.ir.forms import dtypes
 
 _MOST_DENSE = 1 << 30  # bytes of a sparse tensor written out: a few numbers in a file can name any shape
@@ -25,6 +26,8 @@ def array_of(tensor: onnx.TensorProto, label: str) -> np.ndarray:
         return _strings(tensor, label)
     if dtype is None:
         raise UnsupportedError(f"{label} has element type {type_name(tensor.data_type)}, which is not supported")
+    if is_mapped(tensor):
+        return mapped_array(tensor, label)
     try:
         # older ONNX packages give bfloat16 as float32
         array = numpy_helper.to_array(tensor).astype(dtype.numpy, copy=False)

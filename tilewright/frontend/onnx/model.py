@@ -16,6 +16,7 @@ from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionErr
 from tilewright.frontend.long_loops import in_pieces
 from tilewright.frontend.onnx.contents import array_of, dense_of, line_of, type_name
 from tilewright.frontend.onnx.functions import check_written_out, expand
+from tilewright.frontend.onnx.mapped import is_mapped, model_bytes, point_to_files
 from tilewright.frontend.onnx.survey import external_tensors, location, unreadable_names
 from tilewright.frontend.order import in_order
 from tilewright.ir.forms import dtypes
@@ -91,14 +92,19 @@ def _parsed(source: Source, whole: bool = True) -> onnx.ModelProto:
     if not path.exists():
         raise ModelError(f"model file '{path}' does not exist")
     try:
-        data = path.read_bytes()
+        data = model_bytes(path)
     except OSError as error:
         raise ModelError(f"model file '{path}' cannot be read: {error.strerror}") from error
     model = _decoded(f"'{path}'", data)
     if not whole:
         return model
+    point_to_files(model, path.parent)
     try:
-        onnx.load_external_data_for_model(model, str(path.parent))
+        for tensor in external_tensors(model):
+            if not is_mapped(tensor):
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                del tensor.external_data[:]
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(f"'{path}': external data could not be read: {line_of(error)}") from error
     return model

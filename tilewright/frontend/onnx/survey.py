@@ -8,6 +8,8 @@ from pathlib import Path
 import google.protobuf.message
 import onnx
 
+from tilewright.frontend.onnx.mapped import is_mapped, model_bytes
+
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model whose values lie in another file."""
@@ -56,7 +58,7 @@ def location(tensor: onnx.TensorProto) -> str:
 def locations(path: Path) -> list[str]:
     """The files that a model's tensors lie in, relative to its folder; none where it cannot be read."""
     try:
-        model = onnx.load_model_from_string(path.read_bytes())
+        model = onnx.load_model_from_string(model_bytes(path))
     except (OSError, google.protobuf.message.DecodeError):
         return []
-    return sorted({location(t) for t in external_tensors(model)} - {""})
+    return sorted({location(t) for t in external_tensors(model) if not is_mapped(t)} - {""})

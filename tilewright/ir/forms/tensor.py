@@ -121,8 +121,10 @@ class Layout:
             if len(outer) != 1:
                 raise ValueError(f"axis {axis} needs exactly one outermost part in {self}")
             padded[axis] = outer[0].step * -(-array.shape[axis] // outer[0].step)
-        full = np.full(padded, self.fill, array.dtype)
-        full[tuple(slice(0, n) for n in array.shape)] = array
+        full = array
+        if tuple(padded) != array.shape:
+            full = np.full(padded, self.fill, array.dtype)
+            full[tuple(slice(0, n) for n in array.shape)] = array
         # split every axis, coarse to fine, then bring the parts into storage order
         fine_shape: list[int] = []
         place: dict[StorageAxis, int] = {}

@@ -23,6 +23,7 @@ from tilewright.ir.forms.compute import (
     reads,
 )
 from tilewright.ir.forms.expr import Axis, axes_of
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import evaluate_computes
 
@@ -54,7 +55,7 @@ def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tenso
     """The values of a foldable compute's outputs."""
     values = evaluate_computes((compute,), {t: constants[t] for t in reads(compute)})
     # order="C" and not ascontiguousarray, which would give a scalar an axis
-    return {t: np.asarray(values[t], t.dtype.numpy, order="C") for t in compute.outputs}
+    return {t: spilled(np.asarray(values[t], t.dtype.numpy, order="C")) for t in compute.outputs}
 
 
 def without_dead(program: Program) -> Program:

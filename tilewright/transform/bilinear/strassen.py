@@ -21,6 +21,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import fixed
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, factors, plain_monoid, reads
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, add, const, eq, load, lt, select, sub, var
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.bilinear.winograd import Predict
@@ -270,7 +271,7 @@ def choose_products(program: Program, predict: Predict) -> Program:
         fast = Strassen(product, names, known)
         computes.extend(fast.computes)
         layouts.update(fast.layouts)
-        constants[fast.weights] = fast.transformed(program.constants[product.weight.source])
+        constants[fast.weights] = spilled(fast.transformed(program.constants[product.weight.source]))
         if fast.staged:
             staged[fast.summed] = None
     counts = Counter(seconds for seconds in decided.values() if seconds is not None)

@@ -39,6 +39,7 @@ from tilewright.ir.forms.expr import (
     select,
     var,
 )
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Layout, StorageAxis, Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.bilinear.toom_cook import MATRICES, SIZES, TAPS, transformed_input, transformed_output
@@ -359,7 +360,7 @@ def choose_convolutions(program: Program, predict: Predict, sizes: Sequence[int]
         fast = Winograd(found, chosen[key], names)
         computes.extend(fast.computes)
         layouts.update(fast.layouts)
-        constants[fast.filters] = fast.transformed(program.constants[found.weight.source])
+        constants[fast.filters] = spilled(fast.transformed(program.constants[found.weight.source]))
     if len(computes) == len(program.computes):
         return program
     return without_dead(replace(program, computes=tuple(computes), constants=constants, layouts=layouts))

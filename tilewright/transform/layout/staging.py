@@ -38,6 +38,7 @@ from tilewright.ir.forms.expr import (
     var,
     walk,
 )
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.target import Target
@@ -327,7 +328,7 @@ def _merged_window(
     array = constants[weight.source].transpose([*kept, places.index(tap), places.index(channel)])
     shape = (*array.shape[:-2], count * window)
     packed = Tensor(f"{weight.source.name}_{copy.name}", shape, weight.source.dtype)
-    constants[packed] = np.ascontiguousarray(array).reshape(shape)
+    constants[packed] = spilled(np.ascontiguousarray(array).reshape(shape))
     inner = list(read.indices).index(var(channel))
     layouts[copy] = Layout.permuted((*(d for d in range(copy.rank) if d != inner), inner))
     element = replace_nodes(compute.elements[0], {

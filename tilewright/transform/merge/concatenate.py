@@ -11,6 +11,7 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.bounds import fixed
 from tilewright.ir.forms.compute import Compute, Map, Reduce
 from tilewright.ir.forms.expr import Axis, Expr, Load, is_op, load, loads, substitute, var
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.transform.merge.alike import Constants, Group, Member
 from tilewright.transform.merge.forms import affine, choices_of, rebuilt, without_choices
@@ -39,7 +40,7 @@ class Joiner:
         for joined, tensor in self.made.items():
             if tensor in wanted:
                 parts = [self.constants.array(t) for t in joined.parts]
-                whole = np.stack(parts) if joined.axis is None else np.concatenate(parts, joined.axis)
+                whole = spilled(np.stack(parts) if joined.axis is None else np.concatenate(parts, joined.axis))
                 found[tensor] = np.ascontiguousarray(whole.transpose(joined.order))
         return found
 

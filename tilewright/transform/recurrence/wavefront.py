@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, expressions, reads
 from tilewright.ir.forms.expr import Axis, Expr, Load, all_of, le, load, loads, lt, minimum, rewrite, select, var
+from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.recurrence.stacks import Stack, carried, find_stacks, later_than
@@ -48,7 +49,7 @@ class Wavefront:
         self.computes = self._computes()
 
     def constants(self, arrays: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
-        return {t: np.stack([arrays[p] for p in parts]) for t, parts in self.stacked.items()}
+        return {t: spilled(np.stack([arrays[p] for p in parts])) for t, parts in self.stacked.items()}
 
     def _computes(self) -> list[Compute]:
         scans = [layer.scan for layer in self.stack.layers]
