@@ -26,8 +26,8 @@ from tilewright.target import Target, machine, stored_machines
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.precision.choose import contracted, set_precision
-from tilewright.transform.precision.storage import all_computes
 from tilewright.transform.quantise.quantise import IntegerForm, use_integers
+from tilewright.transform.storage import all_computes
 
 CPU = machine("cpu")
 RNG = np.random.default_rng(11)

@@ -20,10 +20,10 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, axes_of, cast
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.late_factors import apply_factors_late
-from tilewright.transform.precision.storage import Encoding, all_computes, change_storage, converted
 from tilewright.transform.quantise.extremes import extremes_of_bytes
 from tilewright.transform.quantise.quantise import form_of, use_integers
 from tilewright.transform.quantise.requantise import merge_steps
+from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
 
 _NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros

@@ -29,7 +29,7 @@ from tilewright.ir.forms.expr import (
     var,
 )
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.transform.precision.storage import all_computes, names_of, unique_name
+from tilewright.transform.storage import all_computes, names_of, unique_name
 
 
 def apply_factors_late(program: Program) -> Program:

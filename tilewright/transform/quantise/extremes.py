@@ -15,9 +15,9 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, plain_monoid, reads
 from tilewright.ir.forms.expr import Const, Expr, Load, cast, const, is_op, load, select, substitute, var
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.transform.precision.storage import all_computes, names_of, unique_name
 from tilewright.transform.quantise.quantised import BYTES, SHIFT
 from tilewright.transform.quantise.requantise import rounding
+from tilewright.transform.storage import all_computes, names_of, unique_name
 
 
 def extremes_of_bytes(program: Program) -> Program:

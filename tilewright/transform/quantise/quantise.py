@@ -44,8 +44,8 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.values import evaluate_exprs, grid
 from tilewright.target import Target
-from tilewright.transform.precision.storage import Encoding, all_computes, change_storage, names_of, unique_name
 from tilewright.transform.quantise.quantised import BYTES, SHIFT, Forms, Product, Quantised, quantiser
+from tilewright.transform.storage import Encoding, all_computes, change_storage, names_of, unique_name
 
 
 @dataclass(frozen=True)

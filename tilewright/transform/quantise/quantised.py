@@ -34,7 +34,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import fold, foldable
-from tilewright.transform.precision.storage import all_computes, names_of, unique_name
+from tilewright.transform.storage import all_computes, names_of, unique_name
 
 BYTES = (dtypes.int8, dtypes.uint8)
 SHIFT = 128  # between the two readings of a byte

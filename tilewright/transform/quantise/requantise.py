@@ -36,7 +36,7 @@ from tilewright.ir.forms.expr import (
     var,
 )
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.transform.precision.storage import all_computes, names_of, unique_name
+from tilewright.transform.storage import all_computes, names_of, unique_name
 
 _BYTES = (dtypes.int8, dtypes.uint8)
 

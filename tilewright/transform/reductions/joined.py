@@ -36,7 +36,7 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.target import Target
-from tilewright.transform.precision.storage import names_of, unique_name
+from tilewright.transform.storage import names_of, unique_name
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tilewright.ir.forms.expr import Axis, Expr, axes_of, load, loads, lt, minim
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.choose import contracted
-from tilewright.transform.precision.storage import names_of, unique_name
+from tilewright.transform.storage import names_of, unique_name
 
 Predict = Callable[[Program], float]
 Known = dict[Hashable, int | None]  # elements of a part, by a product's form
