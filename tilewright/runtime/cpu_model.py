@@ -117,6 +117,7 @@ class ModelImage:
     extents: tuple[int, ...] = ()
     kept: tuple[KeptWeights, ...] = ()
     denormals: Denormals = "flush"
+    permissions: tuple[str, ...] = ()  # that the system grants when asked (see `permissions`)
 
     def __post_init__(self) -> None:
         for name in self.kernels:
@@ -259,7 +260,8 @@ def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache)
     weights = store_weights(image.weights, weights_cache)
     library = link(objects.objects(sources), objects.compiler, objects.cache)
     objects.cache.prune()
-    return BuiltModel(library, weights, held=(objects.cache.spare, weights_cache.spare), sources=sources)
+    held = (objects.cache.spare, weights_cache.spare)
+    return BuiltModel(library, weights, image.permissions, held=held, sources=sources)
 
 
 class _Table(ctypes.Structure):

@@ -183,8 +183,9 @@ def test_a_profile_has_every_launch(model: tilewright.Model) -> None:
 
 
 def test_too_little_memory_is_said_before_anything_is_launched(tmp_path: Path) -> None:
-    shape = (1 << 15, 1 << 15)  # 4 gigabytes each, and 200 of them
-    steps = [("Exp", ["x"], f"y{number}", {}) for number in range(200)]
-    made = model_of(steps, {"x": shape}, {f"y{number}": shape for number in range(200)})
+    rows = 1 << 19  # squared, in float32: a terabyte between two kernels
+    steps = [("Add", ["x", "y"], "square", {}), ("Transpose", ["square"], "turned", {})]
+    steps += [("Add", ["turned", "y"], "z", {})]
+    made = model_of(steps, {"x": (rows, 1), "y": (1, rows)}, {"z": (rows, rows)})
     with pytest.raises(tilewright.TilewrightError, match="the model needs .* on the GPU, which has .* free"):
-        tilewright.compile(made, options=Options(target="cuda", cache_dir=tmp_path))
+        tilewright.compile(made, options=Options(target="cuda", schedule="none", cache_dir=tmp_path))

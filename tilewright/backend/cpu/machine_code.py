@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,18 +98,17 @@ def load(
         way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
         raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
-        permissions = tuple(_permissions(loops, sources))
-        for what in permissions:
-            request(what)  # before anything is compiled for nothing
         with early or _objects(options) as objects:
             image = model_image(sources, loops, program, plan, options.denormals)
+            for what in image.permissions:
+                request(what)  # before anything is compiled for nothing
             built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
-        return CpuModel(replace(built, permissions=permissions), options.threads or usable_cores())
+        return CpuModel(built, options.threads or usable_cores())
     except (ToolchainError, CompileError, CacheError, PermissionRefused, ForeignError) as error:
         raise ToolError(str(error)) from error
 
 
-def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:
+def _permissions(loops: LoopProgram, sources: dict[str, str]) -> tuple[str, ...]:
     """What the instructions of these kernels need; in the portable dialect they are plain C."""
     found: dict[str, None] = {}
     for kernel in loops.kernels:
@@ -118,7 +116,7 @@ def _permissions(loops: LoopProgram, sources: dict[str, str]) -> list[str]:
             row = CPU.get(stmt.name) if isinstance(stmt, Instruction) else None
             if row is not None and row.permission and not row.is_portable(sources.get(kernel.name, "")):
                 found[row.permission] = None
-    return list(found)
+    return tuple(found)
 
 
 def model_image(
@@ -161,7 +159,7 @@ def model_image(
     return ModelImage(
         sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
         tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
-        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush",
+        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush", _permissions(loops, sources),
     )  # fmt: skip
 
 
