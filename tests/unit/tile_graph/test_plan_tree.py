@@ -109,7 +109,7 @@ def test_json_round_trip(which: str, request: pytest.FixtureRequest) -> None:
 def everything() -> Plan:
     """One of each: what no planner gives has a text and survives JSON, too."""
     leaf = Leaf("y", "c", ("e",), ("m",), "whole", "o1", 4, (("o0", 2), ("o1", 8)), ("o0", "o1", "r0"), ("r0",), True,
-                3, (("r0", 16),), 7, 4, 2, True, True, 5, 32, True, "neon_int8")  # fmt: skip
+                3, (("r0", 16),), 7, 4, 2, True, True, 5, 32, True, "neon_int8", 6, 8, 2)  # fmt: skip
     axis = TileAxis("rows", 12, (Bind("y", "o0"), Bind("x", "o1", 2, -1)))
     inner = Tile("L1", (("rows", 2),), body=(replace(leaf, part="step"),), holds=(Hold("x", "rolling", "rows"),))
     walked = Tile("L1", (("s", 4),), body=(leaf, inner), holds=(Hold("y", "carry", "s"),))
@@ -149,7 +149,7 @@ DRAM in order
       because it is the only one
 """
     how = ("core c + e with m; vector o1 x 4 flat by 5; register [o0:2 o1:8]; order o0 o1 r0 to and fro but at"
-           " step 3 by neon_int8 rolled cut r0:16 7 ahead split 2 step 32")  # fmt: skip
+           " step 3 by neon_int8 rolled cut r0:16 7 ahead 8 soon 2 together 6 rows near split 2 step 32")  # fmt: skip
     assert plan_text(everything()) == told.replace("HOW", how)
 
 

@@ -428,8 +428,19 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         _check_axis(axis, "r", reductions, "unroll")
     if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or leaf.ahead < 0):
         raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
+    if leaf.soon or leaf.together != 1:
+        _check_turns(leaf, isinstance(core, Reduce))
     if leaf.near_rows:
         _check_near_rows(leaf, isinstance(core, Reduce))
+
+
+def _check_turns(leaf: Leaf, is_sum: bool) -> None:
+    """Steps ask for their own panel, and stand together in a turn, in a register tile of rows and vectors."""
+    if leaf.soon < 0 or leaf.together < 1:
+        raise ValueError(f"leaf '{leaf.tensor}': {leaf.soon} steps early, {leaf.together} together")
+    in_tile = is_sum and len(leaf.register) == 2 and leaf.vector is not None and leaf.vector[0] == "o"
+    if not in_tile or leaf.instruction or leaf.row_lanes > 1 or leaf.order[-1] in leaf.unroll:
+        raise ValueError(f"leaf '{leaf.tensor}': steps ask early in a sum on a register tile of rows and vectors")
 
 
 def _check_near_rows(leaf: Leaf, is_sum: bool) -> None:

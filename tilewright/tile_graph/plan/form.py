@@ -74,6 +74,8 @@ class Leaf:
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
     near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
+    soon: int = 0  # steps of a sum before it multiplies weights of its own panel that it prefetches them, nearer
+    together: int = 1  # steps of a sum written out in a turn of its innermost loop
 
     @cached_property
     def unnamed(self) -> Leaf:

@@ -90,6 +90,7 @@ def _leaf(leaf: Leaf) -> str:
             f"{' by ' + leaf.instruction if leaf.instruction else ''}{' rolled' if leaf.rolled else ''}"
             f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in leaf.cut) if leaf.cut else ''}"
             f"{f' {leaf.ahead} ahead' if leaf.ahead else ''}"
+            f"{f' {leaf.soon} soon' if leaf.soon else ''}{f' {leaf.together} together' if leaf.together > 1 else ''}"
             f"{f' {leaf.near_rows} rows near' if leaf.near_rows else ''}"
             f"{f' split {leaf.split}' if leaf.split > 1 else ''}"
             f"{f' step {leaf.step}' if leaf.step else ''}")  # fmt: skip

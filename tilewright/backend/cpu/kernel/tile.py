@@ -27,6 +27,7 @@ from tilewright.backend.cpu.leaf.leaf_seconds import (
 )
 from tilewright.backend.cpu.leaf.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.cpu.prefetch.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
+from tilewright.backend.cpu.prefetch.soon import asked_soon, weights_in_panels
 from tilewright.backend.cpu.vector.micro import fold_cycles
 from tilewright.backend.cpu.vector.near_rows import may_keep_rows, near_rows
 from tilewright.backend.protocol import Choice
@@ -300,10 +301,11 @@ def predict(
 def weights_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
 ) -> tuple[Leaf, ...]:
-    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows, and with
-    the rows that stay near while panels pass."""
+    """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows, and of
+    its own panel, and with the rows that stay near while panels pass."""
     if not any(
-        may_keep_rows(nest, leaf, context) or walks_rows(nest, leaf, context) or panel_read(nest, leaf, context)
+        may_keep_rows(nest, leaf, context) or walks_rows(nest, leaf, context)
+        or panel_read(nest, leaf, context) or weights_in_panels(nest, leaf, context)
         for nest, leaf in zip(nests, leaves, strict=True)
     ):
         return tuple(leaves)
@@ -312,13 +314,13 @@ def weights_ahead(
            tuple([leaf.unnamed for leaf in leaves]), choice.tile, choice.step, context.weights_fit)  # fmt: skip
     if key not in known:
         known[key] = _asked_ahead(nests, leaves, choice, context)
-    found = zip(leaves, known[key], strict=True)
-    return tuple(replace(leaf, ahead=ahead, near_rows=near) for leaf, (ahead, near) in found)
+    return tuple(replace(leaf, **asked) for leaf, asked in zip(leaves, known[key], strict=True))
 
 
 def _asked_ahead(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, context: NestContext
-) -> tuple[tuple[int, int], ...]:
+) -> tuple[dict[str, int], ...]:
+    """Of every leaf, by name, what it asks for and keeps."""
     root, tile = nests[-1], dict(choice.tile)
     sizes = {a: tile.get(f"o{i}", extent_of(a.extent)) for i, a in enumerate(root.axes)}
     walked = {root: sizes}
@@ -330,13 +332,15 @@ def _asked_ahead(
         walked |= {n: _sizes(n, part) for n, part in propagate(nests, box, known=known).items() if n is not root}
     made = {t for nest in nests for t in nest.stores}
 
-    def asked(nest: Nest, leaf: Leaf) -> tuple[int, int]:
+    def asked(nest: Nest, leaf: Leaf) -> dict[str, int]:
         if walks_rows(nest, leaf, context):
-            return rows_ahead(nest, leaf, context, made), 0
+            return {"ahead": rows_ahead(nest, leaf, context, made)}
         if nest not in walked:
-            return leaf.ahead, 0
+            return {}
         ahead = int(asked_ahead(nest, leaf, walked[nest], context))
-        return ahead, 0 if ahead else near_rows(nest, leaf, walked[nest], context)
+        near = 0 if ahead else near_rows(nest, leaf, walked[nest], context)
+        soon, together = asked_soon(nest, leaf, walked[nest], context)
+        return {"ahead": ahead, "near_rows": near, "soon": soon, "together": together}
 
     return tuple(asked(nest, leaf) for nest, leaf in zip(nests, leaves, strict=True))
 

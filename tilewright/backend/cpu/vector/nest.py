@@ -45,7 +45,7 @@ from tilewright.ir.forms.expr import (
     var,
     walk,
 )
-from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Memory, Stmt, Store
+from tilewright.ir.forms.loops import PREFETCH, PREFETCH_TILE, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.lower.blocks import Piece, Remainder, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
 from tilewright.lower.register_block import Block
@@ -248,7 +248,7 @@ class CpuNest(LaneSums):
         if self.vector in self.nest.reduce_axes:
             return self._reduce_lanes(block, self.nest.monoid)
         across = next((u for u, a in sources.items() if a is self.vector), None)
-        self.panel = {axis: simplify(start + piece.size) for axis, piece, start in blocked
+        self.panel = {axis: start for axis, piece, start in blocked
                       if axis is self.vector and piece.size == self.register[axis]}  # fmt: skip
         kept = next((piece.kept for axis, piece, _ in blocked if axis is self.vector), None)
         return self._reduce(block, self.nest.monoid, across, kept)
@@ -357,15 +357,21 @@ class CpuNest(LaneSums):
         if static(extent.count) == 1:
             here = replace(block, env={**block.env, axis: extent.low})
             return self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
+        is_innermost = depth == len(self.reduction) - 1 and not unroll
+        together = self._together(extent) if is_innermost else 1
+        count = simplify(extent.count // together)
         if depth == 0 and not unroll:
-            loops, place = self._walk(axis.name, extent.count)
+            loops, place = self._walk(axis.name, count)
         else:
-            loops = [Axis(axis.name, trip_count(extent.count))]
+            loops = [Axis(axis.name, trip_count(count))]
             place = var(loops[0])
-        here = replace(block, env={**block.env, axis: simplify(extent.low + place)})
+        first = simplify(extent.low + place * together)
+        turn = Axis(f"{axis.name}_u", together)
+        here = replace(block, env={**block.env, axis: simplify(first + var(turn)) if together > 1 else first})
         inner = self._reduce_loops(depth + 1, here, states, monoid, elements, conditions)
-        if depth == len(self.reduction) - 1 and not unroll:
-            inner = (*self._asked(here.env, 1), *inner)
+        if is_innermost:
+            asked = self._asked({**block.env, axis: first}, together)
+            inner = (*asked, *(unrolled([turn], inner) if together > 1 else inner))
         # the last block of a streamed axis is shorter: a loop then
         is_short = unroll and static(extent.count) is not None
         return unrolled(loops, inner) if is_short else serial(loops, inner)
@@ -417,19 +423,35 @@ class CpuNest(LaneSums):
         return tuple(result)
 
     def _asked(self, env: dict[Axis, Expr], steps: int) -> tuple[Stmt, ...]:
-        """What steps of the sum ask for of the next panel of weights, from the place of the first of them on."""
-        if self.row_block is None or not self.panel:
+        """What steps of the sum ask for, from the place of the first of them on: parts of the next panel of weights, so
+        that all blocks of rows ask for all of it, and what later steps read of their own."""
+        if not self.panel or (self.row_block is None and not self.plan.soon):
             return ()
-        row = self.outer[-1]
-        weights = [n for n in loads(*self.nest.elements) if self.vector in axes_of(n) and row not in axes_of(n)]
-        step = self.row_block
-        begin = dict(self.panel)
+        rows = [a for a in self.register if a is not self.vector]
+        (weights, *_) = (
+            n for n in loads(*self.nest.elements) if self.vector in axes_of(n) and not any(a in axes_of(n) for a in rows)
+        )
+        begin = {**env, **self.panel, **{a: self.ranges[a].low for a in self.reduction}}
+        step: Expr = const(0)
+        all_steps = 1
         for axis in self.reduction:
             extent = self.ranges[axis]
             step = step * trip_count(extent.count) + (env[axis] - extent.low)
-            begin[axis] = extent.low
-        begin.update((a, v) for a, v in env.items() if a not in begin)
-        return hints(weights[0], begin, step, self.plan.ahead, steps, self.access)
+            all_steps = all_steps * trip_count(extent.count)
+        found: tuple[Stmt, ...] = ()
+        (width,) = (self.register[a] for a in self.panel)
+        if self.row_block is not None:
+            following = {**begin, **{a: simplify(start + width) for a, start in self.panel.items()}}
+            counted = self.row_block * all_steps + step
+            found = hints(PREFETCH_TILE, weights, following, counted, self.plan.ahead, steps, self.access)
+        if not self.plan.soon:
+            return found
+        return (*found, *hints(PREFETCH, weights, begin, step + self.plan.soon, width, steps, self.access))
+
+    def _together(self, extent: Range) -> int:
+        """Steps in a turn of the innermost loop: the last block of a streamed axis may not be whole turns."""
+        count = static(extent.count)
+        return self.plan.together if count is not None and count % self.plan.together == 0 else 1
 
     def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:
         """A read that is the same on all lanes and contiguous along the reduction."""

@@ -63,7 +63,7 @@ class NestParts:
         self.transposed = _transposed_axis(nest, self.vector, self.register)
         whole_rows = self.transposed is None and self.vector is not None and self.outer[-1:] == [self.vector]
         self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
-        self.panel: dict[Axis, Expr] = {}  # where the next panel of weights begins
+        self.panel: dict[Axis, Expr] = {}  # where a whole panel of weights begins
         self.row_block: Expr | None = None  # the number of the block of rows inside this panel
         self.part_of_rows: Axis | None = None  # whose blocks of rows stay near while panels pass
         self.group: Group | None = None  # that blocks along the vector axis are in
