@@ -70,7 +70,8 @@ class Work:
 
 def burst_source(target: Target, multiply_adds: int, instructions: int) -> dict[str, str]:
     """A kernel that only multiplies and adds, on most of the registers, and one of plain instructions; their turns."""
-    head = "#include <stdint.h>\nvoid {}(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch) {{\n"
+    form = "(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch)"
+    head = f"#include <stdint.h>\nvoid {{}}{form} {{{{\n"
     chains = range(chain_count(target.vector_registers))
     declared = "".join(f"    vec a{i} = (vec){{0}} + {i + 1}.0f;\n" for i in chains)
     step = "".join(f"        a{i} += a{i} * m;\n" for i in chains)
@@ -168,7 +169,8 @@ def _shape(nest: Nest) -> str:
 
 
 def shares(seconds: NDArray[np.float64], burst: float, multiply_adds: Sequence[int]) -> tuple[NDArray[np.float64], ...]:
-    """Of a run: each kernel's part of the multiply-add rate beside it, and the instructions a multiply-add beside it."""
+    """Of a run, kernel by kernel: the part of the multiply-add rate beside it, instructions a multiply-add there, that
+    rate, and seconds."""
     instructions, rates, kernels = 1 / seconds[0::3], burst / seconds[1::3], seconds[2::3]
     rate = (rates[:-1] + rates[1:]) / 2
     free = np.minimum(instructions[:-1] / rates[:-1], instructions[1:] / rates[1:])
@@ -223,9 +225,8 @@ def report(found: Sequence[Work | None], columns: Sequence[NDArray[np.float64]],
     times = kernels.sum(1)
     whole = np.median(products / times / np.median(rate, 1))
     lines = table(("products of a kernel", "calls", "ms", "of the rate", "of it on a core of its own"), rows)
-    lines += ["", f"{len(share)} rounds on {threads} threads at {2e-9 * np.median(rate):.0f} GFLOP/s of multiply-adds; "
-              f"on a core of its own in {np.mean(own):.0%}. All kernels together, the others too: {whole:.2f}"]  # fmt: skip
-    return "\n".join(lines)
+    about = f"{len(share)} rounds, {threads} threads, {2e-9 * np.median(rate):.0f} GFLOP/s of multiply-adds"
+    return "\n".join([*lines, "", f"{about}; on a core of its own in {np.mean(own):.0%}. In all: {whole:.2f} of the rate"])
 
 
 def main() -> None:

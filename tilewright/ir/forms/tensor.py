@@ -6,7 +6,7 @@ lowering turns them into positions in storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 
@@ -55,12 +55,14 @@ class Layout:
     """Storage order of a tensor: outermost first; an axis may be split into several parts.
 
     `fill` is what padding holds. `swizzle` permutes the innermost axis by XOR with an outer position: (period)
-    groups of elements, so that column accesses of a GPU's shared memory hit distinct banks.
+    groups of elements, so that column accesses of a GPU's shared memory hit distinct banks. `gap` elements lie between
+    the end of a row of the innermost axis and the next row; nobody reads or writes them.
     """
 
     order: tuple[StorageAxis, ...]
     fill: float = 0.0
     swizzle: int = 0
+    gap: int = 0
 
     def __hash__(self) -> int:
         return self._hash
@@ -68,7 +70,7 @@ class Layout:
     @cached_property
     def _hash(self) -> int:
         """Kept: a layout is part of most keys under which planning finds what it knows."""
-        return hash((self.order, self.fill, self.swizzle))
+        return hash((self.order, self.fill, self.swizzle, self.gap))
 
     @staticmethod
     @cache
@@ -81,7 +83,7 @@ class Layout:
 
     @cached_property
     def is_natural(self) -> bool:
-        return not self.swizzle and all(s == StorageAxis(i) for i, s in enumerate(self.order))
+        return not self.swizzle and not self.gap and all(s == StorageAxis(i) for i, s in enumerate(self.order))
 
     def storage_shape(self, shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
         sizes: list[Extent] = []
@@ -93,7 +95,7 @@ class Layout:
                 sizes.append(-(-extent // part.step))
             else:
                 sizes.append(extent if part.step == 1 else (extent + (part.step - 1)) // part.step)
-        return tuple(sizes)
+        return (*sizes[:-1], sizes[-1] + self.gap) if self.gap else tuple(sizes)
 
     def storage_indices(self, indices: tuple[ExprLike, ...]) -> tuple[Expr, ...]:
         """Where logical `indices` are in storage, an index a storage axis."""
@@ -109,6 +111,9 @@ class Layout:
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """The array in this layout, padding filled."""
+        if self.gap:
+            packed = replace(self, gap=0).pack(array)
+            return np.pad(packed, [(0, 0)] * (packed.ndim - 1) + [(0, self.gap)])
         shape = tuple(int(s) for s in self.storage_shape(array.shape))  # type: ignore[arg-type]
         if self.is_natural:
             return np.ascontiguousarray(array)

@@ -8,7 +8,7 @@ The grammar (a name is a plain word or a quoted string; a comment after `#` beco
     constant  = "constant" typed string                typed  = name ":" dtype "[" {expr ","} "]"
     monoid    = "monoid" name "(" states ";" states ")" "identity" tuple "combine" tuple "final" tuple
     states    = {"$" name ":" dtype ","}               tuple  = "(" {expr ","} ")"
-    layout    = "layout" name ":" "[" {axis ["/" step] ["%" size] ","} "]" fill swizzle
+    layout    = "layout" name ":" "[" {axis ["/" step] ["%" size] ","} "]" fill swizzle ["gap" gap]
     compute   = lefts "=" (expr | reduction axes expr | "reduce" name axes tuple
                 | "scatter" axes name "at" tuple "put" [operator] "(" expr ")" ["unique"]
                 | "sort" axes "along" name "by" "(" expr ")" "give" tuple ["descending"])
@@ -155,7 +155,8 @@ class _ProgramReader(Reader):
         self._expect(":")
         self._expect("[")
         order = self._list(self._storage_axis, "]")
-        return Layout(order, self._plain_number(), self._integer())
+        fill, swizzle = self._plain_number(), self._integer()
+        return Layout(order, fill, swizzle, self._integer() if self._accept("gap") else 0)
 
     def _storage_axis(self) -> StorageAxis:
         axis = self._integer()

@@ -294,7 +294,7 @@ def _axes(compute: Compute) -> tuple[Axis, ...]:
 
 def layout_text(layout: Layout) -> str:
     parts = ", ".join(_storage_axis(s) for s in layout.order)
-    return f"[{parts}] {layout.fill!r} {layout.swizzle}"
+    return f"[{parts}] {layout.fill!r} {layout.swizzle}{f' gap {layout.gap}' if layout.gap else ''}"
 
 
 def _storage_axis(part: StorageAxis) -> str:

@@ -29,7 +29,7 @@ def layout_text(layout: Layout) -> str:
     for part in layout.order:
         size = "" if part.size is None else f"%{part.size}"
         parts.append(f"{part.axis}{'' if part.step == 1 else f'/{part.step}'}{size}")
-    return "(" + ", ".join(parts) + ")"
+    return "(" + ", ".join(parts) + ")" + (f" gap {layout.gap}" if layout.gap else "")
 
 
 def _tile(tile: Tile, indent: str) -> Iterator[str]:

@@ -37,13 +37,16 @@ def _run(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
     """Elements of a box that are one contiguous run of storage, and whether the whole box is."""
     run: Size = 1
     goes_on: Size = True
-    for part in reversed(context.layout(tensor).order):
+    layout = context.layout(tensor)
+    for part in reversed(layout.order):
         if goes_on is False:
             break
         along, extent = box[part.axis].size, extent_of(tensor.shape[part.axis])
         more = run * (along if part.size is None else np.minimum(along, part.size))
         run = more if goes_on is True else np.where(goes_on, more, run)
         goes_on = along >= extent if goes_on is True else goes_on & (along >= extent)
+        if layout.gap:
+            return run, False  # a row ends before the next one begins
     return run, goes_on
 
 

@@ -30,10 +30,11 @@ from tilewright.ir.forms.expr import (
     var,
     walk,
 )
-from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.ir.forms.tensor import Layout, StorageAxis, Tensor
 from tilewright.target import Target
 from tilewright.transform.layout.runs import lone_elements, merge_reductions
 
+_SIDE_BY_SIDE = 8  # rows of a register tile
 _MOST_AXES = 5  # permutations of more axes are not searched
 
 
@@ -51,6 +52,7 @@ def choose_layouts(program: Program, target: Target) -> Program:
                 order = [*(a for a in range(tensor.rank) if a != axis), axis]
                 layouts[tensor] = Layout.permuted(tuple(order))
     layouts.update(_merged_reads(program, layouts, fixed))
+    layouts.update(_rows_apart(program, layouts, fixed, target))
     program = replace(program, layouts=layouts)
     return merge_reductions(split_groups(program)) if not target.lanes_are_threads else program
 
@@ -242,6 +244,33 @@ def _contiguous_order(tensor: Tensor, indices: tuple[Expr, ...]) -> tuple[int, .
         if all(isinstance(t, Var) for t in join_divisions(linear(simplify(offset))).terms):
             return order
     return None
+
+
+# --- rows that share sets
+
+
+def _rows_apart(
+    program: Program, layouts: dict[Tensor, Layout], fixed: set[Tensor], target: Target
+) -> dict[Tensor, Layout]:
+    """Rows a line longer where those that a product with constants reads side by side would fall on one set of the
+    first cache and throw each other out."""
+    if target.lanes_are_threads:
+        return {}
+    found: dict[Tensor, Layout] = {}
+    for compute in program.computes:
+        if not isinstance(compute, Reduce) or owned_axis(compute, program) is None:
+            continue
+        for node in loads(*compute.elements):
+            layout = layouts.get(node.source) or Layout.natural(node.source.rank)
+            inner = layout.order[-1]
+            index, extent = node.indices[inner.axis], node.source.shape[inner.axis]
+            if node.source in fixed or inner != StorageAxis(inner.axis) or not isinstance(extent, int):
+                continue
+            along = isinstance(index, Var) and index.axis in compute.reduce_axes
+            size = node.source.dtype.bytes
+            if along and target.lines_held(extent * size) < _SIDE_BY_SIDE:
+                found[node.source] = replace(layout, gap=target.levels[1].transaction // size)
+    return found
 
 
 # --- constants indexed by several axes at once

@@ -427,10 +427,9 @@ class CpuNest(LaneSums):
         that all blocks of rows ask for all of it, and what later steps read of their own."""
         if not self.panel or (self.row_block is None and not self.plan.soon):
             return ()
-        rows = [a for a in self.register if a is not self.vector]
-        (weights, *_) = (
-            n for n in loads(*self.nest.elements) if self.vector in axes_of(n) and not any(a in axes_of(n) for a in rows)
-        )
+        rows = {a for a in self.register if a is not self.vector}
+        along = [n for n in loads(*self.nest.elements) if self.vector in axes_of(n)]
+        weights = next(n for n in along if rows.isdisjoint(axes_of(n)))
         begin = {**env, **self.panel, **{a: self.ranges[a].low for a in self.reduction}}
         step: Expr = const(0)
         all_steps = 1
