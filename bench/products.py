@@ -226,7 +226,8 @@ def report(found: Sequence[Work | None], columns: Sequence[NDArray[np.float64]],
     whole = np.median(products / times / np.median(rate, 1))
     lines = table(("products of a kernel", "calls", "ms", "of the rate", "of it on a core of its own"), rows)
     about = f"{len(share)} rounds, {threads} threads, {2e-9 * np.median(rate):.0f} GFLOP/s of multiply-adds"
-    return "\n".join([*lines, "", f"{about}; on a core of its own in {np.mean(own):.0%}. In all: {whole:.2f} of the rate"])
+    about += f"; on a core of its own in {np.mean(own):.0%}. All kernels together: {whole:.2f} of the rate"
+    return "\n".join([*lines, "", about])
 
 
 def main() -> None:

@@ -15,9 +15,12 @@ from onnx import ModelProto
 import tilewright
 from tests.cpu_stages import model_of
 from tilewright.compiler.pipeline import Artifact, build
+from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Leaf
 
 RNG = np.random.default_rng(7)
 
@@ -174,3 +177,46 @@ def test_asking_inside_a_kernel_changes_nothing() -> None:
         replace(level, capacity=65536) if level.name == "L2" else level for level in levels))  # fmt: skip
     artifact = build(load(softmax_between(25, 131), {}), small, Options(stop_after="loops", verify=True))
     assert asked_inside(artifact)
+
+
+def leaves(artifact: Artifact) -> list[Leaf]:
+    assert artifact.plan is not None
+    return [leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves]
+
+
+@pytest.mark.parametrize(("width", "together"), [(768, 2), (769, 1)])
+def test_vectors_of_a_panel_are_asked_for_some_steps_early(width: int, together: int) -> None:
+    """Each is a line, and the panel more than the first cache holds; a turn has two steps where they come out even."""
+    artifact = made(layers(50, width, 4), "emerald_rapids")
+    found = leaves(artifact)
+    assert found and all((p.soon, p.together) == (8, together) for p in found)
+    for text in artifact.sources.values():
+        loop = text[text.index("for (int64_t r0") :]
+        loop = loop[: loop.index("}\n")]
+        near = loop.count("__builtin_prefetch") - loop.count(", 0, 2)")
+        assert near == together * dict(found[0].register)["o1"] // 16
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "width"),
+    [("emerald_rapids", 50, 96), ("emerald_rapids", 8, 768), ("avx2_desktop", 50, 768), ("neoverse_n1", 50, 768)],
+)
+def test_what_stays_comes_once_or_has_several_vectors_a_line_is_not(name: str, rows: int, width: int) -> None:
+    assert not any(p.soon or p.together > 1 for p in leaves(made(layers(rows, width, 4), name)))
+
+
+@pytest.mark.parametrize("width", [66, 67])
+def test_asking_soon_changes_nothing(width: int) -> None:
+    small = replace(machine("emerald_rapids"), levels=tuple(
+        replace(level, capacity={"L1": 4096, "L2": 16384}.get(level.name, level.capacity))
+        for level in machine("emerald_rapids").levels))  # fmt: skip
+    artifact = build(load(layers(37, width, 2), {}), small, Options(stop_after="loops", verify=True))
+    assert any(p.soon for p in leaves(artifact)) and any(p.together == 2 - width % 2 for p in leaves(artifact))
+
+
+def test_steps_together_are_of_a_register_tile() -> None:
+    artifact = made(extreme("ReduceMax", (3, 9, 33), 2), "emerald_rapids")
+    assert artifact.plan is not None and artifact.program is not None
+    tilted = artifact.plan.kernels[0].map_leaves(lambda leaf: replace(leaf, together=2))
+    with pytest.raises(InternalError, match="a sum on a register tile of rows and vectors"):
+        check_plan(artifact.plan.with_kernels({tilted.name: tilted}), artifact.program)

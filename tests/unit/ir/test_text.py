@@ -44,7 +44,7 @@ def everything() -> tuple[Program, dict[str, np.ndarray]]:
         Region("if", c, (spread,), (branch, branch), (chosen,), 7),
         Host("somewhere", (chosen,), (outside,), (("mode", "fast"), ("n", 3))),
     )
-    layout = Layout((StorageAxis(1, 4), StorageAxis(0), StorageAxis(1, 1, 4)), -1.5, 2)
+    layout = Layout((StorageAxis(1, 4), StorageAxis(0), StorageAxis(1, 1, 4)), -1.5, 2, 3)
     constants = {w: rand(6), index: np.arange(6)[::-1].copy()}
     outputs = (mean, lse, places, outside)
     program = Program((x, c), outputs, computes, constants, {scaled: layout}, ("x:0", "cond"), ("a", "b", "c", "d"))

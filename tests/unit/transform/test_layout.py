@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from tests.cpu_stages import CPU, evaluated, lowered, model_of, programs, random_inputs
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.ir.analysis.simplify import join_divisions, linear
 from tilewright.ir.forms.expr import Axis, const, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, Memory, Store, statements
@@ -15,6 +18,8 @@ from tilewright.ir.forms.tensor import Layout, StorageAxis, elements
 from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.ir.meaning.values import evaluate_exprs
 from tilewright.lower.memory import ALIGNMENT, Lifetime, arena, place, scratch
+from tilewright.options import Options
+from tilewright.target import machine
 from tilewright.transform.layout.choose import choose_layouts, split_constants
 
 
@@ -58,6 +63,34 @@ def test_natural_and_permuted() -> None:
     np.testing.assert_array_equal(Layout.permuted((2, 0, 1)).pack(array), array.transpose(2, 0, 1))
     assert not Layout.permuted((1, 0)).is_natural
     assert Layout((StorageAxis(0, 4), StorageAxis(0, 1, 4))).storage_shape((10,)) == (3, 4)
+
+
+def test_rows_with_a_gap() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    apart = replace(Layout.natural(2), gap=2)
+    assert not apart.is_natural and apart.storage_shape((2, 3)) == (2, 5)
+    np.testing.assert_array_equal(apart.pack(array), [[0, 1, 2, 0, 0], [3, 4, 5, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "gap"),
+    [("avx2_desktop", 1024, 16), ("avx2_desktop", 3072, 16), ("avx2_desktop", 768, 0), ("neoverse_n1", 1024, 0)],
+)
+def test_rows_do_not_share_sets(name: str, width: int, gap: int) -> None:
+    """Between two products; what is the user's stays as it is."""
+    weights = {"w": np.ones((64, width), np.float32), "u": np.ones((width, 64), np.float32)}
+    steps = [("MatMul", ["x", "w"], "h", {}), ("MatMul", ["h", "u"], "y", {})]
+    model = model_of(steps, {"x": (32, 64)}, {"y": (32, 64)}, weights)
+    program = programs(model, machine(name))["layout"]
+    assert {t.name: layout.gap for t, layout in program.layouts.items() if layout.gap} == ({"h": gap} if gap else {})
+
+
+def test_a_gap_changes_nothing() -> None:
+    weights = {"w": np.ones((24, 1024), np.float32), "u": np.ones((1024, 24), np.float32)}
+    steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "r", {}), ("MatMul", ["r", "u"], "y", {})]
+    model = model_of(steps, {"x": (11, 24)}, {"y": (11, 24)}, weights)
+    artifact = build(load(model, {}), machine("avx2_desktop"), Options(stop_after="loops", verify=True))
+    assert artifact.program is not None and any(layout.gap for layout in artifact.program.layouts.values())
 
 
 def test_an_axis_needs_one_outermost_part() -> None:
