@@ -156,7 +156,8 @@ def works(made: Artifact) -> list[Work | None]:
 
 def _is_product(nest: Nest) -> bool:
     """Of two tensors: a sum of squares is none."""
-    return is_contraction(nest) and len({n.source for n in nest.element_loads}) > 1
+    summed = {n.source for n in nest.element_loads if any(axis in n.axes for axis in nest.reduce_axes)}
+    return is_contraction(nest) and len(summed) > 1
 
 
 def _points(nest: Nest) -> int:

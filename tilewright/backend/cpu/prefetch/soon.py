@@ -3,7 +3,7 @@ are written out in a turn of its loop.
 
 A panel of weights that is more than the first cache holds comes from the tile level for every block of rows. Where a
 vector is a line, every read of it misses, and hardware runs too short a way ahead of a step of a dozen cycles: on a
-Skylake server a product whose panels lie in L2 reaches 91% of the multiply-add rate, asked for early 95%. The hints
+Skylake server a product whose panels lie in L2 reaches 92% of the multiply-add rate, asked for early 95%. The hints
 take room of the front end, which two steps in a turn give back: their counters, and hints for the next panel. That
 counts twice where another thread shares the core. Four steps in a turn were slower again.
 """
