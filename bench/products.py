@@ -46,6 +46,7 @@ from tilewright.runtime import (
     this_machine,
 )
 from tilewright.runtime import build as build_image
+from tilewright.runtime.weights import weight_pieces
 from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
@@ -114,7 +115,7 @@ def by_the_clock(image: ModelImage, inputs: Arrays, outputs: Arrays, threads: in
     with tempfile.TemporaryDirectory(prefix="tilewright-products-") as folder:
         built = build_image(image, compiler, flags, found, cache, jobs=threads, weights_cache=Cache(Path(folder)))
         with CpuModel(built, threads) as model:
-            yield lambda: model.profile(inputs, outputs) * 1e-9
+            yield lambda: np.asarray(model.profile(inputs, outputs) * 1e-9, np.float64)
 
 
 @contextmanager
@@ -126,7 +127,8 @@ def by_processor_time(image: ModelImage, inputs: Arrays, outputs: Arrays, option
     run = ctypes.CDLL(str(link(objects, compiler, cache).resolve())).bench_run
     run.restype = ctypes.c_int64
     numbers = {name: number for number, name in enumerate(image.kernels)}
-    weights, arena = aligned_copy(image.weights), aligned_copy(bytes(image.arena_bytes))
+    weights = aligned_copy(b"".join(weight_pieces(image.weights)))
+    arena = aligned_copy(bytes(image.arena_bytes))
     room = aligned_copy(bytes(max(s.scratch_bytes for s in image.stages) + ALIGNMENT))
     starts = {"weight": weights.ctypes.data, "arena": arena.ctypes.data}
 
@@ -190,7 +192,7 @@ def measure(made: Artifact, target: Target, options: argparse.Namespace) -> str:
     chosen = Options.from_environment()
     way = by_processor_time(image, inputs, outputs, chosen) if options.clock == "cpu" else by_the_clock(
         image, inputs, outputs, threads, chosen)  # fmt: skip
-    rounds = []
+    rounds: list[tuple[NDArray[np.float64], ...]] = []
     with way as times:
         times()
         end = time.perf_counter() + options.seconds
