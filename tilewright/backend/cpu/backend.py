@@ -19,6 +19,7 @@ from tilewright.backend.cpu.leaf.replan import other_leaves
 from tilewright.backend.cpu.leaf.select import select_plan
 from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
+from tilewright.backend.cpu.vector.in_turn import in_turn
 from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
@@ -88,6 +89,7 @@ class CpuBackend:
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         if is_step or stream is not None:
             return leaves, 0
+        leaves = tuple(in_turn(n, leaf, context.target) for n, leaf in zip(nests, leaves, strict=True))
         return weights_ahead(nests, leaves, choice, context), 0
 
     def share_out(

@@ -430,6 +430,8 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
     if leaf.soon or leaf.together != 1:
         _check_turns(leaf, isinstance(core, Reduce))
+    if leaf.in_turn and (leaf.in_turn < 0 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
+        raise ValueError(f"leaf '{leaf.tensor}': results in turn are of a sum whose vector is an output axis")
     if leaf.near_rows:
         _check_near_rows(leaf, isinstance(core, Reduce))
 

@@ -76,6 +76,7 @@ class Leaf:
     near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
     soon: int = 0  # steps of a sum before it multiplies weights of its own panel that it prefetches them, nearer
     together: int = 1  # steps of a sum written out in a turn of its innermost loop
+    in_turn: int = 0  # vectors of a sum whose results are computed at a time, in a loop (0: all, written out)
 
     @cached_property
     def unnamed(self) -> Leaf:

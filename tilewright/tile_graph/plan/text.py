@@ -92,5 +92,6 @@ def _leaf(leaf: Leaf) -> str:
             f"{f' {leaf.ahead} ahead' if leaf.ahead else ''}"
             f"{f' {leaf.soon} soon' if leaf.soon else ''}{f' {leaf.together} together' if leaf.together > 1 else ''}"
             f"{f' {leaf.near_rows} rows near' if leaf.near_rows else ''}"
+            f"{f' results {leaf.in_turn} at a time' if leaf.in_turn else ''}"
             f"{f' split {leaf.split}' if leaf.split > 1 else ''}"
             f"{f' step {leaf.step}' if leaf.step else ''}")  # fmt: skip

@@ -15,6 +15,7 @@ from tilewright.backend.cpu.prefetch.rows_ahead import with_rows_ahead
 from tilewright.backend.cpu.prefetch.window_rows import rows_asked
 from tilewright.backend.cpu.vector.guards import strip, worst
 from tilewright.backend.cpu.vector.lanes import LaneSums
+from tilewright.backend.cpu.vector.lower_in_turn import in_turn
 from tilewright.backend.cpu.vector.lower_near_rows import blocks_of_part, part_loop, with_last
 from tilewright.backend.cpu.vector.remainders import (
     Group,
@@ -261,7 +262,7 @@ class CpuNest(LaneSums):
         starts = self._initial(monoid, block.env)
         begin = block.around(*(Store(s, block.index, v) for s, v in zip(states, starts, strict=True)))
         stored = [block] if kept is None else kept_parts(block, across, kept)
-        end = tuple(s for part in stored for s in self._stores(part, self._results(monoid, states, part.index)))
+        end = tuple(s for part in stored for s in self._ended(part, monoid, states))
         if self.passes is not None:
             begin, end = self._in_passes(self.passes, stored, states[0], monoid.identity[0], begin, end)
         ordered = block if across is None else self._register_order(block, across)
@@ -269,6 +270,12 @@ class CpuNest(LaneSums):
         if self.works is not None:
             loops = (If(self.works, loops),)
         return alloc(states, [*rows_asked(self, block, across), *begin, *loops, *end])
+
+    def _ended(self, block: Block, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
+        stores = self._stores(block, self._results(monoid, states, block.index))
+        if not self.plan.in_turn or block.cut_lane:
+            return stores
+        return in_turn(block, stores, states, self.plan.in_turn, self.names.fresh)
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
