@@ -37,6 +37,7 @@ from tilewright.render.c_text import (
     TYPES,
     element_type,
     mask_dtype,
+    once,
     prelude,
     vector_name,
 )
@@ -70,7 +71,8 @@ class CKernel(CExpressions):
         arguments = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
         head = f"void {self.kernel.name}({arguments}) {{\n"
         lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
-        body = "".join(self.used_instructions) + self.vector_types() + head + "\n".join(lines) + "\n}\n"
+        instructions = "".join(once(text) for text in self.used_instructions if text)
+        body = instructions + self.vector_types() + head + "\n".join(lines) + "\n}\n"
         return prelude(body) + body
 
     def vector_types(self) -> str:
@@ -92,18 +94,20 @@ class CKernel(CExpressions):
         for dtype, lanes in sorted(vectors, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
-        out.extend(map(c_convert.text, conversions))
+        out.extend(once(c_convert.text(each)) for each in conversions)
         for dtype, lanes in sorted(self.used_parts, key=lambda p: (p[0].name, p[1])):
-            out.append(c_part.functions(element_type(dtype), vector_name(dtype, lanes), lanes))
+            out.append(once(c_part.functions(element_type(dtype), vector_name(dtype, lanes), lanes)))
         for dtype, whole, lanes, start in sorted(self.used_slices, key=lambda s: (s[0].name, *s[1:])):
             declare(dtype, whole)
-            out.append(c_part.slice_function(vector_name(dtype, whole), vector_name(dtype, lanes), lanes, start))
+            slices = c_part.slice_function(vector_name(dtype, whole), vector_name(dtype, lanes), lanes, start)
+            out.append(once(slices))
         for dtype, lanes in sorted(self.used_squares, key=lambda p: (p[0].name, p[1])):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
-            out.append(c_transpose.functions(vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
+            squares = c_transpose.functions(vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes)
+            out.append(once(squares))
         out.extend([c_bytes.PRELUDE] if packings else [])
-        out.extend(map(c_bytes.text, packings))
+        out.extend(once(c_bytes.text(each)) for each in packings)
         for (name, lanes), used in sorted(self.used_math.items()):
             dtype = dtypes.by_name(name)
             declare(dtype, lanes)

@@ -18,6 +18,7 @@ import re
 from string import Template
 
 from tilewright.ir.forms.scalar import CHAINS
+from tilewright.render.c_text import once
 
 _X86_VECTORS = "($W == 16 && defined(__AVX512F__)) || ($W == 8 && defined(__AVX__)) || ($W == 4 && defined(__AVX__))"
 
@@ -384,4 +385,4 @@ def text(used: set[str], vector: str, integer: str, lanes: int) -> str:
     for name in sorted(used):
         add(name)
     names = {"V": vector, "I": integer, "D": f"tw_wide_{vector}", "L": f"tw_long_{vector}", "W": str(lanes)}
-    return "".join(Template(_TEXT[name][1]).substitute(names) for name in ordered)
+    return "".join(once(Template(_TEXT[name][1]).substitute(names)) for name in ordered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from zlib import crc32
 
 import numpy as np
 
@@ -88,12 +89,18 @@ static inline tw_bf16 tw_to_bf16(float x) {
 """
 
 
+def once(text: str) -> str:
+    """Definitions that a file may hold several times over, so that texts of kernels can follow each other in one."""
+    name = f"TW_{crc32(text.encode()):08x}"
+    return f"#ifndef {name}\n#define {name}\n{text}#endif\n"
+
+
 def prelude(body: str) -> str:
     """What must stand before `body`: types, constants and the helpers it names."""
-    extremes = _EXTREMES if "tw_fmax(" in body or "tw_fmin(" in body else ""
+    extremes = once(_EXTREMES) if "tw_fmax(" in body or "tw_fmin(" in body else ""
     divisor = _ANY_DIVISOR if "tw_any_divisor(" in body else ""
     bits = _BITS if "tw_bits(" in body else ""
-    bfloat16 = _BFLOAT16 if "tw_bf16" in body or "_bf16(" in body else ""
+    bfloat16 = once(_BFLOAT16) if "tw_bf16" in body or "_bf16(" in body else ""
     return _INTEGERS + _PRELUDE + divisor + bits + extremes + bfloat16
 
 

@@ -21,6 +21,7 @@ from tilewright.errors import CancelledError, ToolError
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
+from tilewright.runtime.source_files import files
 from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import (
     WEIGHT_ALIGNMENT,
@@ -225,9 +226,10 @@ def runtime_sources() -> dict[str, str]:
     return {f"tw_{name}": _with_headers((_NATIVE / f"{name}.c").read_text()) for name in ("driver", "placing", "team")}
 
 
-def library_sources(image: ModelImage) -> dict[str, str]:
+def library_sources(image: ModelImage, file_length: int = 0) -> dict[str, str]:
     """Every C source of the model's shared object; each is complete without a header of ours."""
-    return {**image.kernels, **runtime_sources(), "tw_table": _with_headers(table_source(image))}
+    kernels = dict(files(image.kernels.items(), file_length))
+    return {**kernels, **runtime_sources(), "tw_table": _with_headers(table_source(image))}
 
 
 def driver_header() -> str:
@@ -254,7 +256,7 @@ def build(
 def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache) -> BuiltModel:
     """The same with a compiler at work, which may have begun with some of the sources. Weights are written out
     meanwhile."""
-    sources = library_sources(image)
+    sources = library_sources(image, objects.file_length)
     for name, text in sources.items():
         objects.start(name, text)
     weights = store_weights(image.weights, weights_cache)
@@ -559,4 +561,3 @@ def _describe(array: object) -> str:
     if not isinstance(array, ndarray):
         return type(array).__name__
     return f"{array.nbytes} bytes{'' if array.flags.c_contiguous else ', not contiguous'}"
-

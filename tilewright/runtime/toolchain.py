@@ -208,12 +208,13 @@ class ObjectCompiler:
 
     def __init__(
         self, compiler: Compiler, flags: Sequence[str], machine: Machine, cache: Cache, *, jobs: int,
-        progress: Progress | None = None,
+        progress: Progress | None = None, file_length: int = 0,
     ) -> None:  # fmt: skip
         if jobs < 1:
             raise ValueError(f"jobs must be at least 1, not {jobs}")
         self.compiler = compiler
         self.cache = cache
+        self.file_length = file_length  # that a model's kernels share files up to
         self._flags = tuple(flags)
         self._machine = machine
         self._progress = progress

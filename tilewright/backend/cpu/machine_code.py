@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -38,11 +39,13 @@ from tilewright.runtime import (
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
+from tilewright.runtime.source_files import files
 from tilewright.runtime.toolchain import Compiler, Machine, hurried
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan.form import Plan
 
 _CACHE_BYTES = 4 << 30
+_FILE_LENGTH = 1 << 16  # a compiler's start is then a tenth of its time, and there are files for all cores
 
 
 def built_by(options: Options) -> tuple[str, ...]:
@@ -73,19 +76,27 @@ def early(target: Target, options: Options) -> AbstractContextManager[ObjectComp
 def _objects(options: Options) -> ObjectCompiler:
     machine, compiler = this_machine(), find_compiler(options.compiler)
     cache = Cache(options.cache_dir, _CACHE_BYTES)
-    return ObjectCompiler(compiler, kernel_flags(options, compiler, machine), machine, cache, jobs=usable_cores())
+    # where plans are tried, one kernel changes at a time: the others are then found in the cache
+    together = 0 if options.tune else _FILE_LENGTH
+    flags = kernel_flags(options, compiler, machine)
+    return ObjectCompiler(compiler, flags, machine, cache, jobs=usable_cores(), file_length=together)
 
 
 def render(
     loops: LoopProgram, target: Target, dialect: str = "c", early: ObjectCompiler | None = None
 ) -> dict[str, str]:
-    """C source of every distinct kernel; `early` begins with each as soon as it is written."""
+    """C source of every distinct kernel; `early` begins with each file of them as soon as it is written."""
     most = target.calls_together
     sources = {}
-    for k in loops.kernels:
-        sources[k.name] = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+
+    def written() -> Iterator[tuple[str, str]]:
+        for k in loops.kernels:
+            sources[k.name] = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+            yield k.name, sources[k.name]
+
+    for name, text in files(written(), early.file_length if early is not None else 0):
         if early is not None:
-            early.start(k.name, sources[k.name])
+            early.start(name, text)
     return sources
 
 
