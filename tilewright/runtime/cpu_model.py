@@ -22,7 +22,7 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
 from tilewright.runtime.source_files import files
-from tilewright.runtime.toolchain import Compiler, Machine, ObjectCompiler, Progress, link
+from tilewright.runtime.toolchain import OWN, Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import (
     WEIGHT_ALIGNMENT,
     Weights,
@@ -122,7 +122,7 @@ class ModelImage:
 
     def __post_init__(self) -> None:
         for name in self.kernels:
-            if not _IDENTIFIER.fullmatch(name) or name.startswith("tw_"):
+            if not _IDENTIFIER.fullmatch(name) or name.startswith(OWN):
                 raise ModelImageError(f"kernel name {name!r} is not a C identifier of its own (tw_ is taken)")
         limits = {
             "input": len(self.input_bytes),

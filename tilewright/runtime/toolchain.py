@@ -29,6 +29,7 @@ Language = Literal["c", "c++"]
 # Called after each source: its name, and whether it came from the cache.
 Progress = Callable[[str, bool], None]
 
+OWN = "tw_"  # what the names of the runtime's own sources begin with
 _SYSTEM_COMPILERS = ("cc", "gcc", "clang")
 _MESSAGE_LINES = 8
 _SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
@@ -202,13 +203,18 @@ def hurried(compiler: Compiler, flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(each for flag in flags for each in (chosen if flag == "-O3" else (flag,)))
 
 
+def for_runtime(flags: Sequence[str]) -> tuple[str, ...]:
+    """The same for the runtime's own sources, which wait for memory and for each other, and hold no loop over data."""
+    return tuple("-O1" if flag == "-O3" else flag for flag in flags)
+
+
 class ObjectCompiler:
     """Compiles named C sources while more of them are still written; leaving it cancels what has not begun, and waits
     for what has. Started by a name that it has for the same text, it does nothing."""
 
     def __init__(
         self, compiler: Compiler, flags: Sequence[str], machine: Machine, cache: Cache, *, jobs: int,
-        progress: Progress | None = None, file_length: int = 0,
+        progress: Progress | None = None, file_length: int = 0, own_flags: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         if jobs < 1:
             raise ValueError(f"jobs must be at least 1, not {jobs}")
@@ -216,6 +222,7 @@ class ObjectCompiler:
         self.cache = cache
         self.file_length = file_length  # that a model's kernels share files up to
         self._flags = tuple(flags)
+        self._own_flags = self._flags if own_flags is None else tuple(own_flags)  # of the runtime's sources
         self._machine = machine
         self._progress = progress
         self._pool = ThreadPoolExecutor(max_workers=jobs)
@@ -263,12 +270,13 @@ class ObjectCompiler:
             made.set_exception(error)
 
     def _compile_one(self, name: str, text: str) -> Path:
-        key = content_key("object", text, self.compiler.version, *self._flags, self._machine.identity, suffix=".o")
+        flags = self._own_flags if name.startswith(OWN) else self._flags
+        key = content_key("object", text, self.compiler.version, *flags, self._machine.identity, suffix=".o")
         found = self.cache.get(key)
         cached = found is not None
         if found is None:
             command = _command(self.compiler, self.compiler.argv, self.cache)
-            arguments = [*command, *self._flags, *self.compiler.without_files(), "-c"]
+            arguments = [*command, *flags, *self.compiler.without_files(), "-c"]
             found = self.cache.put(key, lambda out: _compile(arguments, name, text, ".c", out, ()))
         if self._progress is not None:
             self._progress(name, cached)

@@ -40,7 +40,7 @@ from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.runtime.source_files import files
-from tilewright.runtime.toolchain import Compiler, Machine, hurried
+from tilewright.runtime.toolchain import Compiler, Machine, for_runtime, hurried
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan.form import Plan
 
@@ -78,8 +78,9 @@ def _objects(options: Options) -> ObjectCompiler:
     cache = Cache(options.cache_dir, _CACHE_BYTES)
     # where plans are tried, one kernel changes at a time: the others are then found in the cache
     together = 0 if options.tune else _FILE_LENGTH
-    flags = kernel_flags(options, compiler, machine)
-    return ObjectCompiler(compiler, flags, machine, cache, jobs=usable_cores(), file_length=together)
+    flags, own = kernel_flags(options, compiler, machine), for_runtime(default_flags(compiler, machine))
+    jobs = usable_cores()
+    return ObjectCompiler(compiler, flags, machine, cache, jobs=jobs, file_length=together, own_flags=own)
 
 
 def render(

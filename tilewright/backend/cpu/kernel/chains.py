@@ -7,7 +7,7 @@ fill the pipes; behind it, they are too far away for a processor to find.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import bounds, lower
@@ -42,9 +42,19 @@ def join_calls(kernel: Kernel, most: int) -> Kernel:
 
 def _body(body: Sequence[Stmt], taken: set[str], most: int) -> tuple[Stmt, ...]:
     inside = tuple(_inside(s, taken, most) for s in body)
-    if not any(_calls(v.store.value, v.lane) for s in inside for v in _vector_stores(s)):
+    if not any(_has_calls(s) for s in inside):
         return inside
     return _Straight(inside, taken, most).statements()
+
+
+def _has_calls(stmt: Stmt) -> bool:
+    """Whether a vector loop holds any; most hold none, which is seen without asking what may run first."""
+    if not isinstance(stmt, For) or stmt.kind is not ForKind.VECTOR:
+        return False
+    stored = [s.value for s in statements(stmt.body) if isinstance(s, Store)]
+    if not any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*stored)):
+        return False
+    return any(v.calls for v in _vector_stores(stmt))
 
 
 def _inside(stmt: Stmt, taken: set[str], most: int) -> Stmt:
@@ -59,20 +69,21 @@ def _inside(stmt: Stmt, taken: set[str], most: int) -> Stmt:
 
 @dataclass
 class _VectorStore:
-    """A store on all lanes, by itself."""
+    """A store on all lanes, by itself; `calls` are those of its value that can run first."""
 
     lane: Axis
     store: Store
+    calls: Sequence[Op] = field(init=False)
 
-    @property
-    def calls(self) -> Sequence[Op]:
-        return _calls(self.store.value, self.lane)
+    def __post_init__(self) -> None:
+        self.calls = _calls(self.store.value, self.lane)
 
     def loop(self) -> For:
         return For(self.lane, ForKind.VECTOR, (self.store,))
 
     def replace(self, call: Op, value: Expr) -> None:
         self.store = Store(self.store.buffer, self.store.indices, replace_nodes(self.store.value, {call: value}))
+        self.calls = _calls(self.store.value, self.lane)
 
 
 def _vector_stores(stmt: Stmt) -> list[_VectorStore]:
@@ -88,6 +99,8 @@ def _vector_stores(stmt: Stmt) -> list[_VectorStore]:
 def _calls(value: Expr, lane: Axis) -> Sequence[Op]:
     """Calls that may always be evaluated and hold no other call, so that nothing keeps them from running first."""
     found: dict[Expr, Sequence[Op]] = {}
+    if not any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(value)):
+        return ()
     for node in walk(value):  # operands before their users
         if isinstance(node, Op) and lane in node.axes:
             below = [f for f in (found.get(a, ()) for a in _always(node, found)) if f]

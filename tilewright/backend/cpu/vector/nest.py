@@ -494,6 +494,8 @@ class CpuNest(LaneSums):
                 part = block.without(guards[0], first)
                 inside = [simplify(self.access.lower(substitute(c, part.env))) for c in varied]
                 check = all_of(simplify(worst(c, part.unrolled)) for c in inside)
+                if check is everywhere:
+                    continue  # what is outside is at the other end
                 slow = (If(check, self._reduce_loops(depth, part, states, monoid, elements, []), slow),)
         return self._guarded(plain, block.env, (If(everywhere, fast, slow),))
 
