@@ -16,6 +16,8 @@ typedef __UINT64_TYPE__ uint64_t;
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
+#ifndef TW_4dec2120
+#define TW_4dec2120
 static inline float tw_fmax(float a, float b) {
 #if defined(__aarch64__)
     __asm__("fmax %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
@@ -44,12 +46,18 @@ static inline float tw_fmin(float a, float b) {
     return tw_min(a, b);
 #endif
 }
+#endif
 typedef float v8f32 __attribute__((vector_size(32)));
 typedef float v8f32u __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t v8i32 __attribute__((vector_size(32)));
 typedef int32_t v8i32u __attribute__((vector_size(32), aligned(4), may_alias));
+#ifndef TW_a537f57a
+#define TW_a537f57a
 
 static inline v8f32 tw_select_v8f32(v8i32 mask, v8f32 a, v8f32 b) { return (v8f32)((mask & (v8i32)a) | (~mask & (v8i32)b)); }
+#endif
+#ifndef TW_2e0fef64
+#define TW_2e0fef64
 
 static inline v8f32 tw_max_constant_v8f32(v8f32 a, v8f32 b) {
 #if 8 == 4 && defined(__aarch64__)
@@ -64,6 +72,7 @@ static inline v8f32 tw_max_constant_v8f32(v8f32 a, v8f32 b) {
     return tw_select_v8f32(~(a <= b), a, b);
 #endif
 }
+#endif
 void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratch) {
     float *restrict p0 = buffers[0];
     float *restrict p1 = buffers[1];

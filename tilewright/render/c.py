@@ -42,6 +42,8 @@ from tilewright.render.c_text import (
     vector_name,
 )
 
+_ARGUMENTS = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
+
 
 class CKernel(CExpressions):
     """Writes one kernel: its frame and its statements."""
@@ -68,8 +70,7 @@ class CKernel(CExpressions):
             self.emit(f"const int64_t step = extents[{len(self.kernel.symbols)}];")
         self.lines.append(outermost)
         self.block(self.kernel.body)
-        arguments = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
-        head = f"void {self.kernel.name}({arguments}) {{\n"
+        head = f"void {self.kernel.name}({_ARGUMENTS}) {{\n"
         lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
         instructions = "".join(once(text) for text in self.used_instructions if text)
         body = instructions + self.vector_types() + head + "\n".join(lines) + "\n}\n"
@@ -336,6 +337,12 @@ class CKernel(CExpressions):
         for i, at in enumerate(places):
             self.emit(f"{name}[{at}] = {self.value(substitute(stmt.value, {lane: const(i)}))};")
         self.lane = lane
+
+
+def render_as(name: str, same: str) -> str:
+    """A kernel that does what another does."""
+    declared = f"void {same}({_ARGUMENTS});\n"
+    return prelude("") + declared + f"void {name}({_ARGUMENTS}) {{\n    {same}(buffers, extents, tile, scratch);\n}}\n"
 
 
 def render_kernel(kernel: Kernel, scratch_offsets: dict[Buffer, int], dialect: str = "c") -> str:

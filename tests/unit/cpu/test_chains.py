@@ -13,8 +13,9 @@ from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs,
 from tilewright.backend.cpu.kernel.chains import join_calls
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, op, select, var
-from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Kernel, LoopProgram, Memory, Stmt, Store, statements
+from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt, Store, statements
 from tilewright.ir.meaning.interpret_loops import run_kernel
+from tilewright.lower.memory import scratch
 from tilewright.lower.unroll import unroll
 from tilewright.render.c import render_kernel
 
@@ -152,13 +153,8 @@ def test_a_function_of_a_product(kernel_cache: Path, function: str, columns: int
     steps = [("MatMul", ["x", "w"], "y", {}), (function, ["y"], "s", {}), ("Mul", ["y", "s"], "z", {})]
     program = programs(model_of(steps, {"x": (11, 19)}, {"z": (11, columns)}, {"w": weight}))["layout"]
     built = lowered(program)
-    texts = [render_kernel(join_calls(unroll(k), 4), {}) for k in _without_scratch(built.loops)]
+    texts = [render_kernel(join_calls(unroll(k), 4), scratch(k)[0]) for k in built.loops.kernels]
     assert any(re.search(rf"tw_{function.lower()}_[234]_", text) for text in texts)
     inputs = random_inputs(program)
     exact = evaluated(program, inputs, wide=True)
     assert error(built.natively(inputs, kernel_cache)["z"], exact["z"]) < 1e-6
-
-
-def _without_scratch(loops: LoopProgram) -> list[Kernel]:
-    allocs = {k: [s.buffer for s in statements(k.body) if isinstance(s, Alloc)] for k in loops.kernels}
-    return [k for k, buffers in allocs.items() if all(b.memory is not Memory.SCRATCH for b in buffers)]

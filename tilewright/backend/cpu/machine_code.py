@@ -18,7 +18,7 @@ from tilewright.lower.memory import arena, scratch
 from tilewright.lower.unroll import unroll
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
-from tilewright.render.c import render_kernel
+from tilewright.render.c import render_as, render_kernel
 from tilewright.runtime import (
     BufferRef,
     Cache,
@@ -88,11 +88,14 @@ def render(
 ) -> dict[str, str]:
     """C source of every distinct kernel; `early` begins with each file of them as soon as it is written."""
     most = target.calls_together
-    sources = {}
+    sources: dict[str, str] = {}
+    first: dict[str, str] = {}  # the kernel that has a text, by that without its name
 
     def written() -> Iterator[tuple[str, str]]:
         for k in loops.kernels:
-            sources[k.name] = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+            text = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+            same = first.setdefault(text.replace(f"void {k.name}(", "void ("), k.name)
+            sources[k.name] = text if same == k.name or dialect != "c" else render_as(k.name, same)
             yield k.name, sources[k.name]
 
     for name, text in files(written(), early.file_length if early is not None else 0):
