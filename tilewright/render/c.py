@@ -6,6 +6,8 @@ anything else is put together lane by lane.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from tilewright.errors import InternalError
@@ -42,6 +44,7 @@ from tilewright.render.c_text import (
     vector_name,
 )
 
+_MOST_INLINED = 24  # calls of a function in a kernel; beyond, a call costs less than the text of another copy
 _ARGUMENTS = "void *const *buffers, const int64_t *extents, int64_t tile, char *scratch"
 
 
@@ -54,6 +57,7 @@ class CKernel(CExpressions):
         self.dialect = dialect
         self.tiles: list[Buffer] = []  # matrix registers in use; the place is the number
         self.registers: set[str] = set()  # names of the register elements around the statement being written
+        self.calls_made: Counter[tuple[str, int, int]] = Counter()  # by function, lanes and calls together
         self.used_instructions: dict[str, None] = {}  # what must be declared for them, in order
 
     # --- frame
@@ -73,8 +77,19 @@ class CKernel(CExpressions):
         head = f"void {self.kernel.name}({_ARGUMENTS}) {{\n"
         lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
         instructions = "".join(once(text) for text in self.used_instructions if text)
-        body = instructions + self.vector_types() + head + "\n".join(lines) + "\n}\n"
+        called, statements = self.called_functions("\n".join(lines))
+        body = instructions + self.vector_types() + called + head + statements + "\n}\n"
         return prelude(body) + body
+
+    def called_functions(self, statements: str) -> tuple[str, str]:
+        """Functions that many statements call are called, not written out for each; the statements that call them."""
+        texts = ""
+        for (name, lanes, count), calls in self.calls_made.items():
+            if calls > _MOST_INLINED:
+                kind = vector_name(dtypes.float32, lanes)
+                texts += once(c_math.called(name, kind, count))
+                statements = statements.replace(f"tw_{name}_{kind}(", f"{c_math.called_name(name, kind)}(")
+        return texts, statements
 
     def vector_types(self) -> str:
         out: list[str] = []
@@ -136,6 +151,7 @@ class CKernel(CExpressions):
     def call_together(self, calls: list[RegisterCall]) -> None:
         name, lanes = c_math.together(calls[0].name, len(calls)), whole_vector(calls[0].lanes)
         self.used_math.setdefault((dtypes.float32.name, lanes), set()).add(name)
+        self.calls_made[name, lanes, len(calls)] += 1
         arguments = ", ".join([c.argument for c in calls] + [f"&{c.result}" for c in calls])
         self.emit(f"tw_{name}_{vector_name(dtypes.float32, lanes)}({arguments});")
 

@@ -386,3 +386,15 @@ def text(used: set[str], vector: str, integer: str, lanes: int) -> str:
         add(name)
     names = {"V": vector, "I": integer, "D": f"tw_wide_{vector}", "L": f"tw_long_{vector}", "W": str(lanes)}
     return "".join(once(Template(_TEXT[name][1]).substitute(names)) for name in ordered)
+
+
+def called_name(name: str, vector: str) -> str:
+    return f"tw_call_{name}_{vector}"
+
+
+def called(name: str, vector: str, count: int) -> str:
+    """One copy of a function of several vectors, for kernels that use it all over."""
+    given = ", ".join([*(f"{vector} x_{i}" for i in range(count)), *(f"{vector} *result_{i}" for i in range(count))])
+    passed = ", ".join([*(f"x_{i}" for i in range(count)), *(f"result_{i}" for i in range(count))])
+    head = f"static __attribute__((noinline)) void {called_name(name, vector)}({given})"
+    return f"{head} {{ tw_{name}_{vector}({passed}); }}\n"

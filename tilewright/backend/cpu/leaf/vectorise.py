@@ -51,6 +51,7 @@ _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
 _WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
+_MOST_CHOICES = 48  # between values along a vector, which lanes that are put together one by one repeat
 
 
 # seconds, what plans with this vector axis have in common, register tile, loops: most are never looked at again
@@ -226,7 +227,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
     for axis in (*(a for a in reversed(nest.axes) if a not in nest.unswitched), *reversed(nest.reduce_axes)):
-        cost = vector_cost(nest, axis, context)
+        cost = vector_cost(nest, axis, context) if _choices_along(nest, axis) <= _MOST_CHOICES else None
         if cost is not None:
             costs.append((cost, axis))
     costs.sort(key=lambda pair: pair[0])
@@ -238,6 +239,11 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if best in nest.axes and span(nest, best, context) >= _WIDE * context.target.lanes(widest_bytes(nest)):
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
+
+
+def _choices_along(nest: Nest, axis: Axis) -> int:
+    """Places that decide between values along an axis: each lane would have all of them written out."""
+    return sum(is_op(n, "select") and axis in n.args[0].axes for n in walk(*nest.elements, *nest.values))
 
 
 def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> ContractionFacts:
