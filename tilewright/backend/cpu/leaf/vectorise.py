@@ -51,7 +51,7 @@ _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
 _WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
-_MOST_CHOICES = 48  # between values along a vector, which lanes that are put together one by one repeat
+_MOST_CHOICES = 24  # between values along a vector, which lanes that are put together one by one repeat
 
 
 # seconds, what plans with this vector axis have in common, register tile, loops: most are never looked at again
