@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.expr import Expr, all_of, cast, const, le, load, lt, minimum, op, select
+from tilewright.ir.forms.expr import Expr, all_of, cast, const, le, load, lt, maximum, minimum, op, select
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, literal, reindex
@@ -125,10 +125,12 @@ def slice_(
     axes: Tensor | None = None,
     steps: Tensor | None = None,
 ) -> Tensor:
-    first, last = b.integers(starts, "starts"), b.integers(ends, "ends")
-    chosen = list(range(len(first))) if axes is None else b.integers(axes, "axes")
-    stride = [1] * len(first) if steps is None else b.integers(steps, "steps")
-    return _slice(b, x, first, last, chosen, stride)
+    count = prod(dims(starts))
+    chosen = list(range(count)) if axes is None else b.integers(axes, "axes")
+    stride = [1] * count if steps is None else b.integers(steps, "steps")
+    if b.value(starts) is None and b.value(ends) is None:
+        return _window(b, x, starts, ends, chosen, stride)
+    return _slice(b, x, b.integers(starts, "starts"), b.integers(ends, "ends"), chosen, stride)
 
 
 def _slice(b: Builder, x: Tensor, starts: list[int], ends: list[int], axes: list[int], steps: list[int]) -> Tensor:
@@ -147,6 +149,61 @@ def _slice(b: Builder, x: Tensor, starts: list[int], ends: list[int], axes: list
         [len(r) for r in ranges],
         lambda *i: b.read(x, [v * r.step + r.start for v, r in zip(i, ranges, strict=True)]),
     )
+
+
+def _window(b: Builder, x: Tensor, starts: Tensor, ends: Tensor, axes: list[int], steps: list[int]) -> Tensor:
+    """A slice both of whose bounds are data: how many elements it has is asked for, and where it begins stays data. A
+    window that moves, step by step of a loop, is thus one code."""
+    if not len(axes) == len(steps) == prod(dims(starts)) == prod(dims(ends)):
+        raise b.invalid(
+            f"{len(axes)} axes with {list(dims(starts))} starts, {list(dims(ends))} ends and {len(steps)} steps"
+        )
+    places = [b.axis(axis, x.rank) for axis in axes]
+    firsts, counts = [], []
+    for k, (place, step) in enumerate(zip(places, steps, strict=True)):
+        if step == 0:
+            raise b.invalid("a slice with step 0")
+        extent = dims(x)[place]
+        first, last = (_bound(b.read(t, (k,)), extent, step) for t in (starts, ends))
+        firsts.append(first)
+        counts.append(_steps_between(first, last, step))
+    found = b.decided(
+        b.map("counts", (len(axes),), lambda k: _picked(counts, k)),
+        "where it begins and ends is known only at run time",
+    )
+    shape = list(dims(x))
+    for place, count in zip(places, found.tolist(), strict=True):
+        shape[place] = count
+    begins = b.map("begins", (len(axes),), lambda k: _picked(firsts, k))
+
+    def element(*i: Expr) -> Expr:
+        at = list(i)
+        for k, (place, step) in enumerate(zip(places, steps, strict=True)):
+            at[place] = clamp(i[place] * step + load(begins, (k,)), dims(x)[place])
+        return b.read(x, at)
+
+    return b.map("", shape, element)
+
+
+def _bound(index: Expr, extent: int, step: int) -> Expr:
+    """Where a slice of an axis begins or ends: counted from the end where negative, and not beyond one before or one
+    behind all elements."""
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    place = cast(index, dtypes.index)
+    return minimum(maximum(select(lt(place, 0), place + extent, place), low), high)
+
+
+def _steps_between(first: Expr, last: Expr, step: int) -> Expr:
+    """How many steps it takes from one number to another or beyond it, none where that lies behind."""
+    way = maximum(last - first if step > 0 else first - last, 0)
+    return way if abs(step) == 1 else (way + (abs(step) - 1)) // abs(step)
+
+
+def _picked(values: list[Expr], k: Expr) -> Expr:
+    result = values[-1]
+    for place in range(len(values) - 2, -1, -1):
+        result = select(le(k, place), values[place], result)
+    return result
 
 
 @operator("Split", since=1, constants=(1,))
@@ -330,12 +387,32 @@ def constant_of_shape(b: Builder, node: Node, shape: Tensor) -> Tensor:
 
 @operator("Range", since=11, constants=(0, 1, 2))
 def range_(b: Builder, node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    first, end, step = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit"), (delta, "delta")))
+    step = b.known(delta, "delta").reshape(())
     if step == 0:
         raise b.invalid("a range with step 0 never ends")
+    if b.value(start) is None and b.value(limit) is None:
+        return _moving_range(b, start, limit, step)
+    first, end = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit")))
     count = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
     b.checked_shape([count])
     return b.constant((np.arange(count).astype(first.dtype) * step + first).astype(first.dtype), "")
+
+
+def _moving_range(b: Builder, start: Tensor, limit: Tensor, step: np.ndarray) -> Tensor:
+    """A range both of whose ends are data: how many numbers there are is asked for, and the first one stays data."""
+
+    def only(x: Tensor) -> Expr:
+        return b.read(x, (0,) * x.rank)
+
+    def count() -> Expr:
+        if start.dtype.is_float:
+            first, last = (cast(only(t), dtypes.float64) for t in (start, limit))
+            return cast(maximum(op("ceil", op("div", last - first, float(step))), 0.0), dtypes.index)
+        first, last = (cast(only(t), dtypes.index) for t in (start, limit))
+        return _steps_between(first, last, int(step))
+
+    found = b.decided(b.map("count", (), count), "where it begins and ends is known only at run time")
+    return b.map("", (int(found),), lambda i: cast(i, start.dtype) * step.item() + only(start))
 
 
 @operator("EyeLike", since=9)
