@@ -19,6 +19,7 @@ from tilewright.frontend.onnx.functions import check_written_out, expand
 from tilewright.frontend.onnx.mapped import is_mapped, model_bytes, point_to_files
 from tilewright.frontend.onnx.survey import external_tensors, location, unreadable_names
 from tilewright.frontend.order import in_order
+from tilewright.frontend.steady_states import without_steady_states
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.graph import Graph, Node, Value
@@ -65,16 +66,15 @@ def _graph(model: onnx.ModelProto, inputs: tuple[Value, ...], constants: dict[st
     versions = {("" if i.domain in _STANDARD else i.domain): i.version for i in model.opset_import}
     if not versions and model.ir_version < _LEGACY_NO_IMPORTS:
         versions = {"": 1}
-    return in_pieces(
-        Graph(
-            name=model.graph.name,
-            inputs=inputs,
-            outputs=tuple(o.name for o in model.graph.output),
-            nodes=in_order([_node(n, versions) for n in model.graph.node]),
-            constants=constants,
-            values={**_declared(model.graph), **{v.name: v for v in inputs}},
-        )
+    graph = Graph(
+        name=model.graph.name,
+        inputs=inputs,
+        outputs=tuple(o.name for o in model.graph.output),
+        nodes=in_order([_node(n, versions) for n in model.graph.node]),
+        constants=constants,
+        values={**_declared(model.graph), **{v.name: v for v in inputs}},
     )
+    return in_pieces(without_steady_states(graph))
 
 
 # reading
