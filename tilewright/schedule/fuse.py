@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.forms.compute import Compute, Map, Reduce, expressions, reads
-from tilewright.ir.forms.expr import axes_of, is_op, loads, walk
+from tilewright.ir.forms.expr import Expr, Load, axes_of, is_op, loads, walk
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import data_cost, is_identity_read, is_view
@@ -59,8 +59,9 @@ def fuse_registers(
             continue
         if any(t in choosing and t in result.inlined for t in reads(compute)) or is_choice(compute):
             choosing.add(compute.output)
-        size = sum(1 for _ in walk(compute.value))
-        sizes[compute.output] = size + sum(sizes[t] for t in reads(compute) if t in result.inlined)
+        sizes[compute.output] = _composed_size(
+            compute.value, {t: sizes[t] for t in reads(compute) if t in result.inlined}
+        )
         behind = [t for t in reads(compute) if t in result.inlined]
         costs[compute.output] = data_cost(compute.value) + sum(costs[t] for t in behind)
         if compute.output in kept or sizes[compute.output] > _LARGEST_COMPOSED:
@@ -79,6 +80,23 @@ def fuse_registers(
         for late in _repeated_behind(compute, users, result.inlined):
             result.inlined.pop(late, None)
     return result
+
+
+def _composed_size(value: Expr, inlined: Mapping[Tensor, int]) -> int:
+    """Nodes of an expression with those of maps that are composed into it, of these sizes: once for every place that a
+    map is read at, and where data says which, as often as the map reads there: p[p[i]] of p[p[i]] of p[p[i]] doubles
+    what is read with every link, and where it is read multiplies what is written."""
+    written: dict[Expr, int] = {}  # nodes of all paths through an index
+
+    def times(node: Load) -> int:
+        return max(1, sum(written[i] for i in node.indices if i.reads))
+
+    for node in walk(value):
+        if isinstance(node, Load) and node.source in inlined:
+            written[node] = inlined[node.source] * times(node)
+        else:
+            written[node] = 1 + sum(written[arg] for arg in node.args)
+    return len(written) + sum(inlined[n.source] * times(n) for n in loads(value) if n.source in inlined)
 
 
 def _behind_sums(computes: Sequence[Compute]) -> set[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tests.cpu_stages import Step, model_of
 from tilewright import ops
@@ -14,6 +15,7 @@ from tilewright.target import machine
 from tilewright.transform.clean.fold import fold_constants
 
 SHAPES = {"x": (6, 8, 16), "scale": (16,), "w": (16, 24)}
+LINKS = 12
 CONSTANTS = {
     "five": np.array([2, 3, 2, 4, 16]),
     "three": np.array([4, 12, 16]),
@@ -75,3 +77,11 @@ def test_a_view_that_repeats_is_not_what_is_stored() -> None:
         ("MatMul", ("many", "w"), "y", {}),
     ]
     assert kept(program_of(steps, (5, 6, 8, 24))) == {"scaled", "y"}
+
+
+def test_places_of_places_are_stored_on_the_way() -> None:
+    """Each of them reads the one before at two places: all of them composed would read the first at 4,096."""
+    steps: list[Step] = [("Cast", ("scale",), "p0", {"to": TensorProto.INT64})]
+    steps += [("Gather", (f"p{k}", f"p{k}"), f"p{k + 1}", {}) for k in range(LINKS)]
+    program = program_of([*steps, ("Cast", (f"p{LINKS}",), "y", {"to": TensorProto.FLOAT})], (16,))
+    assert len(kept(program)) > LINKS // 2
