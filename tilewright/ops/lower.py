@@ -126,9 +126,9 @@ def _lower_nodes(b: Builder, graph: Graph, scope: Scope, outer: Mapping[str, np.
     constants = {**outer, **graph.constants}
     for name in graph.constants:
         scope.pop(name, None)  # a body's own constant hides an outer tensor of the same name
-    for place, node in enumerate(_alive(graph)):
-        if place == 1 and graph.part is not None:
-            b.answers({})  # those given are for the first node
+    for node in _alive(graph):
+        if graph.part is not None and node is not graph.nodes[0]:
+            b.answers({})  # those given are for the first node, which nothing may need any more
         try:
             _lower_node(b, node, scope, constants)
         except CutError as error:

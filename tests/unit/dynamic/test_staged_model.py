@@ -261,6 +261,20 @@ def test_variants_of_a_part_are_bounded(compile_it: Callable[..., Any]) -> None:
     assert model.compilations == 5  # the count, three lengths, and the first of them again
 
 
+def test_an_answer_that_leaves_nothing_to_compute_is_not_the_next_ones(compile_it: Callable[..., Any]) -> None:
+    """Of no place all that follows is known; the node that asks next is then the first one that is needed."""
+    nodes = [
+        N("NonZero", ["x"], ["places"]),
+        N("Transpose", ["places"], ["rows"]),
+        N("GatherND", ["x", "rows"], ["y"]),
+        N("NonZero", ["v"], ["others"]),
+    ]
+    source = model_of(nodes, {"x": (F, [5]), "v": (F, [4])}, {"y": (F, None), "others": (I64, None)})
+    model = compile_it(source, fallback="error")
+    for x in (np.zeros(5, np.float32), np.array([0, 2, 0, 3, 0], np.float32)):
+        agree(model, source, x, np.array([1, 0, 2, 3], np.float32))
+
+
 def test_what_is_known_before_a_cut_is_known_after_it(compile_it: Callable[..., Any]) -> None:
     """Constants that nodes make, and values that a loop's body captures, on both sides of a part's end."""
     body = graph_of([N("Add", ["v", "shifted"], ["w"]), N("ReduceSum", ["w"], ["s"], keepdims=0),
