@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import tilewright
 from tilewright import Options
-from tilewright.frontend.onnx import load
+from tilewright.frontend.onnx.model import load
 
 F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 N, V = helper.make_node, helper.make_tensor_value_info
