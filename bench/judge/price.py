@@ -1,0 +1,89 @@
+"""What this code's predictors say of stored plans, without any hardware: the target's description is in the records.
+
+    python -m bench.judge.price FILES...     a line a measurement: JSON of its prices in microseconds by predictor
+
+`search` is the price that the search compares, `traffic` what the reports make of traffic and arithmetic. A plan with a
+kernel that a predictor does not know has no price.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tilewright.backend.predict import predict
+from tilewright.errors import TilewrightError
+from tilewright.ir.compute import Program
+from tilewright.records import Measurement, Records, read, read_program
+from tilewright.schedule.planner import plan_seconds
+from tilewright.schedule.price import priced
+from tilewright.target import Target
+from tilewright.tile_graph.plan import Plan
+
+Predictor = Callable[[Program, Plan, Target], float | None]
+Prices = Mapping[str, float | None]  # microseconds by predictor
+
+
+def by_search(program: Program, plan: Plan, target: Target) -> float | None:
+    made = priced(program, plan, target)
+    if any(not launch.estimate.seconds for launch, _ in made.calls()):
+        return None
+    return plan_seconds(made, program)
+
+
+def by_traffic(program: Program, plan: Plan, target: Target) -> float | None:
+    return predict(program, plan, target).seconds
+
+
+PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "traffic": by_traffic}
+
+
+@dataclass
+class Pricer:
+    """Prices the measurements of files; what is read once is kept."""
+
+    records: Records
+    _programs: dict[str, Program] = field(default_factory=dict)
+    _targets: dict[str, Target] = field(default_factory=dict)
+
+    def prices(self, measurement: Measurement) -> Prices:
+        digest, target = measurement.program, measurement.target
+        if digest not in self._programs:
+            self._programs[digest] = read_program(self.records.programs[digest])
+        if target not in self._targets:
+            self._targets[target] = self.records.targets[target].target()
+        plan = Plan.from_json(json.dumps(measurement.plan))
+        given = self._programs[digest], plan, self._targets[target]
+        return {name: _microseconds(predictor, *given) for name, predictor in PREDICTORS.items()}
+
+
+def _microseconds(predictor: Predictor, program: Program, plan: Plan, target: Target) -> float | None:
+    try:
+        seconds = predictor(program, plan, target)
+    except TilewrightError:
+        return None  # it is not a plan that this code knows how to price
+    return None if seconds is None else 1e6 * seconds
+
+
+def read_all(files: Iterable[Path]) -> Records:
+    found = Records()
+    for file in files:
+        found.add(read(file))
+    return found
+
+
+def all_prices(records: Records) -> list[Prices]:
+    pricer = Pricer(records)
+    return [pricer.prices(measurement) for measurement in records.measurements]
+
+
+def main(files: Sequence[str]) -> None:
+    for prices in all_prices(read_all(map(Path, files))):
+        print(json.dumps(prices))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
