@@ -21,7 +21,7 @@ def measure_command(given: Sequence[str]) -> int:
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU; 1 is timed by its processor time")
     parser.add_argument("--plans", type=int, default=12, help="a task (default: %(default)s)")
-    parser.add_argument("--seconds-a-task", type=float, default=0.5, help="timed at least (default: %(default)s)")
+    parser.add_argument("--seconds-a-task", type=float, default=6.0, help="timed at most (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program from outside the zoo")
     parser.add_argument("--models", default="", help="of the zoo, comma-separated (default: none)")
     parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")

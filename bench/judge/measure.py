@@ -1,18 +1,18 @@
 """Measures plans and appends records: goes on wherever it was broken off, on any machine.
 
 Processes beside this one make the plans of the next tasks and compile their kernels into the cache; here they are
-loaded and timed. A sitting in which a plan differs from itself by more than 5% is thrown away, after a second try.
+loaded and timed. A sitting in which a plan differs from itself by more than 5% is thrown away.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,10 +36,8 @@ from tilewright.runtime.nvrtc import cached_cubin
 from tilewright.target import Target, from_json, machine
 from tilewright.tile_graph.plan import Plan
 
-ROUNDS = 12
 _OUTSIDE_AT_A_TIME = 4  # tasks from outside between two models of the zoo
 _ZOO_AT_A_TIME = 6
-_NICE = 5  # of processes that make plans: what is timed goes first
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def measure(settings: Settings) -> int:
     if target.kind == "cpu" and settings.threads == 1:
         target = one_core(target)
     here = _machine(target)
-    writer, rng, count = Writer(settings.out), np.random.default_rng(time.time_ns()), 0
+    writer, rng, written = Writer(settings.out), np.random.default_rng(time.time_ns()), 0
     known = {task for task, measured_on in writer.tasks if measured_on == here.digest}
     for made in _made_ahead(settings, target, begin, known):
         try:
@@ -98,13 +96,13 @@ def measure(settings: Settings) -> int:
         for measurement in _measurements(made, sitting, here, settings.threads):
             text = next(t for t in made.programs if digest(t) == measurement.program)
             writer.append(measurement, text, here)
-            count += 1
+            written += 1
         left = settings.seconds - (time.perf_counter() - begin)
         _tell(f"{made.name}, {made.kind}: {len(made.tried)} plans, {sitting.timed[0].microseconds:.1f} us; "
-              f"{count} records, {left:.0f} s left")  # fmt: skip
+              f"{written} records, {left:.0f} s left")  # fmt: skip
         if left <= 0:
             break
-    return count
+    return written
 
 
 def one_core(target: Target) -> Target:
@@ -126,47 +124,45 @@ def _machine(target: Target) -> Machine:
 def _requests(settings: Settings) -> Iterator[Request]:
     """Tasks from outside without end, parts of the zoo's models in between, precisions in turn."""
     number = settings.first
-    turn = 0
-    while True:
+    for turn in count(number // _OUTSIDE_AT_A_TIME):
         precision = settings.precisions[turn % len(settings.precisions)]
         for _ in range(_OUTSIDE_AT_A_TIME):
             yield Request(number, None, precision)
             number += 1
         if settings.models:
             yield Request(turn, settings.models[turn % len(settings.models)], precision)
-        turn += 1
 
 
-def _made_ahead(settings: Settings, target: Target, begin: float, known: set[str]) -> Iterator[Made]:
+def _made_ahead(settings: Settings, target: Target, begin: float, known: Set[str]) -> Iterator[Made]:
     """Tasks in the order they are ready; processes are some requests ahead."""
     requests = _requests(settings)
     description = target.to_json()
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(settings.jobs, mp_context=spawn, initializer=os.nice, initargs=(_NICE,)) as pool:
+    with ProcessPoolExecutor(settings.jobs, mp_context=get_context("spawn")) as pool:
         waiting: list[Future[list[Made]]] = []
         try:
             while time.perf_counter() - begin < settings.seconds:
                 while len(waiting) < 2 * settings.jobs:
-                    waiting.append(pool.submit(make, next(requests), description, settings))
+                    waiting.append(pool.submit(make, next(requests), description, settings, known))
                 done = next((f for f in waiting if f.done()), None)
                 if done is None:
                     time.sleep(0.05)
                     continue
                 waiting.remove(done)
-                yield from (made for made in done.result() if made.name not in known)
+                yield from done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def make(request: Request, description: str, settings: Settings) -> list[Made]:
-    """In a process beside: tasks, their plans, and their kernels in the cache."""
+def make(request: Request, description: str, settings: Settings, known: Set[str]) -> list[Made]:
+    """In a process beside: tasks that are not known yet, their plans, and their kernels in the cache."""
     target = from_json(description)
     try:
         tasks = _tasks(request, target)
     except TilewrightError as error:
         _tell(f"{request}: {told(error)}")
         return []
-    return [made for made in (_made(task, target, settings) for task in tasks) if made is not None]
+    found = (_made(task, target, settings) for task in tasks if task.name not in known)
+    return [made for made in found if made is not None]
 
 
 def _tasks(request: Request, target: Target) -> Sequence[Task]:
@@ -213,11 +209,7 @@ def _compiled(program: Program, plan: Plan, target: Target, options: Options) ->
 def _sitting(made: Made, target: Target, settings: Settings, rng: np.random.Generator) -> Sitting | None:
     programs = [filled(text) for text in made.programs]
     plans = [(t.form, t.plan) for t in made.tried]
-    for _ in range(2):
-        found = sit(programs, plans, target, settings.options, settings.seconds_a_task, ROUNDS, rng)
-        if found is not None:
-            return found
-    return None
+    return sit(programs, plans, target, settings.options, settings.seconds_a_task, rng)
 
 
 def _measurements(made: Made, sitting: Sitting, here: Machine, threads: int) -> Iterator[Measurement]:

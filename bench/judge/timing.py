@@ -30,8 +30,8 @@ from tilewright.tile_graph.plan import Plan
 
 DRIFT = 1.05  # of a plan beside itself: what differs by more was disturbed
 _STEADY = 1.08  # of the anchors around a run
-_FEWEST = 5  # runs of a plan between anchors that agree
-_MOST_ROUNDS = 4  # times those that are asked for
+_ENOUGH, _FEWEST = 15, 5  # runs of a plan between anchors that agree
+_MOST_ROUNDS = 200
 _AGREE, _AGREE_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
 _COPIES = 20  # of a model in one graph of a GPU
 _SWEPT = 2  # times the tile level's capacity
@@ -128,9 +128,9 @@ class GpuTimer:
 
 def sit(
     programs: Sequence[Program], plans: Sequence[tuple[int, Plan]], target: Target, options: Options, seconds: float,
-    rounds: int, rng: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Sitting | None:  # fmt: skip
-    """Plans, each of one of the programs, by number; at least so many rounds, more while there are seconds left."""
+    """Plans, each of one of the programs, by number; rounds until there are enough, or the seconds are over."""
     timer = GpuTimer() if target.kind == "gpu" else CpuTimer(target, options.threads or 1)
     with _loaded(programs, plans, target, options) as runners:
         ports = [_ports(programs[form], timer.sizes(runner)) for (form, _), runner in zip(plans, runners, strict=True)]
@@ -138,17 +138,19 @@ def sit(
         firsts = {form: answers[i] for i, (form, _) in reversed(list(enumerate(plans)))}
         agree = [_agree(firsts[form], answers[i]) for i, (form, _) in enumerate(plans)]
         timers = [timer.timer(runner, *port) for runner, port in zip(runners, ports, strict=True)]
-        table = _rounds(timers, seconds, rounds, rng)
+        table = _rounds(timers, seconds, rng)
     return summed(table, agree, timer.clock, timer.caches)
 
 
-def _rounds(timers: Sequence[Timer], seconds: float, least: int, rng: np.random.Generator) -> np.ndarray:
+def _rounds(timers: Sequence[Timer], seconds: float, rng: np.random.Generator) -> np.ndarray:
     """By round and plan: the anchor before, the plan, the anchor after."""
     for timer in timers:
         timer()
-    rows = []
+    rows: list[np.ndarray] = []
     end = time.perf_counter() + seconds
-    while len(rows) < least or (time.perf_counter() < end and len(rows) < _MOST_ROUNDS * least):
+    while len(rows) < _FEWEST or (
+        time.perf_counter() < end and len(rows) < _MOST_ROUNDS and _steady(np.array(rows)).sum(0).min() < _ENOUGH
+    ):
         row = np.zeros((len(timers), 3))
         before = timers[0]()
         for place in rng.permutation(len(timers)):
@@ -159,10 +161,16 @@ def _rounds(timers: Sequence[Timer], seconds: float, least: int, rng: np.random.
     return np.array(rows)
 
 
+def _steady(table: np.ndarray) -> np.ndarray:
+    """By round and plan, whether the anchors around it agree."""
+    before, after = table[:, :, 0], table[:, :, 2]
+    return np.maximum(before, after) <= _STEADY * np.minimum(before, after)
+
+
 def summed(table: np.ndarray, agree: Sequence[bool], clock: str, caches: str) -> Sitting | None:
     """What a table of rounds, plans and (anchor, plan, anchor) says; None where it was disturbed too much to tell."""
     before, taken, after = (table[:, :, i] for i in range(3))
-    steady = np.maximum(before, after) <= _STEADY * np.minimum(before, after)
+    steady = _steady(table)
     if steady.sum(0).min() < _FEWEST:
         return None
     anchors = np.sqrt(before * after)
