@@ -38,8 +38,8 @@ from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
 
-# Points of a task on one unit: shorter ones spend their time in the call, longer ones teach nothing more.
-LEAST_WORK, MOST_WORK = 60_000, 60_000_000
+# Points of a task, the most of them for each unit: shorter ones spend their time in the call, longer ones teach nothing more.
+LEAST_WORK, MOST_WORK = 60_000, 25_000_000
 _MOST_BYTES = 64 << 20  # of all that a task reads and writes
 _LONGEST = 4  # kernels of a part of a model
 WINOGRAD = "direct or Winograd"
@@ -92,7 +92,7 @@ def outside_task(number: int, target: Target, precision: str | None) -> Task | N
             decision = "rolled"
         forms[texts[-1]] = Form(program, other, decision)
     plain, found = forms[texts[-1]].program, tuple(forms.values())
-    if not fits(plain):
+    if not fits(plain, target):
         return None
     kind = "scan" if any(_scans(form.program) for form in found) else kind_of_program(plain, target)
     return Task(f"outside {name}" + (f" {precision}" if precision else ""), kind, "outside", found)
@@ -131,14 +131,14 @@ def parts(program: Program, target: Target) -> Iterator[tuple[str, Program]]:
             if not _follow_each_other([nests for _, nests in chosen]):
                 break
             nests = [n for _, some in chosen for n in some]
-            if work(nests) > MOST_WORK:
+            if work(nests) > MOST_WORK * target.units:
                 break
             key = signature(nests, lambda t: (program.layout(t), t in program.constants))
             if key in known:
                 continue
             known.add(key)
             alone = cut_out(program, [kernel for kernel, _ in chosen])
-            if fits(alone):
+            if fits(alone, target):
                 yield f"{len(chosen)} to {chosen[-1][0].leaves[-1].tensor}", alone
 
 
@@ -172,12 +172,12 @@ def cut_out(program: Program, kernels: Sequence[Tile]) -> Program:
     )  # fmt: skip
 
 
-def fits(program: Program) -> bool:
+def fits(program: Program, target: Target) -> bool:
     """Whether a task is worth its time, by points and bytes."""
     points = sum(prod(extent_of(a.extent) for a in (*c.axes, *getattr(c, "reduce_axes", ())))
                  for c in all_computes(program).values() if hasattr(c, "axes"))  # fmt: skip
     size = sum(prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in program.tensors())
-    return LEAST_WORK <= points <= MOST_WORK and size <= _MOST_BYTES
+    return LEAST_WORK <= points <= MOST_WORK * target.units and size <= _MOST_BYTES
 
 
 def kind_of_program(program: Program, target: Target) -> str:

@@ -1,6 +1,6 @@
 """Plans of one task timed side by side: each between two runs of the first plan, the anchor, round after round.
 
-A plan takes its ratio to the anchors around it, and ratios count only where those two agree: what else runs on the
+A plan takes its ratio to the anchors around it, and ratios count where those two agree best: what else runs on the
 machine comes and goes in between. The anchor's own plan has its turn like the others, which tells what noise is left.
 
 On a CPU the inputs were just written and all else was swept out of the tile level, as a kernel in a model finds it. On
@@ -30,7 +30,7 @@ from tilewright.tile_graph.plan import Plan
 
 DRIFT = 1.05  # of a plan beside itself: what differs by more was disturbed
 _STEADY = 1.08  # of the anchors around a run
-_ENOUGH, _FEWEST = 15, 5  # runs of a plan between anchors that agree
+_ENOUGH, _FEWEST = 15, 7  # runs of a plan that count: between anchors that agree, or that agree best
 _MOST_ROUNDS = 200
 _AGREE, _AGREE_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
 _COPIES = 20  # of a model in one graph of a GPU
@@ -168,19 +168,18 @@ def _steady(table: np.ndarray) -> np.ndarray:
 
 
 def summed(table: np.ndarray, agree: Sequence[bool], clock: str, caches: str) -> Sitting | None:
-    """What a table of rounds, plans and (anchor, plan, anchor) says; None where it was disturbed too much to tell."""
+    """What a table of rounds, plans and (anchor, plan, anchor) says; None where the anchor's plan differs from itself."""
     before, taken, after = (table[:, :, i] for i in range(3))
-    steady = _steady(table)
-    if steady.sum(0).min() < _FEWEST:
-        return None
-    anchors = np.sqrt(before * after)
-    base = float(np.median(anchors[steady]))
+    apart, anchors = np.abs(np.log(after / before)), np.sqrt(before * after)
+    counts = np.maximum(_steady(table).sum(0), _FEWEST)
+    base = float(np.median(anchors[_steady(table)])) if _steady(table).any() else float(np.median(anchors))
     timed = []
     for place, agrees in enumerate(agree):
-        ratios = (taken / anchors)[steady[:, place], place]
+        steadiest = np.argsort(apart[:, place], kind="stable")[: counts[place]]
+        ratios = (taken / anchors)[steadiest, place]
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         timed.append(Timed(base * middle, (high - low) / middle, agrees))
-    found = Sitting(tuple(timed), Anchor(base, timed[0].microseconds), int(steady.sum(0).min()), clock, caches)
+    found = Sitting(tuple(timed), Anchor(base, timed[0].microseconds), int(counts.min()), clock, caches)
     return None if found.is_disturbed else found
 
 
