@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ _DEFAULT_OUT = Path("judge.jsonl")
 
 def measure_command(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.judge measure", description=__doc__)
-    parser.add_argument("--seconds", type=float, required=True, help="how long, plans and compilers included")
+    parser.add_argument("--seconds", type=float, required=True, help="how long in all")
     parser.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="appended to (default: %(default)s)")
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU; 1 is timed by its processor time")
@@ -28,11 +29,13 @@ def measure_command(given: Sequence[str]) -> int:
     parser.add_argument("--size", choices=("small", "full"), default="full")
     parser.add_argument("--jobs", type=int, default=max(1, usable_cores() - 1), help="processes that make plans")
     arguments = parser.parse_args(given)
+    begin = time.perf_counter()
     options = Options.from_environment(target=arguments.target, threads=arguments.threads)
     with tempfile.TemporaryDirectory(prefix="tilewright-judge-") as temporary:
         models = _exported(arguments, Path(temporary))
         precisions = (None, "float16") if arguments.target == "cuda" else (None,)
-        settings = Settings(arguments.seconds, arguments.out, models, arguments.plans, arguments.seconds_a_task,
+        left = arguments.seconds - (time.perf_counter() - begin)
+        settings = Settings(left, arguments.out, models, arguments.plans, arguments.seconds_a_task,
                             arguments.jobs, arguments.threads, precisions, arguments.first, options)  # fmt: skip
         print(f"{measure(settings)} records appended to {arguments.out}")
     return 0

@@ -10,10 +10,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing import get_context
+from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +38,7 @@ from tilewright.tile_graph.plan import Plan
 
 _OUTSIDE_AT_A_TIME = 4  # tasks from outside between two models of the zoo
 _ZOO_AT_A_TIME = 6
+_POLL = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -137,20 +138,19 @@ def _made_ahead(settings: Settings, target: Target, begin: float, known: Set[str
     """Tasks in the order they are ready; processes are some requests ahead."""
     requests = _requests(settings)
     description = target.to_json()
-    with ProcessPoolExecutor(settings.jobs, mp_context=get_context("spawn")) as pool:
-        waiting: list[Future[list[Made]]] = []
-        try:
-            while time.perf_counter() - begin < settings.seconds:
-                while len(waiting) < 2 * settings.jobs:
-                    waiting.append(pool.submit(make, next(requests), description, settings, known))
-                done = next((f for f in waiting if f.done()), None)
-                if done is None:
-                    time.sleep(0.05)
-                    continue
-                waiting.remove(done)
-                yield from done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with get_context("spawn").Pool(settings.jobs) as pool:
+        waiting: list[AsyncResult[list[Made]]] = []
+        while time.perf_counter() - begin < settings.seconds:
+            while len(waiting) < 2 * settings.jobs:
+                given = (next(requests), description, settings, known)
+                waiting.append(pool.apply_async(make, given, error_callback=_tell))
+            done = next((result for result in waiting if result.ready()), None)
+            if done is None:
+                time.sleep(_POLL)
+                continue
+            waiting.remove(done)
+            if done.successful():  # a mistake of the compiler's ends one task, and was told
+                yield from done.get()
 
 
 def make(request: Request, description: str, settings: Settings, known: Set[str]) -> list[Made]:
@@ -226,5 +226,5 @@ def _measurements(made: Made, sitting: Sitting, here: Machine, threads: int) -> 
         )  # fmt: skip
 
 
-def _tell(text: str) -> None:
+def _tell(text: object) -> None:
     print(text, file=sys.stderr, flush=True)

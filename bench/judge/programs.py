@@ -38,7 +38,7 @@ from tilewright.transform.fold import fold_constants
 from tilewright.transform.layout import choose_layouts
 from tilewright.transform.precision import set_precision
 
-# Points of a task, the most of them for each unit: shorter ones spend their time in the call, longer ones teach nothing more.
+# Points of a task, the most of them a unit: shorter ones spend their time in the call, longer ones teach nothing more.
 LEAST_WORK, MOST_WORK = 60_000, 25_000_000
 _MOST_BYTES = 64 << 20  # of all that a task reads and writes
 _LONGEST = 4  # kernels of a part of a model

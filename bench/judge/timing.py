@@ -168,7 +168,7 @@ def _steady(table: np.ndarray) -> np.ndarray:
 
 
 def summed(table: np.ndarray, agree: Sequence[bool], clock: str, caches: str) -> Sitting | None:
-    """What a table of rounds, plans and (anchor, plan, anchor) says; None where the anchor's plan differs from itself."""
+    """What a table of rounds, plans and (anchor, plan, anchor) says; None where the anchor differs from itself."""
     before, taken, after = (table[:, :, i] for i in range(3))
     apart, anchors = np.abs(np.log(after / before)), np.sqrt(before * after)
     counts = np.maximum(_steady(table).sum(0), _FEWEST)
