@@ -7,7 +7,6 @@ register tiles alone) needs the model itself, which is then planned anew.
 
 import json
 import lzma
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +17,8 @@ import numpy as np
 from tilewright.backend.cpu.kernel import tile as costs
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
-from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.tensor import Layout, Tensor
-from tilewright.ir.text.parse import parse_program
 from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
@@ -34,8 +31,7 @@ from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.algebra.streams import find_stream
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
-
-_CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
+from tilewright.tune.records import read_program
 
 
 @dataclass(frozen=True)
@@ -128,15 +124,6 @@ def shown(kernel: Tile) -> dict[str, Any]:
 
 def _key(plan: Mapping[str, Any]) -> str:
     return json.dumps({name: plan[name] for name in ("root", "tile", "nests")}, sort_keys=True)
-
-
-def read_program(text: str) -> Program:
-    """The Program of a file, its constants all zero: planning asks for their shapes alone."""
-    constants = {}
-    for quoted, plain, dtype, shape in _CONSTANT.findall(text):
-        sizes = tuple(int(size) for size in shape.split(",") if size.strip())
-        constants[quoted or plain] = np.broadcast_to(np.zeros((), getattr(dtypes, dtype).numpy), sizes)
-    return parse_program(text, constants)
 
 
 class Kernels:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewright.tile_graph.plan import Estimate, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Tile
 
 # Fields of a Leaf, the decisions they are, those first that settle what comes after.
 _LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -8,7 +8,7 @@ from math import exp, log
 
 import numpy as np
 
-from tilewright.records import Measurement
+from tilewright.tune.records import Measurement
 
 NEAR = 1.10  # times the best measured, that counts as near it
 _LEAST_RANKED = 4  # plans of a task that a rank is taken of

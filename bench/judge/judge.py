@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.judge.figures import Figures, TaskFigures, fallen, noise, pairs_of, summed, task_figures
 from bench.judge.price import PREDICTORS, Prices, all_prices, read_all
 from bench.support import checked_out, number_text, table
-from tilewright.records import Measurement, Records
+from tilewright.tune.records import Measurement, Records
 
 STORED = Path(__file__).parent / "records"
 ALL = "all"

@@ -23,18 +23,18 @@ from bench.judge.plans import Tried, plans_of
 from bench.judge.programs import Form, Task, outside_task, random_array, told, zoo_tasks
 from bench.judge.timing import Sitting, sit
 from tilewright.backend import backend_for
-from tilewright.compiler import machine_code
+from tilewright.compiler.pipeline import machine_code
 from tilewright.errors import TilewrightError
-from tilewright.ir.compute import Program
-from tilewright.ir.text import program_text
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.text.text import program_text
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
-from tilewright.records import Machine, Measurement, Writer, digest, read_program
 from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime import Cache
 from tilewright.runtime.nvrtc import cached_cubin
 from tilewright.target import Target, from_json, machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.records import Machine, Measurement, Writer, digest, read_program
 
 _OUTSIDE_AT_A_TIME = 4  # tasks from outside between two models of the zoo
 _ZOO_AT_A_TIME = 6

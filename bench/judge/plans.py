@@ -11,17 +11,17 @@ import numpy as np
 from bench.judge.decisions import bare, differences
 from bench.judge.programs import Form
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.plan.variants import Variants, in_one_tile, run_another_way
+from tilewright.backend.cpu.kernel.variants import Variants, in_one_tile, run_another_way
 from tilewright.backend.protocol import Choice
 from tilewright.errors import InternalError
-from tilewright.ir.compute import Program
+from tilewright.ir.forms.compute import Program
 from tilewright.lower.program import lower_program
-from tilewright.records import Pair
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.check import check_plan
-from tilewright.tile_graph.plan import Plan, Tile
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune.groups import Group, find_groups, with_choices
+from tilewright.tune.records import Pair
 
 _FACTOR = 8.0  # by which a machine that leans another way is faster or slower in one thing
 _STRUCTURES = 5  # plans that differ in more than variants of kernels, at most

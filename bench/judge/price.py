@@ -16,12 +16,12 @@ from pathlib import Path
 
 from tilewright.backend.predict import predict
 from tilewright.errors import TilewrightError
-from tilewright.ir.compute import Program
-from tilewright.records import Measurement, Records, read, read_program
+from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import plan_seconds
 from tilewright.schedule.price import priced
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.records import Measurement, Records, read, read_program
 
 Predictor = Callable[[Program, Plan, Target], float | None]
 Prices = Mapping[str, float | None]  # microseconds by predictor

@@ -16,27 +16,27 @@ import numpy as np
 from bench.judge import outside
 from bench.model_cases import kind_of, work
 from tilewright.backend import backend_for
-from tilewright.compiler import build
+from tilewright.compiler.pipeline import build
 from tilewright.errors import TilewrightError
-from tilewright.frontend.onnx import load
-from tilewright.ir.compute import Program, Scan, all_computes, reads
-from tilewright.ir.expr import axes_of, loads
-from tilewright.ir.graph import Graph
-from tilewright.ir.tensor import Tensor
-from tilewright.ir.text import program_text
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program, Scan, all_computes, reads
+from tilewright.ir.forms.expr import axes_of, loads
+from tilewright.ir.forms.graph import Graph
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.text.text import program_text
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.context import is_contraction
-from tilewright.tile_graph.held import plan_nests
-from tilewright.tile_graph.nest import Nest
-from tilewright.tile_graph.plan import Tile
-from tilewright.tile_graph.propagate import extent_of
-from tilewright.tile_graph.signature import signature
-from tilewright.transform.fold import fold_constants
-from tilewright.transform.layout import choose_layouts
-from tilewright.transform.precision import set_precision
+from tilewright.tile_graph.algebra.context import is_contraction
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.signature import signature
+from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.layout.choose import choose_layouts
+from tilewright.transform.precision.choose import set_precision
 
 # Points of a task, the most of them a unit: shorter ones spend their time in the call, longer ones teach nothing more.
 LEAST_WORK, MOST_WORK = 60_000, 25_000_000

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from bench.judge.programs import random_array
-from tilewright.compiler import machine_code
-from tilewright.ir.compute import Program
+from tilewright.compiler.pipeline import machine_code
+from tilewright.ir.forms.compute import Program
 from tilewright.options import Options
-from tilewright.records import Anchor
 from tilewright.target import Target
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.records import Anchor
 
 DRIFT = 1.05  # of a plan beside itself: what differs by more was disturbed
 _STEADY = 1.08  # of the anchors around a run

@@ -16,12 +16,12 @@ from bench.judge.plans import plans_of
 from bench.judge.price import all_prices
 from bench.judge.programs import Form, cut_out, kind_of_program, outside_task
 from bench.judge.timing import summed as sitting_of
-from tilewright.ir.compute import Program
-from tilewright.ir.text import program_text
-from tilewright.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.text.text import program_text
 from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import machine
-from tilewright.tile_graph.plan import Plan
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
 
 TEXT = """program
 input x: float32[64, 48]

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import TilewrightError
-from tilewright.ir import dtypes
-from tilewright.ir.compute import Program
-from tilewright.ir.parse import parse_program
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Program
+from tilewright.ir.text.parse import parse_program
 from tilewright.target import Target, from_json
 
 VERSION = 1

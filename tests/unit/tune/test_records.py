@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.records import (
+from tilewright.target import machine
+from tilewright.tune.records import (
     Anchor,
     Machine,
     Measurement,
@@ -19,7 +20,6 @@ from tilewright.records import (
     read,
     read_program,
 )
-from tilewright.target import machine
 
 PROGRAM = 'program\n  constant "a b": float32[2, 3] "0"\nend\n'
 HERE = Machine.of(machine("neoverse_n1"), "a processor", "aarch64")
