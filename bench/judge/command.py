@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.judge.measure import Settings, measure
+from bench.judge.outside import FAMILIES
 from tilewright.options import Options
 from tilewright.runtime.cores import usable_cores
 
@@ -24,19 +25,26 @@ def measure_command(given: Sequence[str]) -> int:
     parser.add_argument("--plans", type=int, default=12, help="a task (default: %(default)s)")
     parser.add_argument("--seconds-a-task", type=float, default=6.0, help="timed at most (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program from outside the zoo")
+    parser.add_argument("--families", default=",".join(FAMILIES), help="of these programs (default: all)")
     parser.add_argument("--models", default="", help="of the zoo, comma-separated (default: none)")
     parser.add_argument("--exports", type=Path, help="folder of exported models, by size; filled as needed and kept")
     parser.add_argument("--size", choices=("small", "full"), default="full")
     parser.add_argument("--jobs", type=int, default=max(1, usable_cores() - 1), help="processes that make plans")
     arguments = parser.parse_args(given)
     begin = time.perf_counter()
+    families = tuple(arguments.families.split(","))
+    for name in families:
+        if name not in FAMILIES:
+            parser.error(f"no family named {name!r}; there are {', '.join(FAMILIES)}")
     options = Options.from_environment(target=arguments.target, threads=arguments.threads)
     with tempfile.TemporaryDirectory(prefix="tilewright-judge-") as temporary:
         models = _exported(arguments, Path(temporary))
         precisions = (None, "float16") if arguments.target == "cuda" else (None,)
         left = arguments.seconds - (time.perf_counter() - begin)
-        settings = Settings(left, arguments.out, models, arguments.plans, arguments.seconds_a_task,
-                            arguments.jobs, arguments.threads, precisions, arguments.first, options)  # fmt: skip
+        settings = Settings(
+            left, arguments.out, models, arguments.plans, arguments.seconds_a_task, arguments.jobs, arguments.threads,
+            precisions, arguments.first, families, options,
+        )  # fmt: skip
         print(f"{measure(settings)} records appended to {arguments.out}")
     return 0
 

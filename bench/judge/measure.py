@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from bench.judge.outside import family_of
 from bench.judge.plans import Tried, plans_of
 from bench.judge.programs import Form, Task, outside_task, random_array, told, zoo_tasks
 from bench.judge.timing import Sitting, sit
@@ -52,6 +53,7 @@ class Settings:
     threads: int
     precisions: tuple[str | None, ...]
     first: int  # number of the first task from outside
+    families: tuple[str, ...]  # of these tasks
     options: Options
 
 
@@ -124,12 +126,11 @@ def _machine(target: Target) -> Machine:
 
 def _requests(settings: Settings) -> Iterator[Request]:
     """Tasks from outside without end, parts of the zoo's models in between, precisions in turn."""
-    number = settings.first
-    for turn in count(number // _OUTSIDE_AT_A_TIME):
+    numbers = (n for n in count(settings.first) if family_of(n) in settings.families)
+    for turn in count(settings.first // _OUTSIDE_AT_A_TIME):
         precision = settings.precisions[turn % len(settings.precisions)]
         for _ in range(_OUTSIDE_AT_A_TIME):
-            yield Request(number, None, precision)
-            number += 1
+            yield Request(next(numbers), None, precision)
         if settings.models:
             yield Request(turn, settings.models[turn % len(settings.models)], precision)
 

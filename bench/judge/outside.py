@@ -45,7 +45,7 @@ class Model:
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
@@ -226,9 +226,14 @@ FAMILIES: Mapping[str, Callable[[Model], str | tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def family_of(number: int) -> str:
+    """Families take turns."""
+    return list(FAMILIES)[number % len(FAMILIES)]
+
+
 def model(number: int) -> tuple[str, onnx.ModelProto]:
-    """The model of this number, and what it is called: families take turns."""
-    family = list(FAMILIES)[number % len(FAMILIES)]
+    """The model of this number, and what it is called."""
+    family = family_of(number)
     made = Model(np.random.default_rng([8, number]))
     results = FAMILIES[family](made)
     return f"{family} {number}", made.finished(*(results if isinstance(results, tuple) else (results,)))

@@ -10,10 +10,10 @@ import pytest
 from bench.judge import outside
 from bench.judge.decisions import bare, differences
 from bench.judge.figures import fallen, noise, spearman, summed, task_figures
-from bench.judge.judge import compare, main, report, side
+from bench.judge.judge import STORED, compare, main, report, side
 from bench.judge.measure import filled, one_core
 from bench.judge.plans import plans_of
-from bench.judge.price import all_prices
+from bench.judge.price import all_prices, read_all
 from bench.judge.programs import Form, cut_out, kind_of_program, outside_task
 from bench.judge.timing import summed as sitting_of
 from tilewright.ir.forms.compute import Program
@@ -206,6 +206,26 @@ def test_the_report_names_machines_classes_and_figures(tmp_path: Path, capsys: p
     prices = all_prices(records)
     same = side(records, prices)
     assert compare("HEAD", same, same) == 0 and report(records, same)
+
+
+def test_a_fall_is_told_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    records = Records({}, records_of("neoverse_n1").targets)
+    (target,) = records.targets
+    prices = [1.0, 2.0, 3.0, 4.0]
+    records.measurements = [replace(measured(f"t{n}", us), target=target) for n in range(8) for us in (10, 12, 20, 40)]
+    good, bad = (side(records, [{"search": p, "traffic": p} for p in some] * 8) for some in (prices, prices[::-1]))
+    assert compare("main", good, bad) == 1 and "fell: neoverse_n1" in capsys.readouterr().out
+    assert compare("main", bad, good) == 0 and "rose: neoverse_n1" in capsys.readouterr().out
+
+
+def test_what_is_stored_is_read_and_priced() -> None:
+    records = read_all(sorted(STORED.iterdir()))
+    by_kind = {m.kind: m for m in records.measurements}
+    assert len(records.measurements) > 800 and len(by_kind) > 6
+    ids = [(m.target, pair.id) for m in records.measurements for pair in m.pairs]
+    assert len(ids) == 2 * len(set(ids)), "every pair has two members"
+    few = Records(records.programs, records.targets, [by_kind["reduction"], by_kind["map"]])
+    assert all(price for prices in all_prices(few) for price in prices.values())
 
 
 def test_text_of_a_program_survives() -> None:
