@@ -19,7 +19,7 @@ from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import build
 from tilewright.errors import TilewrightError
 from tilewright.frontend.onnx.model import load
-from tilewright.ir.forms.compute import Program, Scan, all_computes, reads
+from tilewright.ir.forms.compute import Compute, Program, Scan, all_computes, factors, reads
 from tilewright.ir.forms.expr import axes_of, loads
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.tensor import Tensor
@@ -187,10 +187,10 @@ def kind_of_program(program: Program, target: Target) -> str:
     computes = all_computes(program)
     plan = make_plan(program, target, "register", whole=False)
     nests = [n for k, _ in plan.launches() for n in plan_nests(k, computes)]
-    products = [n for n in nests if _is_product(n)]
+    products = [n for n in nests if _is_product(n, computes)]
     if len(products) > 1:
         between = nests[nests.index(products[0]) : nests.index(products[-1])]
-        is_stream = any(n.monoid is not None and not _is_product(n) for n in between)
+        is_stream = any(n.monoid is not None and n not in products for n in between)
         return "stream" if is_stream else "chain"
     largest = max(products or nests, key=lambda n: work([n]))
     kind = kind_of(largest) if largest in products or largest.monoid is None else "reduction"
@@ -199,11 +199,10 @@ def kind_of_program(program: Program, target: Target) -> str:
     return {"contraction": "product", "depthwise convolution": "depthwise"}.get(kind, kind)
 
 
-def _is_product(nest: Nest) -> bool:
-    """Of two tensors: a sum of squares is a reduction."""
-    sums = set(nest.reduce_axes)
-    summed = {n.source for n in loads(*nest.elements) if sums & set(axes_of(*n.indices))}
-    return is_contraction(nest) and len(summed) > 1
+def _is_product(nest: Nest, computes: Mapping[str, Compute]) -> bool:
+    """Of two different things: a sum of squares is a reduction."""
+    multiplied = factors(computes[nest.core])
+    return is_contraction(nest) and len(multiplied) == 2 and multiplied[0] != multiplied[1]
 
 
 def _has_window(nest: Nest) -> bool:
