@@ -12,16 +12,16 @@ from dataclasses import replace
 
 from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Tile
 
-# Fields of a Leaf, the decisions they are, those first that settle what comes after.
-_LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
+# Fields of a Leaf and the decisions they are, those first that settle what comes after.
+LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("instruction", ("instruction",)),
     ("vector axis", ("vector", "flat")),
     ("loop order", ("order",)),
     ("threads of a sum", ("split",)),
-    ("register tile", ("register", "lanes", "unroll", "row_lanes", "rolled", "packs")),
+    ("register tile", ("register", "lanes", "unroll", "row_lanes", "together", "rolled", "packs")),
     ("passes of a sum", ("cut", "near_rows", "step")),
     ("in flight", ("at_once",)),
-    ("prefetch", ("ahead",)),
+    ("prefetch", ("ahead", "soon")),
     ("composed", ("composed", "epilogue")),
 )
 
@@ -77,7 +77,7 @@ def _kernel_differences(one: Tile, other: Tile) -> set[str]:
 
 def _leaf_differences(one: Leaf, other: Leaf) -> Iterator[str]:
     """The first of a leaf that differs: what comes after it follows."""
-    for decision, names in _LEAF:
+    for decision, names in LEAF:
         if any(getattr(one, name) != getattr(other, name) for name in names):
             yield decision
             return

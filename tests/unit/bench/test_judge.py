@@ -1,14 +1,14 @@
 """The judge of predictors: figures of made-up records, decisions that plans differ in, prices without hardware."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench.judge import outside
-from bench.judge.decisions import bare, differences
+from bench.judge.decisions import LEAF, bare, differences
 from bench.judge.figures import fallen, noise, spearman, summed, task_figures
 from bench.judge.judge import STORED, compare, main, report, side
 from bench.judge.measure import filled, one_core
@@ -20,7 +20,7 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.text.text import program_text
 from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import machine
-from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.form import Leaf, Plan
 from tilewright.tune.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
 
 TEXT = """program
@@ -146,6 +146,12 @@ def test_decisions_that_plans_differ_in() -> None:
     cut = replace(kernel, sizes=tuple((axis, 1) for axis, _ in kernel.sizes))
     if cut != kernel:
         assert differences(apart, apart.with_kernels({kernel.name: cut})) == {"tile size"}
+
+
+def test_every_field_of_a_leaf_that_can_differ_is_a_decision() -> None:
+    given = {"tensor", "core", "part", "alternate", "idle"}  # by what it computes, and where in a Scan
+    named = [name for _, names in LEAF for name in names]
+    assert sorted(named) == sorted({f.name for f in fields(Leaf)} - given)
 
 
 def test_a_part_of_a_program_gives_what_others_read() -> None:
