@@ -439,7 +439,7 @@ class CpuNest(LaneSums):
         weights = next(n for n in along if rows.isdisjoint(axes_of(n)))
         begin = {**env, **self.panel, **{a: self.ranges[a].low for a in self.reduction}}
         step: Expr = const(0)
-        all_steps = 1
+        all_steps: int | Expr = 1
         for axis in self.reduction:
             extent = self.ranges[axis]
             step = step * trip_count(extent.count) + (env[axis] - extent.low)
