@@ -51,7 +51,7 @@ FEATURES = {
 # Assemblers for x86 take any instruction, whatever the processor: what those in our texts ask for, by how they begin.
 ASSEMBLED = {
     "tile": {"amx_tile"}, "ldtilecfg": {"amx_tile"}, "tdpbf16": {"amx_bf16"}, "tdpb": {"amx_int8"},
-    "vdpbf16ps": {"avx512_bf16"}, "vcvtneps2bf16": {"avx512_bf16"}, "vfpclass": {"avx512f"},
+    "vdpbf16ps": {"avx512_bf16"}, "vcvtneps2bf16": {"avx512_bf16"}, "vptest": {"avx512f"},
     "%{vex%} vpdpbusd": {"avx_vnni"}, "vpdpbusd": {"avx512_vnni"}, "vpmaddwd": {"avx2"}, "vpmovsxbw": {"avx2"},
     "vmax": {"avx2"}, "vmin": {"avx2"}, "vcmp": {"avx2"}, "vblendv": {"avx2"},
     "fmax": set(), "fmin": set(), "sdot": set(),  # of Arm: the preprocessor takes them away

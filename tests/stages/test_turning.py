@@ -94,7 +94,8 @@ def test_every_width(size: int, kernel_cache: Path) -> None:
 @pytest.mark.parametrize("name", ["square", "odd", "channels last", "joined and turned", "padded and turned"])
 def test_squares_are_turned_in_registers(name: str) -> None:
     """Two vector loops around a register square: rows in, columns out."""
-    loops = lowered(programs(CASES[name])["layout"]).loops
+    target = machine("avx2_desktop")
+    loops = lowered(programs(CASES[name], target)["layout"], target=target).loops
     (kernel,) = loops.kernels
     squares = [s for s in statements(kernel.body) if isinstance(s, Alloc) and len(s.buffer.shape) == 2]
     assert squares

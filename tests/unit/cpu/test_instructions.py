@@ -365,4 +365,4 @@ def test_rounding_to_bfloat16_is_one_instruction_where_there_is_one(tmp_path: Pa
     loop = innermost(text, "vcvtneps2bf16")
     words = [x.split()[0] for x in loop if not x.endswith(":")]
     usual = words[: words.index("kortestw")]  # what follows is for denormal numbers alone
-    assert {"vcvtneps2bf16", "vfpclassps"} <= set(usual) and not {"vpsrld", "vpaddd", "vpmovdw"} & set(usual)
+    assert {"vcvtneps2bf16", "vptestnmd", "vptestmd"} <= set(usual) and not {"vpsrld", "vpaddd", "vpmovdw"} & set(usual)
