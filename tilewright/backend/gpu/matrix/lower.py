@@ -18,6 +18,7 @@ from tilewright.backend.gpu.matrix.sides import Side, Sides
 from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import Copies, pipelined, sync
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
+from tilewright.ir.analysis.products import is_zero
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
@@ -29,6 +30,8 @@ from tilewright.ir.forms.expr import (
     axes_of,
     const,
     eq,
+    flattened,
+    is_op,
     load,
     lt,
     op,
@@ -312,8 +315,8 @@ class MatrixContract:
         size, base = ring.packet, self.base
         line, packet = Axis("line", ring.outer), Axis("packet", ring.packets)
         env, _ = self._at(ring, var(line), var(packet), var(lane), at, start)
-        value = simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env})))
-        if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL:
+        value, conditions = guarded_read(simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env}))))
+        if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL or lane in axes_of(*conditions):
             return False
         total = linear(simplify(flat_offset(value)))
         inner = linear(simplify(value.indices[-1])).terms.get(var(lane))
@@ -326,9 +329,10 @@ class MatrixContract:
     ) -> tuple[Stmt, ...]:
         line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)
         env, conditions = self._at(ring, line, packet, const(0), at, start)
-        source = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
+        value = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
+        source, padding = guarded_read(value)
         assert isinstance(source, Load)
-        inside = known_true_left_out([*conditions, *valid])
+        inside = known_true_left_out([*conditions, *valid, *padding])
         place = ring.place(slot, line, packet, const(0))
         operands = (Operand(ring.buffer, place), Operand(source.source, source.indices))
         if inside:
@@ -445,6 +449,15 @@ class MatrixContract:
             Operand(b, (var(j), simplify(var(half) * self.form.b.elements))),
         )
         return unrolled([i, j, half], (Instruction(self.form.name, operands),))
+
+
+def guarded_read(value: Expr) -> tuple[Expr, list[Expr]]:
+    """What is read where all conditions hold; zero is read instead where one does not, as in the padding of a window."""
+    conditions: list[Expr] = []
+    while is_op(value, "select") and is_zero(value.args[2]):
+        conditions.extend(flattened(value.args[0], "and"))
+        value = value.args[1]
+    return value, conditions
 
 
 def runs_along_sum(side: Side, base: GpuNest) -> bool:

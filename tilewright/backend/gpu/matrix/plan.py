@@ -25,6 +25,7 @@ from tilewright.backend.gpu.matrix.cost import (
     seconds,
     ways_by_warps,
 )
+from tilewright.backend.gpu.matrix.lower import guarded_read
 from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
@@ -77,10 +78,12 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
     innermost = nest.named(leaf.order[-1])
 
     def way(side: Side, along_sum: bool) -> int:
-        line = extent_of((innermost if along_sum else side.axes[-1]).extent)
-        if line % FORMS[leaf.instruction or ""].packet:
+        lane = innermost if along_sum else side.axes[-1]
+        if extent_of(lane.extent) % FORMS[leaf.instruction or ""].packet:
             return BY_ELEMENT
-        return COPIED_AS_IT_LIES if isinstance(side.value, Load) and side.value.source not in inside else COMPUTED
+        read, conditions = guarded_read(side.value)
+        copied = isinstance(read, Load) and read.source not in inside and lane not in axes_of(*conditions)
+        return COPIED_AS_IT_LIES if copied else COMPUTED
 
     rows, columns = runs_of(nest, leaf, context)
     return way(sides.rows, rows), way(sides.columns, columns)

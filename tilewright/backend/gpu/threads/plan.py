@@ -19,6 +19,7 @@ from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.protocol import Choice
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.forms.expr import Axis, Load, loads, var
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate
@@ -51,11 +52,12 @@ def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
 
 def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
+    free = frozenset(n.source for n in nest.element_loads if context.packable(n.source))
     context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
     names = nest.axis_names()
     instruction = instruction_of(nest, context.target)
     if instruction is not None:
-        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context)))
+        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context, free)))
         return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
                     vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
     register = _register_tile(nest, busy_threads(context.target))
@@ -145,11 +147,12 @@ def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
     return [*(a for a in order if a is not fastest), fastest]
 
 
-def _reduction_order(nest: Nest, context: NestContext) -> list[Axis]:
-    """The axis whose neighbours lie closest in storage innermost."""
+def _reduction_order(nest: Nest, context: NestContext, free: frozenset[Tensor] = frozenset()) -> list[Axis]:
+    """The axis whose neighbours lie closest in storage innermost; what is `free` to lie otherwise follows the rest."""
+    bound = [n for n in loads(*nest.elements) if n.source not in free] or loads(*nest.elements)
 
     def distance(axis: Axis) -> float:
-        steps = [stride(n, axis, context) for n in loads(*nest.elements)]
+        steps = [stride(n, axis, context) for n in bound]
         moving = [abs(s) for s in steps if s]
         return min(moving, default=1 << 30) if None not in steps else 1 << 20
 
