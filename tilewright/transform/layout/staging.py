@@ -8,55 +8,42 @@ where the copy is predicted to cost less than what it saves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilewright.ir.analysis.simplify import linear, simplify
-from tilewright.ir.forms.bounds import bounds, fixed, static
+from tilewright.ir.forms.bounds import fixed, static
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
-    Load,
     Var,
     all_of,
     axes_of,
     cast,
     const,
-    flattened,
-    is_op,
-    le,
     load,
     loads,
-    lt,
     replace_nodes,
     select,
     substitute,
     var,
-    walk,
 )
 from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.target import Target
+from tilewright.transform.layout.channel_runs import runs_of_channels
 from tilewright.transform.layout.choose import owned_axis
+from tilewright.transform.layout.guarded_reads import dimension_of, guarded_reads, moved_condition
 from tilewright.transform.layout.staging_cost import FEW_CHANNELS, GuardedRead, copy_pays, ends
 
 _ORDER_GAIN = 0.85  # predictions for vectors along different axes are less alike than their errors
 
 Predict = Callable[[Program], float]
-
-
-@dataclass(frozen=True)
-class _Dimension:
-    """One axis of the copy: where the copy reads, and where the contraction then reads the copy."""
-
-    axis: Axis
-    place: Expr
-    index: Expr
 
 
 @dataclass(frozen=True)
@@ -86,13 +73,14 @@ class _Way:
 
 
 def stage_operands(program: Program, target: Target, predict: Predict | None = None, always: bool = False) -> Program:
-    """Copies in front of the contractions that gain by them; none where kernels copy tiles anyway.
+    """Copies in front of the contractions that gain by them; where kernels copy tiles anyway, of what they would not
+    find in packets.
 
     `predict` tells the time of a Program: it decides the order of copies of inputs for results that leave the model.
     `always`, for tests: of every operand that can be copied, whatever it costs.
     """
     if target.copies_tiles:
-        return program
+        return program if predict is None else runs_of_channels(program, target, predict)
     taken = {t.name for t in program.tensors()}
     staged: list[Tensor] = []
     constants, layouts = dict(program.constants), dict(program.layouts)
@@ -100,7 +88,7 @@ def stage_operands(program: Program, target: Target, predict: Predict | None = N
     results: dict[Reduce, Map] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
-            for found in _candidates(compute, program):
+            for found in guarded_reads(compute, program):
                 made = _copy(compute, found, taken)
                 if made is None:
                     continue
@@ -122,47 +110,10 @@ def stage_operands(program: Program, target: Target, predict: Predict | None = N
     return without_dead(replace(staging, staged=(*program.staged, *staged)))
 
 
-def _candidates(compute: Reduce, program: Program) -> list[GuardedRead]:
-    """Reads of activations in a sum of products or a pooling window, each with the conditions that guard it."""
-    operands = loads(*compute.elements)
-    if compute.monoid.operator is None or len(compute.elements) != 1 or len(operands) > 2:
-        return []
-    if len(operands) == 2 and compute.monoid.operator != "add":
-        return []
-    if not compute.axes or not compute.reduce_axes:  # a sum of everything reads nothing twice
-        return []
-    if any(static(a.extent) is None for a in (*compute.axes, *compute.reduce_axes)):
-        return []
-    found = []
-    for read in operands:
-        if read.source in program.constants or loads(*read.indices):
-            continue
-        guarded: Expr = read
-        conditions: tuple[Expr, ...] = ()
-        for node in walk(*compute.elements):
-            if not is_op(node, "select") or not _is_neutral(node.args[2], compute):
-                continue
-            # the neutral element of a sum is zero in any type, others may not exist in a narrower one
-            if (_unwidened(node.args[1]) if compute.monoid.operator == "add" else node.args[1]) is read:
-                guarded, conditions = node, tuple(flattened(node.args[0], "and"))
-        found.append(GuardedRead(guarded, read, conditions))
-    return found
-
-
-def _is_neutral(node: Expr, compute: Reduce) -> bool:
-    identity = compute.monoid.identity[0]
-    return isinstance(node, Const) and isinstance(identity, Const) and node.value == identity.value
-
-
-def _unwidened(node: Expr) -> Expr:
-    """What is widened on the way into a sum of integers."""
-    return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
-
-
 def _copy(compute: Reduce, found: GuardedRead, taken: set[str]) -> tuple[Map, Reduce] | None:
     """The copy and the contraction that reads it; None where it cannot be written."""
-    dimensions = [_dimension(d, found, compute) for d in range(found.read.source.rank)]
-    conditions = [_moved(c, found.read, dimensions) for c in found.conditions]
+    dimensions = [dimension_of(d, found, compute) for d in range(found.read.source.rank)]
+    conditions = [moved_condition(c, found.read, dimensions) for c in found.conditions]
     known = [c for c in conditions if c is not None]
     if len(known) < len(conditions):
         return None
@@ -180,43 +131,6 @@ def _copy(compute: Reduce, found: GuardedRead, taken: set[str]) -> tuple[Map, Re
     copy = Map(output, tuple(d.axis for d in dimensions), value, compute.origin)
     moved = {found.node: cast(load(output, [d.index for d in dimensions]), found.node.dtype)}
     return copy, replace(compute, elements=(replace_nodes(compute.elements[0], moved),))
-
-
-def _dimension(number: int, found: GuardedRead, compute: Reduce) -> _Dimension:
-    index = simplify(found.read.indices[number])
-    extent = int(static(found.read.source.shape[number]) or 0)
-    form = linear(index)
-    name = f"s{number}"
-    if not all(isinstance(t, Var) for t in form.terms) or not form.terms:
-        axis = Axis(name, extent)
-        return _Dimension(axis, var(axis), index)
-    low, high = (int(b) for b in bounds(index))
-    if len(form.terms) == 1:
-        (term,) = form.terms
-        (coefficient,) = form.terms.values()
-        assert isinstance(term, Var)
-        if coefficient > 1 and term.axis in compute.axes:  # only every so manyth element is wanted
-            axis = Axis(name, term.axis.extent)
-            return _Dimension(axis, simplify(var(axis) * coefficient + form.constant), term)
-    axis = Axis(name, high - low + 1)
-    return _Dimension(axis, simplify(var(axis) + low), simplify(index - low))
-
-
-def _moved(condition: Expr, read: Load, dimensions: Sequence[_Dimension]) -> Expr | None:
-    """A condition on an index of the read as one on the place that the copy reads; None when it is something else."""
-    if not (is_op(condition, "le") or is_op(condition, "lt")):
-        return None
-    build = le if is_op(condition, "le") else lt
-    gap = linear(simplify(condition.args[1])).plus(linear(simplify(condition.args[0])).scaled(-1))
-    for index, dimension in zip(read.indices, dimensions, strict=True):
-        form = linear(simplify(index))
-        if not form.terms:
-            continue
-        if gap.terms == form.terms:
-            return build(0, dimension.place + (gap.constant - form.constant))
-        if gap.terms == form.scaled(-1).terms:
-            return build(dimension.place, gap.constant + form.constant)
-    return None
 
 
 # --- the order of a copy

@@ -54,8 +54,10 @@ def _along_the_sum(nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor,
     bare = replace(context, constants=frozenset(), staged=frozenset())
     found: dict[Tensor, Layout] = {}
     for node in nest.element_loads:
-        if not context.packable(node.source) or any(stride(node, a, bare) == 1 for a in lines):
+        if node.source not in context.constants or not context.packable(node.source):
             continue
+        if any(stride(node, a, bare) == 1 for a in lines):
+            continue  # as it is
         if not all(isinstance(i, Var) or not axes_of(i) for i in node.indices):
             continue
         order = sorted(range(node.source.rank), key=lambda d, n=node: _depth(n, d, nest, leaf))  # type: ignore[misc]

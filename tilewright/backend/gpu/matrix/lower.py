@@ -452,7 +452,7 @@ class MatrixContract:
 
 
 def guarded_read(value: Expr) -> tuple[Expr, list[Expr]]:
-    """What is read where all conditions hold; zero is read instead where one does not, as in the padding of a window."""
+    """What is read where all conditions hold; it is zero where one does not, as in the padding of a window."""
     conditions: list[Expr] = []
     while is_op(value, "select") and is_zero(value.args[2]):
         conditions.extend(flattened(value.args[0], "and"))

@@ -52,7 +52,8 @@ def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
 
 def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
-    free = frozenset(n.source for n in nest.element_loads if context.packable(n.source))
+    free = frozenset(n.source for n in nest.element_loads if n.source in context.constants
+                     and context.packable(n.source))  # fmt: skip
     context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
     names = nest.axis_names()
     instruction = instruction_of(nest, context.target)
