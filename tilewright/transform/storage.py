@@ -1,7 +1,7 @@
 """Gives tensors another element type in memory: producers encode as they store, readers decode as they load.
 
-Pure movement (transposes, slices, joins) is done on encoded values, so that a change reaches the compute that makes
-the numbers, where it costs nothing. What must keep its type (inputs, outputs, constants) gets an encoded twin.
+Pure movement (transposes, slices, joins) and the choice of the largest (pooling) are done on encoded values, so that a
+change reaches the compute that makes the numbers, where it costs nothing. What must keep its type (inputs, outputs, constants) gets an encoded twin.
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ def moved(value: Expr) -> list[Load] | None:
         elif not isinstance(node, Const):
             return None
     return found
+
+
+def _picked(compute: Compute | None) -> list[Load]:
+    """What a compute picks its results from: elements that are moved, and the largest or smallest of some."""
+    if isinstance(compute, Map):
+        return moved(compute.value) or []
+    if isinstance(compute, Reduce) and compute.monoid.operator in ("max", "min") and len(compute.elements) == 1:
+        return moved(compute.elements[0]) or []
+    return []
 
 
 def all_computes(program: Program) -> Iterator[Compute]:
@@ -134,8 +143,8 @@ class _Change:
         """Tensors that change along with this one; None when it cannot change."""
         found: list[Tensor] = []
         producer = self.producers.get(tensor)
-        if isinstance(producer, Map) and tensor not in self.pinned:
-            found.extend(n.source for n in moved(producer.value) or ())
+        if tensor not in self.pinned:
+            found.extend(n.source for n in _picked(producer))
         for scan in self.scans:
             for initial, carry, following, final in zip(
                 scan.initial, scan.carry, scan.following, scan.finals, strict=True
