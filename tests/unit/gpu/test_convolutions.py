@@ -1,0 +1,147 @@
+"""Convolutions on tensor cores: windows, strides, dilations, odd channels and dimensions, against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from tests.gpu_launch import source_of
+from tests.gpu_stages import on_emulator, on_loops
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms.loops import Instruction, Kernel, Memory, Store, statements
+from tilewright.options import Options
+from tilewright.runtime import nvrtc
+from tilewright.target import machine
+
+Layer = dict[str, object]
+
+
+def layer(channels: int, kernel: tuple[int, ...], **more: object) -> Layer:
+    return {"channels": channels, "kernel": kernel, **more}
+
+
+# the shape of the input and the layers, each with a ReLU behind it
+CASES: Mapping[str, tuple[tuple[int, ...], tuple[Layer, ...]]] = {
+    "window": ((2, 16, 9, 11), (layer(32, (3, 3), pads=1), layer(24, (3, 3), pads=1))),
+    "first": ((2, 3, 20, 20), (layer(16, (7, 7), pads=3, strides=2),)),
+    "patches": ((2, 3, 32, 32), (layer(16, (16, 16), strides=16),)),
+    "odd_channels": ((5, 13, 9, 10), (layer(21, (3, 3), pads=1), layer(19, (3, 3), pads=1))),
+    "dilated": ((2, 16, 14, 13), (layer(20, (3, 3), pads=2, dilations=2), layer(16, (3, 3), dilations=3, pads=3))),
+    "stride_3": ((3, 24, 16, 17), (layer(16, (5, 5), pads=2, strides=3), layer(32, (1, 1), strides=2))),
+    "groups": ((2, 32, 9, 9), (layer(32, (3, 3), pads=1, group=2),)),
+    "line": ((2, 12, 50), (layer(16, (5,), pads=2), layer(24, (3,), strides=2))),
+    "cube": ((1, 3, 6, 8, 9), (layer(16, (3, 3, 3), pads=1), layer(16, (2, 3, 1), strides=2))),
+    "one_row": ((2, 24, 1, 30), (layer(16, (1, 3), pads=0),)),
+}
+COPIED = ("window", "first", "patches", "odd_channels", "dilated", "stride_3", "line", "cube")
+
+
+def model(name: str) -> ModelProto:
+    shape, layers = CASES[name]
+    rng, nodes, weights, x = np.random.default_rng(0), [], [], "x"
+    channels, dimensions = shape[1], len(shape) - 2
+    for number, each in enumerate(layers):
+        made, kernel, group = each["channels"], each["kernel"], each.get("group", 1)
+        assert isinstance(made, int) and isinstance(kernel, tuple) and isinstance(group, int)
+        sizes = (made, channels // group, *kernel)
+        weight = rng.standard_normal(sizes) / np.sqrt(np.prod(sizes[1:]))
+        bias = rng.standard_normal(made)
+        weights += [numpy_helper.from_array(a.astype(np.float32), f"{n}{number}") for n, a in (("w", weight), ("b", bias))]
+        attributes = {k: [v] * dimensions * (2 if k == "pads" else 1) for k, v in each.items()
+                      if k in ("pads", "strides", "dilations")}  # fmt: skip
+        nodes.append(helper.make_node("Conv", [x, f"w{number}", f"b{number}"], [f"c{number}"], group=group,
+                                      kernel_shape=kernel, **attributes))  # fmt: skip
+        x = f"y{number}"
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [x]))
+        channels = made
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], [
+        helper.make_tensor_value_info(x, TensorProto.FLOAT, None)]  # fmt: skip
+    graph = helper.make_graph(nodes, name, *ports, weights)
+    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def reference(name: str, given: np.ndarray) -> np.ndarray:
+    """By PyTorch in float64."""
+    shape, layers = CASES[name]
+    weights = {w.name: torch.from_numpy(numpy_helper.to_array(w).copy()).double() for w in model(name).graph.initializer}
+    convolve = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}[len(shape) - 2]
+    x = torch.from_numpy(given).double()
+    for number, each in enumerate(layers):
+        strides, pads, dilations = (each.get(k, n) for k, n in (("strides", 1), ("pads", 0), ("dilations", 1)))
+        x = convolve(x, weights[f"w{number}"], weights[f"b{number}"], strides, pads, dilations, each.get("group", 1))
+        x = x.relu()
+    return x.numpy()
+
+
+@cache
+def compiled(name: str, target: str = "h200", precision: str = "float16", stop: str = "loops") -> Artifact:
+    options = Options(target=target, precision=precision, stop_after=stop)
+    return build(load(model(name), {}), machine(target), options)
+
+
+def inputs_of(artifact: Artifact) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {p.name: rng.standard_normal(p.shape).astype(p.dtype.numpy) for p in artifact.inputs}
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray, most: float) -> None:
+    assert np.isfinite(found).all()
+    assert np.linalg.norm(found - expected) <= most * np.linalg.norm(expected)
+
+
+def products(artifact: Artifact) -> list[Kernel]:
+    assert artifact.loops is not None
+    return [k for k in artifact.loops.kernels
+            if any(isinstance(s, Instruction) and s.name in FORMS for s in statements(k.body))]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loops_mean_the_convolutions(name: str) -> None:
+    artifact = compiled(name)
+    given = inputs_of(artifact)
+    (found,) = on_loops(artifact, given).values()
+    assert_near(found, reference(name, given["x"]), 2e-3)
+
+
+@pytest.mark.parametrize("name", ("window", "first", "odd_channels"))
+def test_tf32_takes_the_same_way(name: str) -> None:
+    artifact = compiled(name, precision="tf32")
+    assert products(artifact)
+    given = inputs_of(artifact)
+    (found,) = on_loops(artifact, given).values()
+    assert_near(found, reference(name, given["x"]), 2e-3)
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_operands_come_in_asynchronous_packets(name: str) -> None:
+    kernels = products(compiled(name))
+    assert len(kernels) == len(CASES[name][1])
+    for kernel in kernels:
+        body = list(statements(kernel.body))
+        stored = {s.buffer.name for s in body if isinstance(s, Store) and s.buffer.memory is Memory.SHARED}
+        assert not any(n.startswith("ring") for n in stored), stored
+        assert any(isinstance(s, Instruction) and s.name.startswith("copy_async") for s in body)
+
+
+@pytest.mark.parametrize("name", ("window", "first", "odd_channels"))
+def test_the_emulator_agrees(name: str) -> None:
+    artifact = compiled(name, "cuda-emulated", stop="machine")
+    given = inputs_of(artifact)
+    (found,) = on_emulator(artifact, given).values()
+    assert_near(found, reference(name, given["x"]), 2e-3)
+
+
+@pytest.mark.parametrize(("architecture", "target"), (("sm_80", "a100"), ("sm_90a", "h200")))
+def test_kernels_compile_without_spills(architecture: str, target: str) -> None:
+    for name in ("window", "first", "cube"):
+        for kernel in products(compiled(name, target)):
+            _, log = nvrtc.compile_to_cubin(source_of(kernel), architecture)
+            assert "0 bytes spill stores, 0 bytes spill loads" in log, log
