@@ -1,7 +1,8 @@
 """Gives tensors another element type in memory: producers encode as they store, readers decode as they load.
 
 Pure movement (transposes, slices, joins) and the choice of the largest (pooling) are done on encoded values, so that a
-change reaches the compute that makes the numbers, where it costs nothing. What must keep its type (inputs, outputs, constants) gets an encoded twin.
+change reaches the compute that makes the numbers, where it costs nothing. What must keep its type (inputs, outputs,
+constants) gets an encoded twin.
 """
 
 from __future__ import annotations

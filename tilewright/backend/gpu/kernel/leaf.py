@@ -6,6 +6,8 @@ from tilewright.backend.gpu.maps.elementwise import PackedMap
 from tilewright.backend.gpu.matrix.group import contract_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.backend.gpu.threads.window import WindowSum
+from tilewright.backend.gpu.threads.window_plan import is_window
 from tilewright.ir.forms.loops import Stmt
 from tilewright.lower.nesting import alloc
 
@@ -17,6 +19,8 @@ def leaf_statements(nest: GpuNest) -> tuple[Stmt, ...]:
         body = GpuContract(nest).statements()
     elif nest.nest.monoid is None and (nest.plan.lanes > 1 or nest.plan.at_once > 1):
         body = PackedMap(nest).statements()
+    elif is_window(nest.plan, nest.nest):
+        body = WindowSum(nest).statements()
     else:
         body = nest.statements()
     return alloc(nest.shared, body)

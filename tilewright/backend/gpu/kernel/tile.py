@@ -19,6 +19,7 @@ from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.stream.plan import choose_stream
 from tilewright.backend.gpu.threads.nest import chosen_places
 from tilewright.backend.gpu.threads.plan import MOST_THREADS, finished, fit_register, nest_factors, reused
+from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.forms.expr import Axis, Expr, is_op, loads, var, walk
@@ -231,7 +232,8 @@ def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[
         if plan.instruction is not None:
             choices.append(matrix_sizes(root, plan, axis))
             continue
-        whole = plan.lanes if names[axis] == plan.vector and root.monoid is None else register.get(names[axis], 1)
+        packed = root.monoid is None or is_window(plan, root)
+        whole = plan.lanes if names[axis] == plan.vector and packed else register.get(names[axis], 1)
         unit = min(whole, extent)
         found = {extent}
         size = unit
@@ -252,7 +254,8 @@ def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
 def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size) -> Size:
     """Threads that a box could use."""
     total: Size = plan.split
-    vector = nest.named(plan.vector) if nest.monoid is None and plan.vector is not None else None
+    packed = nest.monoid is None or is_window(plan, nest)
+    vector = nest.named(plan.vector) if packed and plan.vector is not None else None
     for axis, extent in zip(nest.axes, box, strict=True):
         total = total * -(-extent.size // (lanes if axis is vector else register.get(axis, 1)))
     return total
@@ -299,6 +302,8 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
         epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
+    if is_window(plan, nest):
+        return _window_cost(nest, plan, register, lanes, target)
     fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
     slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
     steps = steps / plan.lanes
@@ -306,6 +311,27 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
     # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
     wait = (target.outer or target.main).latency * target.clock if _branches(nest) else far / 2
     return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (plan.split > 1) + epilogue
+
+
+def _window_cost(
+    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target
+) -> tuple[Size, Size]:
+    """The same where a thread keeps packets of neighbouring outputs: it reads once what several of them share."""
+    assert nest.monoid is not None
+    outputs: Size = 1
+    for n in register.values():
+        outputs = outputs * n
+    taps = extent_of(nest.named(plan.order[-1]).extent)
+    turns = prod(extent_of(a.extent) for a in nest.reduce_axes) // taps
+    fetching: Size = 0
+    for node in nest.element_loads:
+        packets = np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES)
+        fetching = fetching + packets * reads_of_turn(node, nest, plan, register)
+    each = _operations(target, *nest.elements) + data_cost(*nest.monoid.combine)
+    slots = _LOAD_SLOTS * fetching + taps * outputs * lanes * each
+    moved = _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads))
+    epilogue = outputs * (lanes * _operations(target, *nest.values) + moved)
+    return turns * slots + epilogue, turns * np.maximum(_global_step(target), slots / 2) + epilogue
 
 
 def _branches(nest: Nest) -> bool:

@@ -19,7 +19,7 @@ def in_registers(names: Names, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt
     kept: list[Buffer] = []
     now: dict[Expr, Expr] = {}
     for node in certain_loads(value):
-        if not in_line(node, lane):
+        if node.source.memory is Memory.REGISTER or not in_line(node, lane):
             continue
         buffer = packets_of(names.fresh("beside"), lane, node.dtype)
         kept.append(buffer)

@@ -60,7 +60,7 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
     lanes = min(_MOST_SUMMED, ROW_BYTES // max(widths, default=1))
     while lanes > 1:
         fills = extent_of(axis.extent) % lanes == 0 and length >= lanes * split
-        if fills and any(_in_packets(n, axis, lanes, context) for n in certain):
+        if fills and any(in_packets_along(n, axis, lanes, context) for n in certain):
             return lanes
         lanes //= 2
     return 1
@@ -68,17 +68,17 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
 
 def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     points = prod(extent_of(a.extent) for a in nest.axes)
-    stores = _stores(nest)
+    stores = stores_of(nest)
     certain = set(certain_loads(*nest.values))
     widths = [n.dtype.bytes for n in (*stores, *certain) if axis in axes_of(*n.indices)]
     # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
     lanes = ROW_BYTES // max(widths)
     while lanes > 1:
         enough = points >= lanes * busy_threads(context.target) and extent_of(axis.extent) >= lanes
-        if enough and all(_in_packets(n, axis, lanes, context) for n in stores):
+        if enough and all(in_packets_along(n, axis, lanes, context) for n in stores):
             beside, apart = sum(n.dtype.bytes for n in stores), 0
             for node in nest.value_loads:
-                if node in certain and _in_packets(node, axis, lanes, context):
+                if node in certain and in_packets_along(node, axis, lanes, context):
                     beside += node.dtype.bytes
                 elif axis in axes_of(*node.indices):
                     apart += node.dtype.bytes
@@ -91,7 +91,7 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
 def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
     """Lanes of packets that run on over the ends of rows: where all that is read and stored lies the same way, row
     behind row, and is as wide."""
-    nodes = (*_stores(nest), *nest.value_loads)
+    nodes = (*stores_of(nest), *nest.value_loads)
     order = tuple(nest.axis_names()[a] for a in nest.axes)
     offset = Linear({}, 0)
     for axis in nest.axes:
@@ -122,11 +122,11 @@ def flat_sizes(leaf: Leaf, nest: Nest) -> list[list[int]]:
     return [sorted(sizes) if i == first else [n] for i, n in enumerate(extents)]
 
 
-def _stores(nest: Nest) -> list[Load]:
+def stores_of(nest: Nest) -> list[Load]:
     return [load(t, [var(a) for a in nest.axes]) for t in nest.stores]
 
 
-def _in_packets(node: Load, axis: Axis, lanes: int, context: NestContext) -> bool:
+def in_packets_along(node: Load, axis: Axis, lanes: int, context: NestContext) -> bool:
     """Whether neighbours along the axis lie beside each other in storage, at multiples of a packet."""
     if axis not in axes_of(*node.indices):
         return False
@@ -146,7 +146,7 @@ def accesses(nest: Nest, leaf: Leaf, lanes: Size) -> Size:
         return len(nest.stores) + len(nest.value_loads)
     axis = nest.named(leaf.vector)
     total: Size = 0
-    for node in (*_stores(nest), *nest.value_loads):
+    for node in (*stores_of(nest), *nest.value_loads):
         moves = axis in axes_of(*node.indices)
         total = total + (np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES) if moves else 1)
     return total
@@ -172,6 +172,13 @@ def fitted(
         return leaf
     axis = nest.named(leaf.vector)
     lanes = leaf.lanes
+    if nest.monoid is not None and axis in nest.axes:
+        part = dict(zip(nest.axes, box, strict=True))[axis]
+        while lanes > 1 and not (_begins_at_multiples(part, lanes, steps) and int(part.size) % lanes == 0):
+            lanes //= 2
+        if any(a in reduce_box for a in nest.reduce_axes):  # in parts, each of its own length
+            lanes = 1
+        return replace(leaf, lanes=lanes, register=leaf.register if lanes > 1 else ())
     if nest.monoid is not None:
         parts = {a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes}
         length = prod(int(r.size) for r in parts.values())

@@ -271,7 +271,8 @@ class _Tried:
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
         wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, self.most)
-        wanted = np.minimum(np.minimum(wished, self.most), self.parts + self.behind)
+        # no place of the ring is used twice where there is one for every part
+        wanted = np.minimum(np.minimum(wished, self.most), self.parts)
         stages = np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
         ring = np.maximum(stages * each, sums)
@@ -292,7 +293,7 @@ class _Tried:
         # a multiprocessor's schedulers each feed their part of its tensor cores, and the busiest is the last
         each_feeds = target.schedulers
         own = np.maximum(self._together(-(-self.warps // each_feeds) * each_feeds / self.warps), self.least)
-        ahead = np.maximum(1, self.stages - self.behind)
+        ahead = np.where(self.stages >= self.parts, self.parts, np.maximum(1, self.stages - self.behind))
         # one element after the other: no part of the sum is so short that this could be hidden behind others
         single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
         own = np.maximum(own, single)

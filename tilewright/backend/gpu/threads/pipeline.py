@@ -2,8 +2,9 @@
 
 What is loaded lies in a ring of `stages` parts: part i in place i mod stages. While part i is used the copies of the
 stages - 1 parts behind it are in the air; a part is waited for, then a barrier makes what each thread copied visible
-to all, and frees the place of the part before, which the next copies fill. So one barrier a part is enough. No copy is
-issued beyond the last part: it would land in memory that is in use for something else by then.
+to all, and frees the place of the part before, which the next copies fill. So one barrier a part is enough. Where every
+part has a place of its own all are copied before the first is used. No copy is issued beyond the last part: it would
+land in memory that is in use for something else by then.
 
 A part is used in `depth` steps, and what a step needs is fetched from the ring into registers during the step before,
 across the border of parts too. Copies are issued between the steps, some in each: all at once they would fill the
@@ -60,7 +61,7 @@ def pipelined(
         axis = Axis(name, parts)
         inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), sync()]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
-    ahead = stages - 1
+    ahead = parts if parts <= stages else stages - 1
     body = _first_copies(copies, ahead, parts)
     body.extend((wait(ahead - 1), sync(), *fetch(first, 0, 0)))
 
@@ -118,7 +119,7 @@ def in_groups(
 ) -> list[Stmt]:  # fmt: skip
     """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
     into the place of the part before the last, which all threads have seen the end of."""
-    ahead = stages - 2
+    ahead = parts if parts <= stages else stages - 2
     if ahead < 1:
         raise InternalError(f"{stages} stages are too few: two parts are multiplied while others are copied")
     (total, count) = sums

@@ -16,6 +16,7 @@ from tilewright.backend.gpu.maps.plan import busy_threads, fitted, with_packets
 from tilewright.backend.gpu.matrix.plan import choose_fragments, instruction_of, is_rolled, product_of, with_warps
 from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
 from tilewright.backend.gpu.threads.nest import WARP
+from tilewright.backend.gpu.threads.window_plan import is_window, with_window
 from tilewright.backend.protocol import Choice
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.forms.expr import Axis, Load, loads, var
@@ -74,7 +75,8 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
         vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
         order=tuple(names[a] for a in (*order, *reduction)), split=split,
     )  # fmt: skip
-    return with_packets(leaf, nest, context)
+    packed = with_packets(leaf, nest, context)
+    return packed if _staged(nest) else with_window(packed, nest, free, context)
 
 
 def _staged(nest: Nest) -> bool:
@@ -193,6 +195,8 @@ def _split(
 def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
     """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
     tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
+    if is_window(plan, nest):
+        return tile
     for _ in range(6):
         work: Size = plan.split
         for axis in nest.axes:
@@ -211,7 +215,7 @@ def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axi
 def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
     """Register tiles, or packets of a map, along each output axis of a box."""
     register = dict(plan.register)
-    if nest.monoid is None and plan.vector is not None:
+    if (nest.monoid is None or is_window(plan, nest)) and plan.vector is not None:
         register[plan.vector] = plan.lanes
     names = nest.axis_names()
     return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
@@ -294,6 +298,8 @@ def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range])
     sizes = {a: int(r.size) for a, r in zip(nest.axes, box, strict=True)}
     fitted = fit_register(plan, nest, sizes)
     plan = replace(plan, register=tuple((names[a], int(n)) for a, n in fitted.items() if n > 1))
+    if is_window(plan, nest):
+        return plan
     if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
         step, stages = _step(plan, nest, box, reduce_box)
         if step:
