@@ -81,7 +81,8 @@ def choose_gpu_tile(
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
-    products = matrix_costs(nests, plans, boxes, limits, tiles, context)
+    held = footprint(nests, boxes, stored, stream)
+    products = matrix_costs(nests, plans, boxes, limits, tiles, held, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])
@@ -115,7 +116,6 @@ def choose_gpu_tile(
         carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
         latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
     traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
-    held = footprint(nests, boxes, stored, stream)
     alive = -(-tiles // target.units)
     beside = np.maximum(ring, BESIDE_BYTES)
     at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))

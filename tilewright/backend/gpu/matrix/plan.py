@@ -33,12 +33,13 @@ from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
-from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of
+from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
 from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
+_ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
 NEVER = 1e15  # cycles of what cannot be done
 
 
@@ -212,9 +213,10 @@ class MatrixCosts:
 
 def matrix_costs(
     nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
-    limits: Mapping[Nest, Mapping[Axis, Range]], tiles: np.ndarray, context: NestContext,
+    limits: Mapping[Nest, Mapping[Axis, Range]], tiles: np.ndarray, held: Size, context: NestContext,
 ) -> dict[Nest, MatrixCosts]:  # fmt: skip
-    """What each product of a kernel costs a block, by candidate; one that has no way costs infinitely much."""
+    """What each product of a kernel costs a block, by candidate, beside so many bytes that it holds; one that has no
+    way costs infinitely much."""
     far = comes_from_far(context)
     named: dict[Nest, str] = {}
     candidates: list[list[Product]] = []
@@ -235,8 +237,10 @@ def matrix_costs(
         return {}
     never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(NEVER, NEVER, 0, 1)
     rows: dict[Nest, list[tuple[float, ...]]] = {nest: [] for nest in named}
-    for each in zip(*candidates, strict=True):
-        made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)))
+    beside = -(-np.broadcast_to(held, tiles.shape) // _ROOM) * _ROOM
+    rooms = np.maximum(context.target.tile_level.capacity - beside, 1).tolist()
+    for room, *each in zip(rooms, *candidates, strict=True):
+        made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)), room)
         for nest, (way, cost) in zip(named, made or [never] * len(named), strict=True):
             rows[nest].append((32 * way.warps, cost.busy, cost.alone, cost.ring, cost.resident))
     return {nest: MatrixCosts(*(np.array(x) for x in zip(*found, strict=True))) for nest, found in rows.items()}
