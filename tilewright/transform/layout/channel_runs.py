@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.ir.analysis.products import below_tf32, factors
+from tilewright.ir.analysis.products import below_tf32, factors, is_zero
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.bounds import bounds, fixed, static
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce
@@ -27,8 +27,9 @@ from tilewright.ir.forms.expr import (
     Var,
     all_of,
     axes_of,
-    cast,
     const,
+    flattened,
+    is_op,
     le,
     load,
     loads,
@@ -90,7 +91,7 @@ def runs_of_channels(program: Program, target: Target, predict: Predict) -> Prog
 def _chosen(compute: Compute, program: Program, target: Target, predict: Predict, taken: set[str]) -> _Copied | None:
     if not isinstance(compute, Reduce) or not _is_narrow(compute):
         return None
-    for found in guarded_reads(compute, program):
+    for found in (_rounded(f, compute) for f in guarded_reads(compute, program)):
         packet = target.lanes(found.read.dtype.bytes)
         made = _copied(compute, found, program, packet, taken)
         if made is None:
@@ -115,6 +116,14 @@ def _is_narrow(compute: Reduce) -> bool:
     narrow = [any(n.dtype.bits == 16 for n in loads(f.value)) or any(below_tf32(n) is not None for n in walk(f.value))
               for f in parts]  # fmt: skip
     return len(parts) == 2 and all(narrow)
+
+
+def _rounded(found: GuardedRead, compute: Reduce) -> GuardedRead:
+    """The same with the conditions around what is rounded to tf32 as it is read."""
+    for node in walk(*compute.elements):
+        if is_op(node, "select") and is_zero(node.args[2]) and below_tf32(node.args[1]) is found.read:
+            return GuardedRead(node, found.read, tuple(flattened(node.args[0], "and")))
+    return found
 
 
 def _alone(computes: Sequence[Map | Reduce], program: Program, layout: tuple[Tensor, Layout] | None) -> Program:
@@ -200,10 +209,13 @@ def _copied(compute: Reduce, found: GuardedRead, program: Program, packet: int, 
     dimensions = [dimension_of(d, found, compute) for d in range(read.source.rank)]
     places_in_copy = [d.index for n, d in enumerate(dimensions[:-1]) if n != channel]
     moved = load(copy.output, [*places_in_copy, simplify(row.start * filled + var(run))])
+    kept_value = found.node if found.node is read else found.node.args[1]
     element = replace_nodes(compute.elements[0], {
-        found.node: cast(moved, found.node.dtype),
+        found.node: replace_nodes(kept_value, {read: moved}),
         weight: load(packed, [*(weight.indices[d] for d in kept), var(run)]),
     })  # fmt: skip
+    if any(a in axes_of(element) for a in summed):
+        return None  # other conditions know them
     reduced = (*(a for a in compute.reduce_axes if a not in summed), run)
     return _Copied(copy, replace(compute, reduce_axes=reduced, elements=(element,)), packed,
                    np.ascontiguousarray(array))  # fmt: skip

@@ -312,10 +312,10 @@ class MatrixContract:
         """Whether packets are contiguous, aligned, and wholly inside or wholly outside."""
         if not self._whole_lines(ring):
             return False
-        size, base = ring.packet, self.base
+        size = ring.packet
         line, packet = Axis("line", ring.outer), Axis("packet", ring.packets)
         env, _ = self._at(ring, var(line), var(packet), var(lane), at, start)
-        value, conditions = guarded_read(simplify(base.access.lower(substitute(ring.side.value, {**fixed, **env}))))
+        value, conditions = self._read(ring, {**fixed, **env})
         if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL or lane in axes_of(*conditions):
             return False
         total = linear(simplify(flat_offset(value)))
@@ -324,13 +324,18 @@ class MatrixContract:
             return False
         return not any(c % size or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
 
+    def _read(self, ring: Ring, env: dict[Axis, Expr]) -> tuple[Expr, list[Expr]]:
+        """What an operand reads at a place, and when: taken apart before it is known that it never does."""
+        value, conditions = guarded_read(ring.side.value)
+        lowered = [simplify(self.base.access.lower(substitute(x, env))) for x in (value, *conditions)]
+        return lowered[0], lowered[1:]
+
     def _copy(
         self, ring: Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> tuple[Stmt, ...]:
         line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)
         env, conditions = self._at(ring, line, packet, const(0), at, start)
-        value = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
-        source, padding = guarded_read(value)
+        source, padding = self._read(ring, {**fixed, **env})
         assert isinstance(source, Load)
         inside = known_true_left_out([*conditions, *valid, *padding])
         place = ring.place(slot, line, packet, const(0))

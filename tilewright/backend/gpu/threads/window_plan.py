@@ -25,7 +25,7 @@ from tilewright.tile_graph.plan.form import Leaf
 
 _MOST_TAPS = 16  # of the axis whose steps are written out
 _OUTPUTS = (8, 7, 6, 5, 4, 3, 2)  # along the window that a thread may have
-_REGISTERS = 136  # of 32 bits for sums and for what a step reads
+_REGISTERS = 100  # of 32 bits for sums and for what a step reads
 _FILLED = 0.9  # of the last of a thread's outputs along an axis
 _WARPS_BUSY = 2  # times the threads that keep a device busy
 
