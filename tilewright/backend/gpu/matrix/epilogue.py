@@ -22,8 +22,10 @@ from tilewright.ir.forms.compute import Monoid
 from tilewright.ir.forms.expr import Axis, Expr, axes_of, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, serial, unrolled
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 _TRIPS_AT_ONCE = 4  # of the epilogue, one behind the other in the text
+_LINE = 128  # bytes that are brought at a time
 SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 
 
@@ -87,32 +89,58 @@ class MatrixEpilogue:
     def asked(
         self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr]
     ) -> tuple[Stmt, ...]:
-        """What the epilogue reads in packets for all rows alike (a bias), asked for before the sum: weights that other
-        layers have driven out of the L2 cache come from device memory, which takes longer than what is left to do."""
+        """What the epilogue reads in packets, asked for before the sum: weights that other layers have driven out of
+        the L2 cache, and a residual, come from device memory, which takes longer than what is left to do."""
         block, base = self.block, self.block.base
         monoid = base.nest.monoid
         assert monoid is not None
         size = base.plan.lanes
         packets = block.block_columns // size
-        if packets > base.threads:
-            return ()
-        row, lane = Axis("row", block.block_rows), Axis("lane", size)
-        own, _ = block.coordinates(block.sides.rows, simplify(starts[0] + var(row)))
-        packet = simplify(starts[1] // size + var(base.thread))
-        across, limits = block.coordinates(block.sides.columns, packet, var(lane), size)
+        row, packet, lane = Axis("row", block.block_rows), Axis("packet", packets), Axis("lane", size)
+        own, inside = block.coordinates(block.sides.rows, simplify(starts[0] + var(row)))
+        there = simplify(starts[1] // size + var(packet))
+        across, limits = block.coordinates(block.sides.columns, there, var(lane), size)
         env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
         whole = Buffer("sums", (block.groups, block.block_rows, block.block_columns), total.dtype, Memory.SHARED)
         results = self._of_all_groups(monoid, whole, (const(0), var(row), var(lane)))
         stores = base.stores(Spot(env, (), (), (lane,), {}), results)
-        places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
-        for node in certain_loads(*(simplify(store.value) for store in stores)):
-            if node.source.memory is Memory.GLOBAL and in_line(node, lane) and row not in axes_of(*node.indices):
-                place = tuple(simplify(substitute(i, {lane: const(0)})) for i in node.indices)
-                places[node.source, place] = None
-        guards = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *limits)]
-        guards += [lt(var(base.thread), packets)] if packets < base.threads else []
-        asks = tuple(Instruction(PREFETCH, (Operand(buffer, place),)) for buffer, place in places)
-        return guarded(guards, asks) if asks else ()
+        reads = [n for n in certain_loads(*(simplify(store.value) for store in stores))
+                 if n.source.memory is Memory.GLOBAL and in_line(n, lane)]  # fmt: skip
+        body: list[Stmt] = []
+        for by_row in (False, True):
+            places: dict[tuple[Buffer, tuple[Expr, ...]], int] = {}
+            for node in reads:
+                if (row in axes_of(*node.indices)) == by_row:
+                    place = tuple(simplify(substitute(i, {lane: const(0)})) for i in node.indices)
+                    places[node.source, place] = max(1, _LINE // (size * node.dtype.bytes)) if by_row else 1
+            guards = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *limits, *(inside if by_row else ()))]
+            for (buffer, place), near in places.items():
+                ask = Instruction(PREFETCH, (Operand(buffer, place),))
+                body.extend(self._shared_out(ask, guards, row if by_row else None, packet, near))
+        return tuple(body)
+
+    def _shared_out(
+        self, ask: Instruction, guards: Sequence[Expr], row: Axis | None, packet: Axis, near: int
+    ) -> tuple[Stmt, ...]:
+        """One request for every line of a tile, of `near` packets each, or of a row of it, thread by thread."""
+        base = self.block.base
+        lines = -(-extent_of(packet.extent) // near)
+        count = lines * (1 if row is None else extent_of(row.extent))
+        trips = -(-count // base.threads)
+        if trips > (1 if row is None else _TRIPS_AT_ONCE):
+            return ()
+        made: list[Stmt] = []
+        for trip in range(trips):
+            flat = simplify(var(base.thread) + trip * base.threads)
+            now: dict[Axis, Expr] = {packet: simplify(flat % lines * near) if row is not None else flat}
+            if row is not None:
+                now[row] = simplify(flat // lines)
+            (operand,) = ask.operands
+            place = tuple(simplify(substitute(x, now)) for x in operand.origin)
+            conditions = [simplify(substitute(x, now)) for x in guards]
+            conditions += [lt(flat, count)] if (trip + 1) * base.threads > count else []
+            made.extend(guarded(conditions, (Instruction(PREFETCH, (Operand(operand.buffer, place),)),)))
+        return tuple(made)
 
     def in_rows(
         self, total: Buffer, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr], reused: bool
