@@ -45,7 +45,7 @@ class WindowSum:
         self.vector = nest.named(plan.vector)
         self.lane = Axis("lane", plan.lanes)
         self.sizes = {self.vector: plan.lanes, **{nest.named(a): n for a, n in plan.register}}
-        (self.along,) = [nest.named(a) for a, _ in plan.register] or [None]
+        self.along = next((nest.named(a) for a, _ in plan.register), None)
         self.outputs = prod(n for _, n in plan.register)
         self.places = {a: -(-int(r.size) // self.sizes.get(a, 1)) for a, r in base.ranges.items()}
         self.count = prod(self.places.values())
@@ -126,7 +126,7 @@ class WindowSum:
         added: list[Stmt] = []
         for number, value in values:
             index = (const(number), var(self.lane))
-            states = {monoid.left[0]: load(total, index), monoid.right[0]: replace_nodes(value, now)}
+            states: dict[Expr, Expr] = {monoid.left[0]: load(total, index), monoid.right[0]: replace_nodes(value, now)}
             added.extend(unrolled([self.lane], (Store(total, index, replace_nodes(monoid.combine[0], states)),)))
         return alloc(kept, (*fetched, *added))
 
