@@ -84,14 +84,14 @@ def test_a_division_by_a_number_is_rounded_as_divisions_are(kernel_cache: Path) 
     assert text.count("tw::divided(") == 2 and "/ 4.0f" in text
 
 
-def test_a_bias_is_asked_for_before_the_sum() -> None:
-    """Once, by as many threads as it has packets; what differs from row to row is read when it is needed."""
+def test_what_an_epilogue_reads_is_asked_for_before_the_sum() -> None:
+    """A bias once, by as many threads as it has packets; what differs from row to row line by line."""
     weights = {"w": np.ones((256, 128), np.float32), "c": np.ones(128, np.float32)}
     steps = [("MatMul", ["a", "w"], "m", {}), ("Add", ["m", "c"], "n", {}), ("Add", ["n", "z"], "o", {})]
     model = model_of(steps, {"a": (96, 256), "z": (96, 128)}, {"o": (96, 128)}, weights)
     options = Options(target="h200", precision="float16", stop_after="source")
     (source,) = build(load(model, {}), machine("h200"), options).sources.values()
-    assert source.count("tw::prefetch(") == 1 and source.index("tw::prefetch(") < source.index("tw::copy_async")
+    assert source.count("tw::prefetch(") == 2 and source.index("tw::prefetch(") < source.index("tw::copy_async")
 
 
 @pytest.mark.parametrize("length", (77, 300))

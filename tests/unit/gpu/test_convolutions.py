@@ -41,8 +41,10 @@ CASES: Mapping[str, tuple[tuple[int, ...], tuple[Layer, ...]]] = {
     "line": ((2, 12, 50), (layer(16, (5,), pads=2), layer(24, (3,), strides=2))),
     "cube": ((1, 3, 6, 8, 9), (layer(16, (3, 3, 3), pads=1), layer(16, (2, 3, 1), strides=2))),
     "depthwise": ((6, 16, 14, 15), (layer(96, (1, 1)), layer(96, (7, 7), pads=3, group=96), layer(16, (1, 1)))),
-    "strided": ((12, 16, 13, 15), (layer(64, (1, 1)), layer(64, (3, 3), pads=2, strides=2, dilations=2, group=64),
-                                  layer(16, (1, 1)))),
+    "strided": (
+        (12, 16, 13, 15),
+        (layer(64, (1, 1)), layer(64, (3, 3), pads=2, strides=2, dilations=2, group=64), layer(16, (1, 1))),
+    ),
     "one_row": ((2, 24, 1, 30), (layer(16, (1, 3), pads=0),)),
 }
 COPIED = ("window", "first", "patches", "odd_channels", "dilated", "stride_3")

@@ -24,9 +24,11 @@ from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
 
 _MOST_TAPS = 16  # of the axis whose steps are written out
-_OUTPUTS = (8, 7, 6, 5, 4, 3, 2)  # along the window that a thread may have
-_REGISTERS = 100  # of 32 bits for sums and for what a step reads
-_FILLED = 0.9  # of the last of a thread's outputs along an axis
+_MOST_OUTPUTS = 8  # along the window that a thread may have
+_REGISTERS = 136  # of 32 bits for sums and for what a turn reads
+# With more than these, and others for addresses, half as many threads share a multiprocessor. 7 x 7 windows of an image
+# 14 wide take 19.5 us with 7 outputs a thread and 28.6 with 3; 56 wide 93 with 7 and 68 with 4 (H200).
+_FEW_REGISTERS, _CROWDED = 100, 1.5
 _WARPS_BUSY = 2  # times the threads that keep a device busy
 
 
@@ -83,17 +85,19 @@ def with_window(leaf: Leaf, nest: Nest, free: frozenset[Tensor], context: NestCo
 
 
 def _outputs(nest: Nest, window: Window, lanes: int, room: int) -> int:
-    """Neighbouring outputs of a thread: as many as its registers hold, where they share what they read."""
+    """Neighbouring outputs of a thread, by what it reads for each: those that share it and that its registers hold."""
     extent = extent_of(window.axis.extent)
     if window.stride >= extent_of(window.along.extent) * window.dilation:
         return 1
-    width = max(n.dtype.bytes for n in nest.element_loads)
-    for count in _OUTPUTS:
-        kept = lanes * count + lanes * width // 4 * (int(window.places(count)) + extent_of(window.along.extent))
-        whole = extent / (-(-extent // count) * count)
-        if count <= min(extent, room) and kept <= _REGISTERS and whole >= _FILLED:
-            return count
-    return 1
+    width, taps = max(n.dtype.bytes for n in nest.element_loads), extent_of(window.along.extent)
+    best, least = 1, float(2 * taps)
+    for count in (n for n in range(2, _MOST_OUTPUTS + 1) if n <= min(extent, room)):
+        read = int(window.places(count)) + taps
+        kept = lanes * count + lanes * width // 4 * read
+        each = read * -(-extent // count) / extent * (_CROWDED if kept > _FEW_REGISTERS else 1.0)
+        if kept <= _REGISTERS and each < least:
+            best, least = count, each
+    return best
 
 
 def window_of(nest: Nest, vector: Axis) -> Window | None:
