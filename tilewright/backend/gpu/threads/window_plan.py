@@ -26,8 +26,9 @@ from tilewright.tile_graph.plan.form import Leaf
 _MOST_TAPS = 16  # of the axis whose steps are written out
 _MOST_OUTPUTS = 8  # along the window that a thread may have
 _REGISTERS = 136  # of 32 bits for sums and for what a turn reads
-# With more than these, and others for addresses, half as many threads share a multiprocessor. 7 x 7 windows of an image
-# 14 wide take 19.5 us with 7 outputs a thread and 28.6 with 3; 56 wide 93 with 7 and 68 with 4 (H200).
+# With more than these, and others for addresses, half as many threads share a multiprocessor. The factor is set by two
+# kernels on an H200, 7 x 7 windows with a LayerNorm behind them: 14 wide 19.5 us with 7 outputs a thread and 28.6 with
+# 3, 56 wide 93 with 7 and 68 with 4, where the tile was another one as well.
 _FEW_REGISTERS, _CROWDED = 100, 1.5
 _WARPS_BUSY = 2  # times the threads that keep a device busy
 
