@@ -128,12 +128,12 @@ def _to_bfloat16(lanes: int, value: str, made: str, kind: str) -> list[str]:
     # One instruction does it, but for denormal numbers, which it takes as zeros. Bits are looked at, because while
     # denormals are flushed vfpclassps, too, takes them for zeros.
     quick = [
-        "uint16_t small, rest;",
+        "uint16_t small;",
         f"const {whole} exponent = ({whole}){{}} + 0x7f800000, fraction = ({whole}){{}} + 0x7fffff;",
         f'__asm__("vcvtneps2bf16 %1, %0" : "=v"({made}) : "v"({value}));',
         f'__asm__("vptestnmd %2, %1, %0" : "=Yk"(small) : "v"({value}), "v"(exponent));',
-        f'__asm__("vptestmd %2, %1, %0" : "=Yk"(rest) : "v"({value}), "v"(fraction));',
-        "if (!__builtin_expect(small & rest, 0)) return " + made + ";",
+        f'__asm__("vptestmd %2, %1, %0%{{%3%}}" : "=Yk"(small) : "v"({value}), "v"(fraction), "Yk"(small));',
+        "if (!__builtin_expect(small, 0)) return " + made + ";",
     ]
     return [f"{kind} {made};", "#ifdef __AVX512BF16__", *quick, "#endif", *plain]
 

@@ -183,9 +183,10 @@ def test_a_profile_has_every_launch(model: tilewright.Model) -> None:
 
 
 def test_too_little_memory_is_said_before_anything_is_launched(tmp_path: Path) -> None:
-    rows = 1 << 19  # squared, in float32: a terabyte between two kernels
-    steps = [("Add", ["x", "y"], "square", {}), ("Transpose", ["square"], "turned", {})]
-    steps += [("Add", ["turned", "y"], "z", {})]
-    made = model_of(steps, {"x": (rows, 1), "y": (1, rows)}, {"z": (rows, rows)})
+    rows, count = 1 << 15, 80  # products of 4 gigabytes each, all of them kept for the sum
+    weights = {f"w{number}": np.full((1, rows), number, np.float32) for number in range(count)}
+    steps = [("MatMul", ["x", name], f"{name}_y", {}) for name in weights]
+    steps += [("Sum", [f"{name}_y" for name in weights], "z", {})]
+    made = model_of(steps, {"x": (rows, 1)}, {"z": (rows, rows)}, weights)
     with pytest.raises(tilewright.TilewrightError, match="the model needs .* on the GPU, which has .* free"):
         tilewright.compile(made, options=Options(target="cuda", schedule="none", cache_dir=tmp_path))
