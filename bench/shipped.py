@@ -283,9 +283,8 @@ def _judge(
             whose, ours, theirs = _arbitrate(file, case, [got[name] for name in names])
             note = f"{worst} {errors[worst]:.1e} apart, from {whose} {ours:.1e}, theirs {theirs:.1e} ({case.about})"
             if not ours <= max(room, 2 * theirs):
-                whose, theirs = "theirs with the last bit of every input changed", _steadiness(session, case)
-                ours = errors[worst]
-                note = f"{worst} {ours:.1e} apart, {whose} as much as {theirs:.1e} ({case.about})"
+                ours, theirs = errors[worst], _steadiness(session, case)
+                note += f"; theirs moves by {theirs:.1e} with the last bit of every input"
             if not ours <= max(room, 2 * theirs):
                 return f"wrong: {note}"
             result.notes += (note,)

@@ -22,7 +22,7 @@ LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("passes of a sum", ("cut", "near_rows", "step")),
     ("in flight", ("at_once",)),
     ("prefetch", ("ahead", "soon")),
-    ("composed", ("composed", "epilogue")),
+    ("composed", ("composed", "epilogue", "in_turn")),
 )
 
 

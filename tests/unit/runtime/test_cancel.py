@@ -67,8 +67,12 @@ def test_ctrl_c_ends_a_run(kernel_cache: Path) -> None:
     x = np.ones((1024, 1024), np.float32)
     main = threading.main_thread().ident
     assert main is not None
-    with soon(lambda: signal.pthread_kill(main, signal.SIGINT)), pytest.raises(KeyboardInterrupt):
-        model(x)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs of a shell ignore
+    try:
+        with soon(lambda: signal.pthread_kill(main, signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+            model(x)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_cancelled_model_is_as_before(kernel_cache: Path) -> None:
