@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(module: str) -> str:
     """The first part below the package: `tilewright.ir.forms.expr` is in `ir`, the package itself in ``."""
     parts = module.split(".")
@@ -87,7 +93,7 @@ def relative_name(path: Path) -> str:
 def test_imports_go_one_way(path: Path) -> None:
     room = room_of_file(path)
     assert room in MAY_IMPORT, f"say in this test what {room} may import"
-    ours = [m for m in imported_modules(ast.parse(path.read_text())) if m.split(".")[0] == "tilewright"]
+    ours = [m for m in imported_modules(parsed(path)) if m.split(".")[0] == "tilewright"]
     for module in ours:
         other = room_of(module)
         assert other in MAY_IMPORT[room] | {room, "errors"}, f"{room} may not import {module}"
@@ -97,7 +103,7 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_only_options_reads_the_environment(path: Path) -> None:
     if path.name == "options.py" and path.parent == PACKAGE:
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
         assert not reads, f"line {getattr(node, 'lineno', 0)} reads the environment"
 
@@ -106,13 +112,13 @@ def test_only_options_reads_the_environment(path: Path) -> None:
 def test_no_reference_implementation_is_used(path: Path) -> None:
     if path == PACKAGE / "dynamic" / "host.py":
         return  # strings and images, on request
-    modules = list(imported_modules(ast.parse(path.read_text())))
+    modules = list(imported_modules(parsed(path)))
     assert not [m for m in modules if m.startswith("onnx.reference")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative_name)
 def test_every_file_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module begins with a docstring"
+    assert ast.get_docstring(parsed(path)), "a module begins with a docstring"
 
 
 def test_the_rule_is_one_way() -> None:
@@ -139,7 +145,7 @@ def test_only_backends_ask_for_the_kind_of_a_machine(path: Path) -> None:
     """Elsewhere a fact of the machine is a property of the Target, or an answer of its backend."""
     if room_of_file(path) in ("target", "backend") or relative_name(path) in _ASKS_THE_KIND:
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute) and node.attr == "kind":
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             is_target = owner in ("target", "goal") and room_of_file(path) not in ("ir", "render")
@@ -154,7 +160,7 @@ def module_of(path: Path) -> str:
 def direct_imports(path: Path, known: set[str]) -> set[str]:
     """Modules of ours that a file imports, inside functions too; a package stands for its `__init__` alone."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
