@@ -157,6 +157,7 @@ def test_the_search_is_near_the_best_of_all_plans_of_convolutions() -> None:
     judge(ratios(QUICK, machine("avx2_desktop"), images))
 
 
+@pytest.mark.slow
 def test_the_search_is_near_the_best_of_all_tiles_inside_tiles() -> None:
     judge(ratios(QUICK, small_caches("neoverse_n1"), stacks, again=True))
 

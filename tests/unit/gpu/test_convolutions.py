@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import numpy as np
@@ -114,7 +114,12 @@ def products(artifact: Artifact) -> list[Kernel]:
             if any(isinstance(s, Instruction) and s.name in FORMS for s in statements(k.body))]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+def sampled(names: Iterable[str], *often: str) -> list[object]:
+    """Names as parameters of a test, all but some of them left to --all: the interpreter takes its time."""
+    return [name if name in often else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", sampled(CASES, "window", "first", "patches", "groups", "line", "one_row"))
 def test_loops_mean_the_convolutions(name: str) -> None:
     artifact = compiled(name)
     given = inputs_of(artifact)
@@ -122,7 +127,7 @@ def test_loops_mean_the_convolutions(name: str) -> None:
     assert_near(found, reference(name, given["x"]), 2e-3)
 
 
-@pytest.mark.parametrize("name", ("depthwise", "strided"))
+@pytest.mark.parametrize("name", sampled(("depthwise", "strided"), "depthwise"))
 def test_threads_keep_windows_in_registers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_plan, "busy_threads", lambda _: 64)  # of a device that few threads keep busy
     options = Options(target="h200", precision="float16", stop_after="loops", schedule="register")
@@ -135,7 +140,7 @@ def test_threads_keep_windows_in_registers(name: str, monkeypatch: pytest.Monkey
     assert_near(found, reference(name, given["x"]), 2e-3)
 
 
-@pytest.mark.parametrize("name", ("window", "first", "odd_channels"))
+@pytest.mark.parametrize("name", sampled(("window", "first", "odd_channels"), "first"))
 def test_tf32_takes_the_same_way(name: str) -> None:
     artifact = compiled(name, precision="tf32")
     assert products(artifact)
@@ -155,7 +160,7 @@ def test_operands_come_in_asynchronous_packets(name: str) -> None:
         assert any(isinstance(s, Instruction) and s.name.startswith("copy_async") for s in body)
 
 
-@pytest.mark.parametrize("name", ("window", "first", "odd_channels"))
+@pytest.mark.parametrize("name", sampled(("window", "first", "odd_channels"), "odd_channels"))
 def test_the_emulator_agrees(name: str) -> None:
     artifact = compiled(name, "cuda-emulated", stop="machine")
     given = inputs_of(artifact)
