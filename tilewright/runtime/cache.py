@@ -164,23 +164,21 @@ class Cache:
     def put(self, key: str, content: Content) -> Path:
         """Store bytes, or what a function writes to the path it is given, in a folder where it may leave other files.
         The last of several writers wins."""
+        return self._here_or_spare(lambda cache: cache._put(key, content))
+
+    def _here_or_spare(self, store: Callable[[Cache], Path]) -> Path:
+        """What `store` does with this cache, or with one for this process alone where this one cannot be written."""
         try:
-            return self._put(key, content)
+            return store(self)
         except CacheError as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in _NOT_HERE:
                 raise
-            return self._spare_cache(cause)._put(key, content)
+            return store(self._spare_cache(cause))
 
     def put_pieces(self, kind: str, size: int, pieces: Callable[[], Iterable[memoryview]], suffix: str) -> Path:
         """Store what comes in pieces, `size` bytes in all, under a key of its own content."""
-        try:
-            return self._put_pieces(kind, size, pieces, suffix)
-        except CacheError as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in _NOT_HERE:
-                raise
-            return self._spare_cache(cause)._put_pieces(kind, size, pieces, suffix)
+        return self._here_or_spare(lambda cache: cache._put_pieces(kind, size, pieces, suffix))
 
     def _put_pieces(self, kind: str, size: int, pieces: Callable[[], Iterable[memoryview]], suffix: str) -> Path:
         try:

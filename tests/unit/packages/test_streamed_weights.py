@@ -16,7 +16,7 @@ from tilewright.frontend.onnx import mapped
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms import spilled as spilling
 from tilewright.ir.forms.tensor import Layout, StorageAxis
-from tilewright.lower.weights import PackedWeights
+from tilewright.lower.weights import PackedWeights, pack_weights
 from tilewright.ops import lower
 from tilewright.packages import files
 from tilewright.runtime import Cache, store_weights
@@ -148,11 +148,22 @@ def test_large_weights_are_written_as_they_are_made(everything_is_large: None, t
 
 
 def test_packing_needs_no_second_copy() -> None:
-    array = np.zeros((8, 8), np.float32)
+    """In the natural order the array itself is written; a tensor of whole panels is copied once, without padding it."""
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
     assert Layout.natural(2).pack(array) is array
+    panels = Layout((StorageAxis(1, 4), StorageAxis(0), StorageAxis(1, 1, 4)))
+    np.testing.assert_array_equal(panels.pack(array), array.reshape(8, 2, 4).transpose(1, 0, 2))
+    piece = next(iter(PackedWeights(((array, Layout.natural(2)),), array.nbytes)))
+    assert np.shares_memory(array, np.frombuffer(piece, np.uint8))
+
+
+def test_places_and_sizes_of_what_is_packed() -> None:
+    """What is said of every constant's place is where its piece begins."""
     program = lower(load(products()))
-    _, weights = (lowered(program).loops, program.constants)
-    assert all(a.shape == (WIDTH, WIDTH) for a in weights.values())
+    made = lowered(program)
+    offsets, weights = pack_weights(made.loops, program, made.plan)
+    whole = b"".join(weights)
+    assert len(whole) == weights.nbytes and sorted(offsets.values()) == list(range(0, len(whole), len(whole) // 3))
 
 
 def test_arrays_in_files_without_a_name(everything_is_large: None) -> None:
