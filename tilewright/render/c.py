@@ -30,7 +30,7 @@ from tilewright.ir.forms.loops import (
     Stmt,
     Store,
 )
-from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
+from tilewright.render import c_bytes, c_convert, c_guarded, c_math, c_part, c_transpose
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
 from tilewright.render.c_chains import RegisterCall, calls_together
 from tilewright.render.c_expressions import CExpressions
@@ -129,6 +129,11 @@ class CKernel(CExpressions):
             declare(dtype, lanes)
             declare(mask_dtype(dtype), lanes)
             out.append(c_math.text(used, vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes), lanes))
+        for dtype, lanes in sorted(self.used_insides, key=lambda p: (p[0].name, p[1])):
+            out.append(once(c_guarded.inside(vector_name(dtype, lanes), dtype, lanes)))
+        for dtype, lanes in sorted(self.used_runs, key=lambda p: (p[0].name, p[1])):
+            kind, mask = vector_name(dtype, lanes), vector_name(mask_dtype(dtype), lanes)
+            out.append(once(c_guarded.read(element_type(dtype), kind, mask, dtype, lanes)))
         return "".join(out)
 
     # --- statements

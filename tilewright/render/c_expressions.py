@@ -14,7 +14,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import bounds, exceeds
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, const, loads, substitute, var
 from tilewright.ir.forms.loops import Buffer, Memory
-from tilewright.render import c_bytes, c_convert, c_math, c_part, c_transpose
+from tilewright.render import c_bytes, c_convert, c_guarded, c_math, c_part, c_transpose
 from tilewright.render.c_address import (
     compares_places,
     constants,
@@ -23,7 +23,8 @@ from tilewright.render.c_address import (
     lane_stride,
     whole_vector,
 )
-from tilewright.render.c_long import Parts
+from tilewright.render.c_guarded import Run, rest_of, run_of
+from tilewright.render.c_long import Parts, is_harmless, is_short
 from tilewright.render.c_scalars import CScalars
 from tilewright.render.c_text import (
     INFIX,
@@ -31,6 +32,7 @@ from tilewright.render.c_text import (
     SHIFTS,
     TYPES,
     WRAPPING,
+    mask_dtype,
     vector_name,
     vector_shift,
 )
@@ -190,7 +192,7 @@ class CExpressions(CScalars):
     def vector_node(self, node: Expr, done: dict[Expr, str | None]) -> str | None:
         assert self.lane is not None
         if not self.depends(node):
-            return self.value(node, self.parts, node)
+            return self.value(node, self.parts, node) if self.live is None or is_harmless(node) else None
         lanes = self.width
         if isinstance(node, Var):
             return None
@@ -201,12 +203,12 @@ class CExpressions(CScalars):
         operand = node.args[-1].dtype
         if self.lanes_only(node):
             plain_index = node.dtype is dtypes.index and name not in ("select", "cast")
-            return None if node.dtype.kind == "b" or plain_index else self.by_lanes(node)
+            return None if node.dtype.kind == "b" or plain_index else self.guarded(node) or self.apart(node)
         if name == "cast" and operand is dtypes.index and node.dtype is dtypes.int32:
             return self.ramp(node, lanes)
         args = [done[a] for a in node.args]
         if any(a is None for a in args):
-            return self.by_lanes(node) if node.dtype.kind != "b" else None
+            return self.apart(node) if node.dtype.kind != "b" else None
         if name == "select" and not self.depends(node.args[0]):
             a, b = (self.splat(e, t, lanes) for e, t in zip(node.args[1:], args[1:], strict=True))
             # an unaligned read has a type of its own, and both arms need the same
@@ -236,8 +238,8 @@ class CExpressions(CScalars):
             if name in MASK_INFIX and self.mask_width(node) is not None:
                 return f"({texts[0]} {MASK_INFIX[name]} {texts[1]})"
             return f"(~{texts[0]})" if name == "not" else None
-        if name == "div" and operand.is_int and self.count < lanes:
-            return self.by_lanes(node)  # the lanes not in use hold zeros
+        if name == "div" and operand.is_int and (self.count < lanes or self.live is not None):
+            return self.apart(node)  # the lanes not in use hold zeros
         if name in INFIX:
             return self.wrapped(node, f"{{0}} {INFIX[name]} {{1}}", texts, lanes)
         if name == "neg":
@@ -254,7 +256,7 @@ class CExpressions(CScalars):
         if name in ("min", "max") and operand.is_int and operand.bits <= 32:
             self.used_math.setdefault((operand.name, lanes), set()).add(f"whole_{name}")
             return f"tw_whole_{name}_{vector_name(operand, lanes)}({', '.join(t for t in texts if t)})"
-        return self.by_lanes(node) if node.dtype.kind != "b" else None
+        return self.apart(node) if node.dtype.kind != "b" else None
 
     def wrapped(self, node: Op, form: str, texts: list[str], lanes: int) -> str:
         """Vector arithmetic, among unsigned numbers where integers may leave their type: those wrap around in C."""
@@ -265,13 +267,13 @@ class CExpressions(CScalars):
         kind, unsigned = vector_name(node.dtype, lanes), vector_name(whole, lanes)
         return f"(({kind})({form.format(*(f'({unsigned}){t}' for t in texts))}))"
 
-    def ramp(self, node: Op, lanes: int) -> str:
+    def ramp(self, node: Op, lanes: int) -> str | None:
         """An index as a number on every lane: the first lane's, and steps from there."""
         assert self.lane is not None
         total = linear(simplify(node.args[0]))
         stride = lane_stride(total, self.lane)
         if stride is None:
-            return self.by_lanes(node)
+            return self.apart(node)
         self.used_vectors.add((node.dtype, lanes))
         still = Linear({t: c for t, c in total.terms.items() if t is not var(self.lane)}, total.constant)
         kind = vector_name(node.dtype, lanes)
@@ -299,6 +301,10 @@ class CExpressions(CScalars):
             return None
         offset = flat(node.source, node.indices)
         stride = lane_stride(offset, self.lane)
+        if self.live is not None and not is_harmless(node):
+            if stride is None or not c_guarded.has_runs(node.dtype, lanes):
+                return None
+            return self.run(node.source, offset, stride, lanes)
         self.used_vectors.add((node.dtype, lanes))
         kind = vector_name(node.dtype, lanes)
         if stride == 1 and (self.count == lanes or self.is_readable_past(node.source, offset, lanes)):
@@ -312,6 +318,62 @@ class CExpressions(CScalars):
             return self.part(node, offset, stride, lanes)
         reads = [f"{node.source.name}[{at}]{self.bits(node)}" for at in self.lane_offsets(offset, stride, self.count)]
         return f"(({kind}){{{', '.join(reads)}}})"
+
+    def guarded(self, node: Op) -> str | None:
+        """A choice by place, where the lanes of each side are a run: what memory holds elsewhere is not read."""
+        assert self.lane is not None
+        if node.op.name != "select" or node.dtype is dtypes.float64 or not c_guarded.has_runs(node.dtype, self.width):
+            return None
+        if self.live is None and not c_guarded.is_short_chain(node, self.width):
+            return None
+        condition, then, otherwise = node.args
+        inside = run_of(condition, self.lane)
+        if inside is None:
+            return None
+        taken, left = self.side(then, inside), self.side(otherwise, rest_of(condition, self.lane))
+        if taken is None or left is None:
+            return None
+        lanes = self.width
+        whole = mask_dtype(node.dtype)
+        self.used_vectors |= {(node.dtype, lanes), (whole, lanes)}
+        self.used_insides.add((whole, lanes))
+        self.used_math.setdefault((node.dtype.name, lanes), set()).add("select")
+        mask = f"{c_guarded.inside_name(vector_name(whole, lanes))}({', '.join(self.ends(inside))})"
+        return f"tw_select_{vector_name(node.dtype, lanes)}({mask}, {taken}, {left})"
+
+    def side(self, value: Expr, run: Run | None) -> str | None:
+        """One side of a choice, right on the lanes of its run; without a run only what may be computed anywhere."""
+        free = is_harmless(value)
+        if not free and (run is None or not self.depends(value)):
+            return None
+        around = self.live, self.parts
+        if run is not None:
+            self.live = run.within(self.live)
+        text = self.vector(value)
+        self.live, self.parts = around
+        if text is None:
+            return None
+        whole = self.splat(value, text, self.width)
+        if is_short(whole):
+            return whole
+        # a name, or a chain of choices would be written again for every choice that it is inside of
+        self.used_vectors.add((value.dtype, self.width))
+        return self.named(whole, vector_name(value.dtype, self.width))
+
+    def ends(self, run: Run) -> tuple[str, str]:
+        first, last = (self.value(end) for end in run.ends(self.count))
+        given = " && ".join(self.value(each) for each in run.given)
+        return first, f"(({given}) ? ({last}) : 0)" if given else last
+
+    def run(self, source: Buffer, offset: Linear, stride: int, lanes: int) -> str:
+        """What memory holds on the lanes that are in use."""
+        assert self.live is not None
+        kind, whole = (source.dtype, lanes), (mask_dtype(source.dtype), lanes)
+        self.used_vectors |= {kind, whole}
+        self.used_insides.add(whole)
+        self.used_runs.add(kind)
+        place = f"{source.name} + {self.lane_offsets(offset, stride, 1)[0]}"
+        return f"{c_guarded.run_name(vector_name(*kind))}({', '.join((place, str(stride), *self.ends(self.live)))})"
 
     def part(self, node: Load, offset: Linear, stride: int, lanes: int) -> str:
         """Neighbours, or every other element, of what memory holds up to the last one that is used."""
@@ -379,6 +441,10 @@ class CExpressions(CScalars):
     def bits(self, value: Expr) -> str:
         """Behind a scalar that goes into a lane: a bfloat16 is a struct outside of vectors."""
         return ".bits" if value.dtype is dtypes.bfloat16 else ""
+
+    def apart(self, node: Expr) -> str | None:
+        """By lanes, unless some of them may not be computed."""
+        return None if self.live is not None and not is_harmless(node) else self.by_lanes(node)
 
     def by_lanes(self, node: Expr) -> str:
         """A vector put together from scalars."""

@@ -72,6 +72,11 @@ class Parts:
         return isinstance(node, Op) and node is not self.root and (node in self.computed or is_harmless(node))
 
 
+def is_short(text: str) -> bool:
+    """Whether a text may as well be written twice."""
+    return len(text) <= _SHORT
+
+
 def is_harmless(value: Expr) -> bool:
     """Whether all that is read lies inside its buffer, and nothing is divided by what may be zero."""
     for node in walk(value):

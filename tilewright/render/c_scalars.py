@@ -10,6 +10,7 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, State, Symbol,
 from tilewright.ir.forms.loops import Alloc, Buffer, Kernel, Memory, statements
 from tilewright.render import c_bytes, c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers
+from tilewright.render.c_guarded import Run
 from tilewright.render.c_long import LongValues, Parts
 from tilewright.render.c_scope import Scope, Scopes
 from tilewright.render.c_text import (
@@ -49,6 +50,9 @@ class CScalars(LongValues):
         self.used_squares: set[tuple[DType, int]] = set()
         self.used_packings: set[c_bytes.Packing] = set()
         self.used_parts: set[tuple[DType, int]] = set()
+        self.live: Run | None = None  # the lanes that what is being written is used on; nothing is read for others
+        self.used_runs: set[tuple[DType, int]] = set()
+        self.used_insides: set[tuple[DType, int]] = set()
         self.used_slices: set[tuple[DType, int, int, int]] = set()  # lanes of a vector, of its part, and from which on
 
     def emit(self, line: str) -> None:

@@ -262,9 +262,7 @@ def concatenated(b: Builder, hint: str, tensors: tuple[Tensor, ...], axis: int) 
 
     def element(*i: Expr) -> Expr:
         def part(k: int) -> Expr:
-            # clamped, so that evaluating the branch not taken stays inside its tensor
-            place = clamp(i[axis] - starts[k], dims(parts[k])[axis])
-            return b.read(parts[k], (*i[:axis], place, *i[axis + 1 :]))
+            return b.read(parts[k], (*i[:axis], i[axis] - starts[k], *i[axis + 1 :]))
 
         result = part(len(parts) - 1)
         for k in range(len(parts) - 2, -1, -1):
