@@ -1,6 +1,7 @@
 """The GPU's tensor cores: which lane of a warp keeps which element of a matrix, and the instructions on such fragments.
 
-Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats) and m16n8k8 (tf32) and of `ldmatrix`.
+Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats) and m16n8k8 (tf32) and of `ldmatrix`;
+four warps multiply 64 rows at once by `wgmma`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class MatrixForm:
     b: LaneMap
     c: LaneMap
     warps: int = 1  # that run it as one, on operands in shared memory where it is more than one
+    along_sum: bool = False  # whether lines of both operands must run along the sum
 
     @property
     def depth(self) -> int:
@@ -93,17 +95,12 @@ FORMS: Mapping[str, MatrixForm] = {
     for form in (
         MatrixForm("mma_float16", dtypes.float16, _A16, _B16, _C),
         MatrixForm("mma_bfloat16", dtypes.bfloat16, _A16, _B16, _C),
-        MatrixForm("mma_tf32", dtypes.float32, _A32, _B32, _C),
+        MatrixForm("mma_tf32", dtypes.tf32, _A32, _B32, _C),
         MatrixForm("wgmma_float16", dtypes.float16, _A16, _B16, _C, warps=4),
         MatrixForm("wgmma_bfloat16", dtypes.bfloat16, _A16, _B16, _C, warps=4),
+        MatrixForm("wgmma_tf32", dtypes.tf32, _A32, _B32, _C, warps=4, along_sum=True),
     )
 }
-
-
-def tf32(values: np.ndarray) -> np.ndarray:
-    """float32 rounded as the tensor cores' operands are: halves away from zero."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _matrix(context: InstructionContext, number: int, lanes: LaneMap) -> np.ndarray:
@@ -117,8 +114,6 @@ def _matrix(context: InstructionContext, number: int, lanes: LaneMap) -> np.ndar
 
 def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
     a, b, c = (_matrix(context, n, m) for n, m in ((1, form.a), (2, form.b), (0, form.c)))
-    if form.operand is dtypes.float32:
-        a, b = tf32(a), tf32(b)
     total = c + np.matmul(a.astype(np.float32), b.astype(np.float32))
     rows, columns = form.c.places()
     for element in range(form.c.elements):
@@ -129,8 +124,8 @@ def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
 def _wgmma_meaning(form: MatrixForm, context: InstructionContext) -> None:
     columns, a_turned, b_turned, along = (int(s) for s in context.scalars)
     between = along // (8 * ROW_BYTES)  # lines from 64 elements of a line to the next
-    a = _read_group(context, 1, bool(a_turned), 64, between)
-    b = _read_group(context, 2, bool(b_turned), columns, between)
+    a = _read_group(form, context, 1, bool(a_turned), 64, between)
+    b = _read_group(form, context, 2, bool(b_turned), columns, between)
     product = np.matmul(
         a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32)
     )  # (groups, others, 64, columns)
@@ -145,26 +140,29 @@ def _wgmma_meaning(form: MatrixForm, context: InstructionContext) -> None:
             context.write(0, context.from_warps(before + np.moveaxis(added, 2, 1)), at)
 
 
-def _read_group(context: InstructionContext, number: int, turned: bool, count: int, between: int) -> np.ndarray:
-    """A matrix of every four warps, (groups, others, count, 16): each thread reads its share."""
+def _read_group(
+    form: MatrixForm, context: InstructionContext, number: int, turned: bool, count: int, between: int
+) -> np.ndarray:
+    """A matrix of every four warps, (groups, others, count, depth): each thread reads its share."""
     thread = context.thread_number()
     line, packet = context.origin(number)[-3:-1]
     group = 4 * WARP
-    each = count * 16 // group
+    depth, size = form.depth, form.packet
+    each = count * depth // group
     parts = []
     for e in range(each):
         n = thread % group * each + e
-        own, summed = n // 16, n % 16
+        own, summed = n // depth, n % depth
         if turned:
             far, near, within = own // 64 * between + summed, own % 64 // 8, own % 8
         else:
-            far, near, within = own, summed // 8, summed % 8
+            far, near, within = own, summed // size, summed % size
         place = (packet + near) ^ ((line + far) % 8)
         parts.append(context.by_warp(context.read(number, (far, place - packet, within))))
     whole = np.stack(parts, -1)  # (warps, lanes, others, each)
     groups, others = whole.shape[0] // 4, whole.shape[2]
     whole = whole.reshape(groups, group, others, each)
-    return np.moveaxis(whole, 2, 1).reshape(groups, others, count, 16)
+    return np.moveaxis(whole, 2, 1).reshape(groups, others, count, depth)
 
 
 def _ldmatrix_meaning(span: int, transposed: bool, context: InstructionContext) -> None:

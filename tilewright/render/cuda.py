@@ -55,7 +55,7 @@ HEADER = "tilewright.cuh"
 _MEETING = "tw_meeting"  # a launch's own, zero before the first
 
 _LEAST_DIVISOR = 2.0**-100  # neither it nor its reciprocal is near the ends of float32
-_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_FLOATS = ("float32", "float64", "float16", "bfloat16", "tf32")
 
 CUDA = Dialect(
     name="cuda",
@@ -64,6 +64,7 @@ CUDA = Dialect(
         "float64": "double",
         "float16": "tw::half",
         "bfloat16": "tw::bfloat16",
+        "tf32": "tw::tf32",
         "int8": "signed char",
         "uint8": "unsigned char",
         "int16": "short",
@@ -98,7 +99,7 @@ CUDA = Dialect(
     },
     infinity="tw::infinity()",
     nan="tw::nan()",
-    computes_as={"float16": dtypes.float32, "bfloat16": dtypes.float32},
+    computes_as={"float16": dtypes.float32, "bfloat16": dtypes.float32, "tf32": dtypes.float32},
     narrow_index=True,
 )  # fmt: skip
 

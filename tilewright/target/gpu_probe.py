@@ -16,7 +16,7 @@ from tilewright.runtime import Cache
 from tilewright.runtime.cuda_device import DeviceMemory, capability, check, open_device
 from tilewright.runtime.nvrtc import cached_cubin, exact_architecture
 
-VERSION = 2  # of what is measured, and how
+VERSION = 3  # of what is measured, and how
 _SOURCE = Path(__file__).with_name("native") / "probe.cu"
 _REPEAT = 256
 _LONG = 16 * _REPEAT  # steps of loops that no launch may hide
@@ -26,8 +26,9 @@ _WARM_SECONDS = 0.2
 _CLUSTERS = 90  # compute capability from which blocks form clusters and launches may depend
 # (name, multiply-adds of one instruction of a warp)
 _INSTRUCTIONS = (("mma_float16", 16 * 8 * 16), ("mma_bfloat16", 16 * 8 * 16), ("mma_tf32", 16 * 8 * 8))
-_GROUPS = ("wgmma_float16", "wgmma_bfloat16")
-_GROUP_STEP = 64 * 256 * 16 // 4  # multiply-adds of a warp
+# (name, multiply-adds of a warp in an instruction of four)
+_GROUPS = tuple((name, 64 * 256 * depth // 4) for name, depth in
+                (("wgmma_float16", 16), ("wgmma_bfloat16", 16), ("wgmma_tf32", 8)))  # fmt: skip
 _HOPPER = 90  # the compute capability of GPUs that have these, and they alone
 _THREADS = 256
 
@@ -57,7 +58,7 @@ class GpuProbe:
         found = {"clock": self._clock(), "fma_float32": self._arithmetic("fma_float32", 16 * 32, 4)}
         found |= {name: self._arithmetic(name, 8 * count, 2) for name, count in _INSTRUCTIONS}
         if self.capability == _HOPPER:
-            found |= {name: self._arithmetic(name, _GROUP_STEP, 2) for name in _GROUPS}
+            found |= {name: self._arithmetic(name, count, 2) for name, count in _GROUPS}
         found["read_shared"] = self._shared()
         found["read_L2"] = self._reading(self.l2_bytes // 2, 8)
         far = 16 * self.l2_bytes

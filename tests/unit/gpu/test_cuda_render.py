@@ -35,7 +35,7 @@ def test_every_row_is_spelled() -> None:
 
 
 def test_every_type_is_spelled() -> None:
-    assert set(CUDA.types) == {d.name for d in dtypes.ALL}
+    assert set(CUDA.types) == {d.name for d in dtypes.EVERY}
 
 
 @pytest.mark.parametrize(

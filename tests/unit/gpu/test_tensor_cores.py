@@ -22,7 +22,8 @@ from tilewright.compiler.pipeline import Artifact, build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu import MEANINGS
-from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap, tf32
+from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap, MatrixForm
+from tilewright.ir.forms.dtypes import as_tf32
 from tilewright.ir.forms.loops import Instruction, Kernel, statements
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.interpret_loops import LoopFault, run_kernel, run_loops
@@ -172,7 +173,7 @@ def test_fragments_agree_on_the_product() -> None:
 
 def test_tf32_rounds_halves_away_from_zero() -> None:
     given = np.array([1 + 2**-11, -1 - 2**-11, 1 + 2**-12, 3.0], np.float32)
-    np.testing.assert_array_equal(tf32(given), np.array([1 + 2**-10, -1 - 2**-10, 1, 3], np.float32))
+    np.testing.assert_array_equal(as_tf32(given), np.array([1 + 2**-10, -1 - 2**-10, 1, 3], np.float32))
 
 
 # --- meaning
@@ -355,11 +356,11 @@ def test_sums_walked_otherwise(change: Callable[[Plan], Plan], tmp_path: Path) -
     assert module.bank_conflicts == 0
 
 
-@pytest.mark.parametrize("packet", (4, 8))
-def test_layouts_leave_no_packet_out(packet: int) -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
+def test_layouts_leave_no_packet_out(form: MatrixForm) -> None:
     for size in range(16, 272, 16):
         for step in (16, 32, 64):
-            assert layout_for(size, step, packet) in ("swizzled", "padded")
+            assert layout_for(size, step, form) in ("swizzled", "padded")
 
 
 # --- faults

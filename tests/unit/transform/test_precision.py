@@ -13,11 +13,10 @@ import tilewright
 from tilewright import Options, ops
 from tilewright.errors import OptionError
 from tilewright.frontend.onnx.model import load
-from tilewright.ir.analysis.products import as_tf32, below_tf32
 from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan
-from tilewright.ir.forms.expr import Axis, Load, is_op, loads, var
+from tilewright.ir.forms.expr import Axis, Load, cast, is_op, loads, var
 from tilewright.ir.forms.expr import load as expr_load
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import evaluate
@@ -210,12 +209,14 @@ def test_gpus_take_either_type_of_16_bits(network: ModelProto, name: str) -> Non
     assert {t.name: t.dtype for t in program.constants}[f"w0_{name}"] is dtypes.by_name(name)
 
 
-def test_tf32_rounds_operands_where_they_are_multiplied(network: ModelProto) -> None:
+def test_tf32_rounds_operands_as_they_are_stored(network: ModelProto) -> None:
     program = lowered(network, "tf32", machine("h200"))
-    found = [c for c in program.computes if isinstance(c, Reduce) and len(loads(*c.elements)) == 2]
-    assert len(found) == 4 and {t.dtype for t in program.constants} == {dtypes.float32}
-    for compute in found:
-        assert all(isinstance(below_tf32(side), Load) for side in compute.elements[0].args)
+    found = contractions(program)
+    assert len(found) == 4
+    assert all(is_widened_product(c, (dtypes.tf32,), dtypes.float32) for c in found)
+    assert {t.dtype for t in (*program.inputs, *program.outputs)} == {dtypes.float32}
+    weights = next(a for t, a in program.constants.items() if t.name == "w0_tf32")
+    np.testing.assert_array_equal(weights, dtypes.as_tf32(weights))
     x = normal(2, 9, 24)
     for want, got in zip(run(lowered(network, None), x=x), run(program, x=x), strict=True):
         assert 1e-6 < np.linalg.norm(got - want) / np.linalg.norm(want) < 2e-3
@@ -223,11 +224,13 @@ def test_tf32_rounds_operands_where_they_are_multiplied(network: ModelProto) -> 
 
 def test_rounding_to_tf32() -> None:
     """To 10 bits behind the point, halves away from zero; signs, zeros and infinities stay."""
-    given = np.array([1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 0.0, -np.inf, 3.0], np.float32)
+    given = np.array([1 + 2**-10, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, 0.0, -np.inf, 3.0, np.nan], np.float32)
+    given[-1:].view(np.uint32)[:] = 0x7FFFFFFF  # as GPUs give it: all of its bits are set
     axis = Axis("i", len(given))
     x, y = Tensor("x", (len(given),), dtypes.float32), Tensor("y", (len(given),), dtypes.float32)
-    program = Program((x,), (y,), (Map(y, (axis,), as_tf32(expr_load(x, [var(axis)]))),), {})
-    expected = [1 + 2**-10, 1 + 2**-10, 1, -1 - 2**-10, 0, -np.inf, 3]
+    rounded = cast(cast(expr_load(x, [var(axis)]), dtypes.tf32), dtypes.float32)
+    program = Program((x,), (y,), (Map(y, (axis,), rounded),), {})
+    expected = [1 + 2**-10, 1 + 2**-10, 1, -1 - 2**-10, 0, -np.inf, 3, np.nan]
     np.testing.assert_array_equal(evaluate(program, {"x": given})["y"], np.array(expected, np.float32))
 
 

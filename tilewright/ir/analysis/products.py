@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.bits import bitcast
 from tilewright.ir.forms.expr import Axis, Const, Expr, axes_of, const, flattened, is_op, op, select
 
 
@@ -47,23 +45,3 @@ def factors(element: Expr, axes: Sequence[Axis], reduce_axes: Sequence[Axis]) ->
 
 def is_zero(node: Expr) -> bool:
     return isinstance(node, Const) and node.value == 0
-
-
-_TF32_HALF, _TF32_KEPT = 0x1000, 0xFFFFE000  # half of the last bit that tf32 keeps, and all that it keeps
-
-
-def as_tf32(value: Expr) -> Expr:
-    """A float32 rounded to the 11 significant bits of tf32, halves away from zero."""
-    bits = bitcast(value, dtypes.uint32)
-    kept = op("bitand", bits + const(_TF32_HALF, dtypes.uint32), const(_TF32_KEPT, dtypes.uint32))
-    return bitcast(kept, dtypes.float32)
-
-
-def below_tf32(value: Expr) -> Expr | None:
-    """What such a rounding rounds; None where the value is no such rounding."""
-    inner = value
-    for name in ("bitcast", "bitand", "add", "bitcast"):
-        if not is_op(inner, name):
-            return None
-        inner = inner.args[0]
-    return inner if as_tf32(inner) is value else None

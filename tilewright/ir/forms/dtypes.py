@@ -54,6 +54,8 @@ float64 = DType("float64", "f", 64, np.dtype(np.float64), 11)
 uint32 = DType("uint32", "u", 32, np.dtype(np.uint32), 12)
 uint64 = DType("uint64", "u", 64, np.dtype(np.uint64), 13)
 bfloat16 = DType("bfloat16", "f", 16, np.dtype(ml_dtypes.bfloat16), 16)
+# float32 numbers of 11 significant bits, as tensor cores multiply them; no model and no array of a user's has it
+tf32 = DType("tf32", "f", 32, np.dtype(np.float32), 0)
 
 # One element a byte, as NumPy holds them; what their bits mean is spelled out by ops/maps/storage.py.
 float8e4m3fn = DType("float8e4m3fn", "s", 8, np.dtype(ml_dtypes.float8_e4m3fn), 17)
@@ -73,9 +75,10 @@ STORAGE: tuple[DType, ...] = (
 ALL: tuple[DType, ...] = (
     float32, uint8, int8, uint16, int16, int32, int64, bool_, float16, float64, uint32, uint64, bfloat16, *STORAGE,
 )  # fmt: skip
+EVERY = (*ALL, tf32)  # with what only the compiler gives a tensor
 index = int64
 
-_BY_NAME = {d.name: d for d in ALL}
+_BY_NAME = {d.name: d for d in EVERY}
 _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_ONNX = {d.onnx: d for d in ALL}
 
@@ -93,8 +96,25 @@ def by_onnx(number: int) -> DType | None:
     return _BY_ONNX.get(number)
 
 
+def widens(narrow: DType, wide: DType) -> bool:
+    """Whether a conversion of floats keeps every digit, and the one back rounds."""
+    if not (narrow.is_float and wide.is_float):
+        return False
+    return narrow.bits < wide.bits or (narrow is tf32 and wide is float32)
+
+
 def accumulator(dtype: DType) -> DType:
     """The type sums of `dtype` are kept in: at least float32, so that a long reduction stays accurate."""
-    if dtype in (float16, bfloat16):
+    if dtype in (float16, bfloat16, tf32):
         return float32
     return dtype
+
+
+_TF32_HALF, _TF32_KEPT = np.uint32(0x1000), np.uint32(0xFFFFE000)  # half of the last bit that is kept, and all of them
+
+
+def as_tf32(values: np.ndarray) -> np.ndarray:
+    """float32 rounded to tf32, halves away from zero; what is no number stays none."""
+    given = np.asarray(values, np.float32)
+    bits = np.ascontiguousarray(given).reshape(given.shape).view(np.uint32)
+    return np.where(np.isnan(given), given, ((bits + _TF32_HALF) & _TF32_KEPT).view(np.float32))

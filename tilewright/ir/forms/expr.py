@@ -305,18 +305,14 @@ def op(name: str, *values: ExprLike) -> Expr:
     return _make_op(row, args, dtypes.bool_ if row.result == "bool" else dtype)
 
 
-def _widens(narrow: DType, wide: DType) -> bool:
-    return narrow.is_float and wide.is_float and narrow.bits < wide.bits
-
-
 def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype is dtype:
         return value
     if isinstance(value, Const) and not (value.dtype.is_float and not dtype.is_float):
         if dtype.is_int and value.dtype.is_int:
             return const(wrapped_integer(int(value.value), dtype), dtype)
-        return const(value.value, dtype)
-    if is_op(value, "cast") and value.args[0].dtype is dtype and _widens(dtype, value.dtype):
+        return const(float(dtypes.as_tf32(np.float32(value.value))) if dtype is dtypes.tf32 else value.value, dtype)
+    if is_op(value, "cast") and value.args[0].dtype is dtype and dtypes.widens(dtype, value.dtype):
         return value.args[0]  # there and back
     return _make_op(OPS["cast"], (value,), dtype)
 

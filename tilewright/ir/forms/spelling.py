@@ -13,10 +13,11 @@ _WORDS = """
     if else alloc barrier do parallel block thread vector serial unroll descending unique limit reverse
     sum product least largest all any reduce scatter sort
 """
-KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.ALL}
+KEYWORDS = frozenset(_WORDS.split()) | {d.name for d in dtypes.EVERY}
 SUFFIX = {
     "float32": "", "int64": "", "bool": "", "float64": "_f64", "float16": "_f16", "bfloat16": "_bf16", "int8": "_i8",
     "int16": "_i16", "int32": "_i32", "uint8": "_u8", "uint16": "_u16", "uint32": "_u32", "uint64": "_u64",
+    "tf32": "_tf32",
     **{d.name: f"_s{d.onnx}" for d in dtypes.STORAGE},
 }  # fmt: skip
 PRECEDENCE = {

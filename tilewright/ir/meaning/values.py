@@ -95,6 +95,8 @@ def _cast(value: np.ndarray, dtype: DType, target: np.dtype) -> np.ndarray:
         return np.asarray(value != 0)
     if dtype.is_int and value.dtype.kind not in "iub" and dtype is not dtypes.uint64:
         value = value.astype(np.int64)  # truncates; narrowing from there wraps the same way on every machine
+    if dtype is dtypes.tf32 and target == dtype.numpy:
+        return dtypes.as_tf32(value)
     return value.astype(target, copy=False)
 
 

@@ -231,11 +231,11 @@ class Reader:
         token = self._next()
         self._expect("(")
         args = self._list(self.expr, ")")
-        if token.text in {d.name for d in dtypes.ALL}:
+        if token.text in {d.name for d in dtypes.EVERY}:
             if len(args) != 1:
                 raise TextError(f"line {token.line}: a cast takes one operand")
             return _make_op(OPS["cast"], args, dtypes.by_name(token.text))
-        if token.text.removeprefix(BITS) in {d.name for d in dtypes.ALL}:
+        if token.text.removeprefix(BITS) in {d.name for d in dtypes.EVERY}:
             if len(args) != 1:
                 raise TextError(f"line {token.line}: {token.text} takes one operand")
             return bitcast(args[0], dtypes.by_name(token.text.removeprefix(BITS)))
@@ -262,7 +262,7 @@ class Reader:
 
     def _dtype(self) -> DType:
         token = self._peek()
-        if token.text not in {d.name for d in dtypes.ALL}:
+        if token.text not in {d.name for d in dtypes.EVERY}:
             raise self.fail("expected an element type")
         return dtypes.by_name(self._next().text)
 

@@ -106,10 +106,11 @@ template <class T> struct Plain { using type = T; };
 template <class T> struct Plain<const T> { using type = T; };
 template <class T> struct IsConst { static constexpr bool value = false; };
 template <class T> struct IsConst<const T> { static constexpr bool value = true; };
-// A 16-bit float read from memory is a float at once: C++ allows one conversion of ours in a row.
+// A narrow float read from memory is a float at once: C++ allows one conversion of ours in a row.
 template <class T> struct Value { using type = T; };
 template <> struct Value<half> { using type = float; };
 template <> struct Value<bfloat16> { using type = float; };
+template <> struct Value<tf32> { using type = float; };
 
 static TW_CALL void unwritten_register(const Grid* grid, long long offset) {
   long long index[most_dimensions];
@@ -318,6 +319,12 @@ TW_FN unsigned short bfloat16_bits(float value) {
   return static_cast<unsigned short>((whole + 0x7fffu + (whole >> 16 & 1u)) >> 16);
 }
 
+TW_FN unsigned tf32_bits(float value) {
+  const unsigned whole = bits_as<unsigned>(value);
+  if ((whole & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
+  return (whole + 0x1000u) & 0xffffe000u;
+}
+
 TW_FN int thread() { return emulate::engine->thread; }
 TW_FN int block_x() { return emulate::engine->block[0]; }
 TW_FN int block_y() { return emulate::engine->block[1]; }
@@ -438,8 +445,6 @@ template <int Depth> void multiply(Together** given) {
     }
 }
 
-inline float as_tf32(float value) { return bits_as<float>((bits_as<unsigned>(value) + 0x1000u) & 0xffffe000u); }
-
 template <int Depth, class C, class A> void mma(const C& c, const A& a, const A& b, int line) {
   Product mine;
   mine.run = multiply<Depth>;
@@ -447,10 +452,6 @@ template <int Depth, class C, class A> void mma(const C& c, const A& a, const A&
   for (int e = 0; e < Depth / 2; ++e) mine.a[e] = first[1] < 0 ? 0.0f : static_cast<float>(a.element(first[1], e).read());
   for (int e = 0; e < Depth / 4; ++e) mine.b[e] = first[2] < 0 ? 0.0f : static_cast<float>(b.element(first[2], e).read());
   for (int e = 0; e < 4; ++e) mine.c[e] = first[0] < 0 ? 0.0f : c.element(first[0], e).read();
-  if (Depth == 8) {
-    for (float& value : mine.a) value = as_tf32(value);
-    for (float& value : mine.b) value = as_tf32(value);
-  }
   engine->together(&mine, line);
   if (first[0] >= 0) for (int e = 0; e < 4; ++e) c.element(first[0], e).write(mine.c[e]);
 }

@@ -8,6 +8,9 @@ namespace emulate {
 
 constexpr int most_products = 64;  // under way at a time
 constexpr int most_columns = 256;
+constexpr int most_depth = 16;
+// Elements of the sum that one product takes: 32 bytes of them.
+template <class T> constexpr int depth_of() { return 32 / sizeof(T); }
 
 struct Pending {
   Buffer *a, *b;
@@ -33,9 +36,10 @@ struct Grouped : Together {
 // Packets of 16 bytes change places by the number of their line of 128.
 inline unsigned long long exchanged(unsigned long long address) { return address ^ (address >> 7 & 7) << 4; }
 
+template <class T>
 inline unsigned long long matrix_address(unsigned long long start, bool turned, int along, int own, int summed) {
   if (turned) return exchanged(start + own % 64 * 2 + own / 64 * along + summed % 8 * 128 + summed / 8 * 1024);
-  return exchanged(start + own % 8 * 128 + own / 8 * 1024 + summed * 2);
+  return exchanged(start + own % 8 * 128 + own / 8 * 1024 + summed * sizeof(T));
 }
 
 template <class T> TW_CALL float matrix_element(Buffer* buffer, unsigned long long address, unsigned long long* seen) {
@@ -54,17 +58,19 @@ template <class T> TW_CALL float matrix_element(Buffer* buffer, unsigned long lo
   return static_cast<float>(value);
 }
 
-// What a lane fetches for its warp: eight elements of its 16 rows, and a 32nd of all columns.
+// What a lane fetches for its warp: a 32nd of its 16 rows, and of all columns.
 template <class T> TW_CALL unsigned long long fetch_share(const Pending& product, Grouped* mine) {
   unsigned long long seen = 0;
+  constexpr int depth = depth_of<T>();
   const int lane = engine->thread % warp_size, warp = engine->thread / warp_size % 4;
-  for (int e = 0; e < 8; ++e) {
-    const int n = lane * 8 + e;
-    mine->a[e] = matrix_element<T>(product.a, matrix_address(product.a_start, product.a_turned, 0, warp * 16 + n / 16, n % 16), &seen);
+  const int rows = 16 * depth / warp_size, columns = product.columns * depth / warp_size;
+  for (int e = 0; e < rows; ++e) {
+    const int n = lane * rows + e;
+    mine->a[e] = matrix_element<T>(product.a, matrix_address<T>(product.a_start, product.a_turned, 0, warp * 16 + n / depth, n % depth), &seen);
   }
-  for (int e = 0; e < product.columns / 2; ++e) {
-    const int n = lane * (product.columns / 2) + e;
-    mine->b[e] = matrix_element<T>(product.b, matrix_address(product.b_start, product.b_turned, product.along, n / 16, n % 16), &seen);
+  for (int e = 0; e < columns; ++e) {
+    const int n = lane * columns + e;
+    mine->b[e] = matrix_element<T>(product.b, matrix_address<T>(product.b_start, product.b_turned, product.along, n / depth, n % depth), &seen);
   }
   return seen;
 }
@@ -82,22 +88,23 @@ static TW_CALL void issue_group(Together** given) {
   if (!same_operands(lanes)) engine->fault(SHUFFLE, lanes[0]->product->a->name, 0, nullptr);
 }
 
-static TW_CALL void multiply_group(Together** given) {
+template <int Depth> TW_CALL void multiply_group(Together** given) {
   Grouped** lanes = reinterpret_cast<Grouped**>(given);
-  static float a[16][16], b[16][most_columns];
+  static float a[16][most_depth], b[most_depth][most_columns];
   const int columns = lanes[0]->product->columns;
+  const int of_rows = 16 * Depth / warp_size, of_columns = columns * Depth / warp_size;
   for (int l = 0; l < warp_size; ++l) {
-    for (int e = 0; e < 8; ++e) a[(l * 8 + e) / 16][(l * 8 + e) % 16] = lanes[l]->a[e];
-    for (int e = 0; e < columns / 2; ++e) {
-      const int n = l * (columns / 2) + e;
-      b[n % 16][n / 16] = lanes[l]->b[e];
+    for (int e = 0; e < of_rows; ++e) a[(l * of_rows + e) / Depth][(l * of_rows + e) % Depth] = lanes[l]->a[e];
+    for (int e = 0; e < of_columns; ++e) {
+      const int n = l * of_columns + e;
+      b[n % Depth][n / Depth] = lanes[l]->b[e];
     }
   }
   for (int l = 0; l < warp_size; ++l)
     for (int e = 0; e < columns / 2; ++e) {
       const int row = l / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + l % 4 * 2 + e % 2;
       double sum = lanes[l]->c[e];
-      for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+      for (int k = 0; k < Depth; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
       lanes[l]->c[e] = static_cast<float>(sum);
     }
 }
@@ -111,7 +118,7 @@ template <class T> TW_CALL void finish_product(Bank* bank, int line) {
   Flight* flight = bank->flight;
   Pending& product = flight->product[0];
   Grouped mine;
-  mine.run = multiply_group;
+  mine.run = multiply_group<depth_of<T>()>;
   mine.product = &product;
   mine.warp = engine->thread / warp_size;
   if (fetch_share<T>(product, &mine) != product.seen) engine->fault(ASYNC, product.a->name, 0, nullptr);
@@ -173,6 +180,12 @@ TW_FN void wgmma_float16(const emulate::RegisterPlace<float>& c, const emulate::
 template <int N, bool TurnedA, bool TurnedB, int Along>
 TW_FN void wgmma_bfloat16(const emulate::RegisterPlace<float>& c, const emulate::Place<bfloat16>& a,
                           const emulate::Place<bfloat16>& b, int line = __builtin_LINE()) {
+  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
+}
+template <int N, bool TurnedA, bool TurnedB, int Along>
+TW_FN void wgmma_tf32(const emulate::RegisterPlace<float>& c, const emulate::Place<tf32>& a,
+                      const emulate::Place<tf32>& b, int line = __builtin_LINE()) {
+  static_assert(!TurnedA && !TurnedB, "lines of wider elements run along the sum");
   emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
 }
 

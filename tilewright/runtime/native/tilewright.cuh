@@ -47,6 +47,7 @@ TW_FN unsigned short half_bits(float value);
 TW_FN float half_value(unsigned short bits);
 TW_FN unsigned short bfloat16_bits(float value);
 TW_FN float bfloat16_value(unsigned short bits) { return bits_as<float>(static_cast<unsigned>(bits) << 16); }
+TW_FN unsigned tf32_bits(float value);
 
 struct half {
   unsigned short bits;
@@ -60,6 +61,14 @@ struct bfloat16 {
   bfloat16() = default;
   TW_METHOD bfloat16(float value) : bits(bfloat16_bits(value)) {}
   TW_METHOD operator float() const { return bfloat16_value(bits); }
+};
+
+// A float of 11 significant bits, which tensor cores multiply: rounded when it is made, a float for all others.
+struct tf32 {
+  unsigned bits;
+  tf32() = default;
+  TW_METHOD tf32(float value) : bits(tf32_bits(value)) {}
+  TW_METHOD operator float() const { return bits_as<float>(bits); }
 };
 
 }  // namespace tw
@@ -85,6 +94,12 @@ TW_FN float half_value(unsigned short bits) {
 TW_FN unsigned short bfloat16_bits(float value) {
   unsigned short bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+TW_FN unsigned tf32_bits(float value) {  // halves away from zero
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
 }
 
@@ -281,17 +296,10 @@ TW_FN void mma_bfloat16(float* c, const bfloat16* a, const bfloat16* b) {
       : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
 }
 
-TW_FN unsigned tf32_bits(float value) {
-  unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
-TW_FN void mma_tf32(float* c, const float* a, const float* b) {
+TW_FN void mma_tf32(float* c, const tf32* a, const tf32* b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(tf32_bits(a[0])), "r"(tf32_bits(a[1])), "r"(tf32_bits(a[2])), "r"(tf32_bits(a[3])),
-        "r"(tf32_bits(b[0])), "r"(tf32_bits(b[1])));
+      : "r"(a[0].bits), "r"(a[1].bits), "r"(a[2].bits), "r"(a[3].bits), "r"(b[0].bits), "r"(b[1].bits));
 }
 
 // ---- tensor cores, four warps as one: operands lie in shared memory in lines of 128 bytes, eight of which are exchanged
@@ -334,23 +342,31 @@ TW_FN unsigned long long matrix_place(const void* first, int along) {
       "+f"(c[i + 13]), "+f"(c[i + 14]), "+f"(c[i + 15])
 #define TW_WGMMA(kind, n, words, at, ...) \
   if constexpr (N == n) \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." kind "." kind " {" words "}, " at ";" \
-                 : __VA_ARGS__ : "l"(x), "l"(y), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0) : "memory");
-#define TW_WGMMAS(name, type, kind) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n kind " {" words "}, " at ";" : __VA_ARGS__ : TW_PLACES : "memory");
+#define TW_WGMMAS(name, type, kind, of_16_bits) \
   template <int N, bool TurnedA, bool TurnedB, int Along> TW_FN void name(float* c, const type* a, const type* b) { \
     static_assert(N % 32 == 0 && N <= 256, "columns"); \
+    static_assert(of_16_bits || !(TurnedA || TurnedB), "lines of wider elements run along the sum"); \
     const unsigned long long x = matrix_place(a, 16), y = matrix_place(b, TurnedB ? Along : 16); \
-    TW_WGMMA(kind, 32, TW_WORDS_0, "%16, %17, 1, 1, 1, %18, %19", TW_KEPT(0)) \
-    TW_WGMMA(kind, 64, TW_WORDS_0 ", " TW_WORDS_1, "%32, %33, 1, 1, 1, %34, %35", TW_KEPT(0), TW_KEPT(16)) \
-    TW_WGMMA(kind, 96, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2, "%48, %49, 1, 1, 1, %50, %51", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32)) \
-    TW_WGMMA(kind, 128, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3, "%64, %65, 1, 1, 1, %66, %67", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48)) \
-    TW_WGMMA(kind, 160, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4, "%80, %81, 1, 1, 1, %82, %83", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64)) \
-    TW_WGMMA(kind, 192, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5, "%96, %97, 1, 1, 1, %98, %99", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80)) \
-    TW_WGMMA(kind, 224, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6, "%112, %113, 1, 1, 1, %114, %115", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96)) \
-    TW_WGMMA(kind, 256, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6 ", " TW_WORDS_7, "%128, %129, 1, 1, 1, %130, %131", TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96), TW_KEPT(112)) \
+    TW_WGMMA(kind, 32, TW_WORDS_0, "%16, %17, 1, 1, 1" TW_TURNED(18, 19), TW_KEPT(0)) \
+    TW_WGMMA(kind, 64, TW_WORDS_0 ", " TW_WORDS_1, "%32, %33, 1, 1, 1" TW_TURNED(34, 35), TW_KEPT(0), TW_KEPT(16)) \
+    TW_WGMMA(kind, 96, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2, "%48, %49, 1, 1, 1" TW_TURNED(50, 51), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32)) \
+    TW_WGMMA(kind, 128, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3, "%64, %65, 1, 1, 1" TW_TURNED(66, 67), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48)) \
+    TW_WGMMA(kind, 160, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4, "%80, %81, 1, 1, 1" TW_TURNED(82, 83), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64)) \
+    TW_WGMMA(kind, 192, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5, "%96, %97, 1, 1, 1" TW_TURNED(98, 99), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80)) \
+    TW_WGMMA(kind, 224, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6, "%112, %113, 1, 1, 1" TW_TURNED(114, 115), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96)) \
+    TW_WGMMA(kind, 256, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6 ", " TW_WORDS_7, "%128, %129, 1, 1, 1" TW_TURNED(130, 131), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96), TW_KEPT(112)) \
   }
-TW_WGMMAS(wgmma_float16, half, "f16")
-TW_WGMMAS(wgmma_bfloat16, bfloat16, "bf16")
+// elements of 16 bits may lie either way, wider ones along the sum alone
+#define TW_PLACES "l"(x), "l"(y), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0)
+#define TW_TURNED(a, b) ", %" #a ", %" #b
+TW_WGMMAS(wgmma_float16, half, "k16.f32.f16.f16", true)
+TW_WGMMAS(wgmma_bfloat16, bfloat16, "k16.f32.bf16.bf16", true)
+#undef TW_PLACES
+#undef TW_TURNED
+#define TW_PLACES "l"(x), "l"(y)
+#define TW_TURNED(a, b) ""
+TW_WGMMAS(wgmma_tf32, tf32, "k8.f32.tf32.tf32", false)
 #endif
 
 }  // namespace tw

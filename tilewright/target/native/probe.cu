@@ -94,14 +94,14 @@ MMA_KERNEL(mma_bfloat16, MMA("m16n8k16", "f32.bf16.bf16.f32"))
 MMA_KERNEL(mma_tf32, MMA("m16n8k8", "f32.tf32.tf32.f32"))
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Four warps as one, 64 x 256 x 16 a step, two steps under way.
+// Four warps as one, 64 x 256 and 32 bytes of the sum a step, two steps under way.
 #define GROUP_KERNEL(NAME, TYPE)                                                           \
   extern "C" __global__ void __launch_bounds__(256, 1) NAME(float* out, u32 bits) {       \
     __shared__ __align__(1024) u32 data[10 << 10];                                         \
     for (int i = threadIdx.x; i < 10 << 10; i += blockDim.x) data[i] = bits;               \
     tw::async_fence();                                                                     \
     __syncthreads();                                                                       \
-    const TYPE *a = reinterpret_cast<const TYPE*>(data), *b = a + (4 << 10);               \
+    const TYPE *a = reinterpret_cast<const TYPE*>(data), *b = reinterpret_cast<const TYPE*>(data + (2 << 10)); \
     float c[128] = {};                                                                     \
     tw::wgmma_wait<0, 128>(c);                                                             \
     for (int r = 0; r < 16 * REPEAT; ++r) {                                                \
@@ -117,6 +117,7 @@ MMA_KERNEL(mma_tf32, MMA("m16n8k8", "f32.tf32.tf32.f32"))
   }
 GROUP_KERNEL(wgmma_float16, tw::half)
 GROUP_KERNEL(wgmma_bfloat16, tw::bfloat16)
+GROUP_KERNEL(wgmma_tf32, tw::tf32)
 #endif
 
 extern "C" __global__ void read_shared(float* out) {  // 16 bytes a thread, no two of a phase in one bank

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 
 from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Compute, Map, Monoid, Reduce
 from tilewright.ir.forms.expr import (
     Axis,
@@ -383,7 +384,8 @@ def heavy(*roots: Expr) -> list[Op]:
 
 def _is_free_cast(node: Op) -> bool:
     """Conversions cost nothing beside what they move, but for rounding: its result is worth keeping."""
-    rounds = node.dtype.bits < node.args[0].dtype.bits and node.args[0].dtype.is_float
+    own, given = node.dtype, node.args[0].dtype
+    rounds = (own.bits < given.bits and given.is_float) or dtypes.widens(own, given)
     return node.op.name == "cast" and not rounds
 
 

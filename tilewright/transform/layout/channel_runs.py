@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.ir.analysis.products import below_tf32, factors, is_zero
+from tilewright.ir.analysis.products import factors
 from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import bounds, fixed, static
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce
 from tilewright.ir.forms.expr import (
@@ -28,8 +29,6 @@ from tilewright.ir.forms.expr import (
     all_of,
     axes_of,
     const,
-    flattened,
-    is_op,
     le,
     load,
     loads,
@@ -37,7 +36,6 @@ from tilewright.ir.forms.expr import (
     replace_nodes,
     select,
     var,
-    walk,
 )
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.meaning.folding import without_dead
@@ -91,7 +89,7 @@ def runs_of_channels(program: Program, target: Target, predict: Predict) -> Prog
 def _chosen(compute: Compute, program: Program, target: Target, predict: Predict, taken: set[str]) -> _Copied | None:
     if not isinstance(compute, Reduce) or not _is_narrow(compute):
         return None
-    for found in (_rounded(f, compute) for f in guarded_reads(compute, program)):
+    for found in guarded_reads(compute, program):
         packet = target.lanes(found.read.dtype.bytes)
         made = _copied(compute, found, program, packet, taken)
         if made is None:
@@ -113,17 +111,8 @@ def _is_narrow(compute: Reduce) -> bool:
     if compute.monoid.operator != "add" or len(compute.elements) != 1:
         return False
     parts = factors(compute.elements[0], compute.axes, compute.reduce_axes)
-    narrow = [any(n.dtype.bits == 16 for n in loads(f.value)) or any(below_tf32(n) is not None for n in walk(f.value))
-              for f in parts]  # fmt: skip
+    narrow = [any(dtypes.widens(n.dtype, dtypes.float32) for n in loads(f.value)) for f in parts]
     return len(parts) == 2 and all(narrow)
-
-
-def _rounded(found: GuardedRead, compute: Reduce) -> GuardedRead:
-    """The same with the conditions around what is rounded to tf32 as it is read."""
-    for node in walk(*compute.elements):
-        if is_op(node, "select") and is_zero(node.args[2]) and below_tf32(node.args[1]) is found.read:
-            return GuardedRead(node, found.read, tuple(flattened(node.args[0], "and")))
-    return found
 
 
 def _alone(computes: Sequence[Map | Reduce], program: Program, layout: tuple[Tensor, Layout] | None) -> Program:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import upper
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, expressions
 from tilewright.ir.forms.expr import (
@@ -75,6 +76,7 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
     inner: dict[Tensor, int] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
+            inner.update(_along_the_sum(compute))
             axis = owned_axis(compute, program)
             if axis is not None and not _fills_rows_better(compute, program, target):
                 inner[compute.outputs[0]] = axis
@@ -86,6 +88,19 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
             if isinstance(compute, Map | Reduce) and compute.outputs[0] in inner:
                 _lead(compute, inner, program)
     return inner
+
+
+def _along_the_sum(compute: Reduce) -> dict[Tensor, int]:
+    """Operands of 32 bits that tensor cores multiply: they take lines along the sum alone."""
+    found: dict[Tensor, int] = {}
+    for node in loads(*compute.elements):
+        if node.dtype is not dtypes.tf32:
+            continue
+        places = [(upper(i.axis.extent), n) for n, i in enumerate(node.indices)
+                  if isinstance(i, Var) and i.axis in compute.reduce_axes]  # fmt: skip
+        if places:
+            found[node.source] = max(places)[1]
+    return found
 
 
 def owned_axis(compute: Reduce, program: Program) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import bounds, static
 from tilewright.ir.forms.compute import Program, Reduce
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, flattened, is_op, le, loads, lt, var, walk
@@ -54,8 +55,11 @@ def _is_neutral(node: Expr, compute: Reduce) -> bool:
 
 
 def _unwidened(node: Expr) -> Expr:
-    """What is widened on the way into a sum of integers."""
-    return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
+    """What is widened on the way into a sum."""
+    if not is_op(node, "cast"):
+        return node
+    given = node.args[0].dtype
+    return node.args[0] if given.bytes < node.dtype.bytes or dtypes.widens(given, node.dtype) else node
 
 
 def dimension_of(number: int, found: GuardedRead, compute: Reduce) -> Dimension:

@@ -1,8 +1,8 @@
 """Precision of a Program: contractions of quantised operands in integers, and others in fewer bits where asked for.
 
-In bfloat16 and float16 the operands of contractions and convolutions are kept in 16 bits and their sums in float32.
-Everything elementwise, softmax and normalisations stay float32, and so do the model's inputs and outputs. In tf32
-operands stay float32 in memory too, and are rounded to that form's 11 significant bits where they are multiplied.
+In bfloat16 and float16 the operands of contractions and convolutions are kept in 16 bits and their sums in float32; in
+tf32 operands are kept as float32 numbers that are rounded to 11 significant bits. Everything elementwise, softmax and
+normalisations stay float32, and so do the model's inputs and outputs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.errors import OptionError
-from tilewright.ir.analysis.products import as_tf32, factors, is_zero
+from tilewright.ir.analysis.products import factors, is_zero
 from tilewright.ir.analysis.simplify import linear
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import upper
@@ -25,7 +25,7 @@ from tilewright.transform.quantise.quantise import form_of, use_integers
 from tilewright.transform.quantise.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
 
-_NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
+_NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "tf32": dtypes.tf32}
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros
 
 
@@ -37,15 +37,13 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
         raise OptionError(f"precision {precision!r} is for GPUs alone, not {target.name!r}: there is 'bfloat16'")
     if precision in _NARROW:
         program = use_narrow(program, target, _NARROW[precision])
-    if precision == "tf32":
-        program = use_tf32(program)
     if target.kind != "cpu":
         program = apply_factors_late(program)
     return _with_guards_outside(program)
 
 
 def use_narrow(program: Program, target: Target, narrow: DType) -> Program:
-    """Operands of float32 contractions in 16 bits; what produces them rounds once, as it stores. Where matrix
+    """Operands of float32 contractions in fewer bits; what produces them rounds once, as it stores. Where matrix
     registers multiply them, sums that those cannot take stay as they are: vectors would have to widen every operand."""
     has_matrices = "amx_bf16" in target.features
     wanted: dict[Tensor, Encoding] = {}
@@ -59,22 +57,6 @@ def use_narrow(program: Program, target: Target, narrow: DType) -> Program:
         direct.update(compute.outputs)
         wanted.update((n.source, converted(narrow, dtypes.float32)) for n in operands)
     return change_storage(program, wanted, direct)[0]
-
-
-def use_tf32(program: Program) -> Program:
-    """The operands of float32 contractions rounded as they are multiplied."""
-
-    def new(compute: Compute) -> Compute:
-        if isinstance(compute, Scan):
-            return replace(compute, body=tuple(map(new, compute.body)))
-        operands = contracted(compute)
-        if operands is None or any(n.dtype is not dtypes.float32 for n in operands):
-            return compute
-        assert isinstance(compute, Reduce)
-        rounded: dict[Expr, Expr] = {n: as_tf32(n) for n in operands}
-        return replace(compute, elements=tuple(rewrite(e, rounded.get) for e in compute.elements))
-
-    return program.with_computes(tuple(map(new, program.computes)))
 
 
 def _is_matrix_product(compute: Compute, operands: tuple[Load, Load]) -> bool:

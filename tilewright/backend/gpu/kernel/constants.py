@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.backend.gpu.matrix.plan import sides_of_leaf
+from tilewright.backend.gpu.matrix.plan import lie_along_sum, may_turn, sides_of_leaf
 from tilewright.backend.gpu.threads.plan import reused
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.forms.expr import Load, Var, axes_of
+from tilewright.ir.forms.expr import Load, axes_of
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.tile_graph.algebra.context import NestContext, packed_axis, stride
 from tilewright.tile_graph.algebra.nest import Nest
@@ -48,9 +48,11 @@ def _depth(node: Load, dimension: int, nest: Nest, leaf: Leaf) -> int:
 
 
 def _along_the_sum(nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
-    """Weights whose lines run along neither the end of the sum nor an axis of their own at its end."""
+    """Weights whose lines run along neither the end of the sum nor, where tensor cores take those, an axis of their own
+    at its end."""
     sides = sides_of_leaf(nest, leaf)
-    lines = {nest.named(leaf.order[-1]), *(side.axes[-1] for side in (sides.rows, sides.columns))}
+    own = [side.axes[-1] for side in (sides.rows, sides.columns)]
+    lines = {nest.named(leaf.order[-1]), *(() if lie_along_sum(leaf) else own)}
     bare = replace(context, constants=frozenset(), staged=frozenset())
     found: dict[Tensor, Layout] = {}
     for node in nest.element_loads:
@@ -58,7 +60,7 @@ def _along_the_sum(nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor,
             continue
         if any(stride(node, a, bare) == 1 for a in lines):
             continue  # as it is
-        if not all(isinstance(i, Var) or not axes_of(i) for i in node.indices):
+        if not may_turn(node):
             continue
         order = sorted(range(node.source.rank), key=lambda d, n=node: _depth(n, d, nest, leaf))  # type: ignore[misc]
         found[node.source] = Layout.permuted(tuple(order))

@@ -160,7 +160,7 @@ class GpuVariants:
 
 def with_way(kernel: Tile, way: Fragments) -> Tile:
     """A kernel of one product with its warps sharing it in this way."""
-    packet = FORMS[way.instruction].packet
+    form = FORMS[way.instruction]
     sides = (way.rows, way.columns)
 
     def changed(tile: Tile) -> Tile:
@@ -177,7 +177,7 @@ def with_way(kernel: Tile, way: Fragments) -> Tile:
             axes = tuple(replace(a, extent=size) for a, size in zip(tile.axes, sides, strict=True))
             return replace(tile, sizes=(("m", way.warp_rows), ("n", way.warp_columns)), axes=axes)
         if tile.over == "order" and tile.holds:
-            held = tuple(replace(h, stages=way.stages, layout=layout_for(size, way.step, packet))
+            held = tuple(replace(h, stages=way.stages, layout=layout_for(size, way.step, form))
                          for h, size in zip(tile.holds, sides, strict=True))  # fmt: skip
             return replace(tile, holds=held)
         return tile

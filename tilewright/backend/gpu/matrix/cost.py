@@ -163,6 +163,8 @@ def _ways(
 ) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
+    if form.along_sum and not all(product.runs):
+        return None
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
     shapes = _group_shapes(form, near, far, warps, target.register_file) if form.warps > 1 else (
         _shapes(form, near, far, warps, product.stored > 1, target.vector_registers))  # fmt: skip
@@ -220,7 +222,7 @@ class _Tried:
         self.down, self.across = self.rows // self.height, self.columns // self.width
         self.warps = self.down * self.across * self.groups
         self.parts = -(-product.length // self.step)
-        self.padded = [~_is_swizzled(n, self.step, form.packet) for n in (self.rows, self.columns)]
+        self.padded = [~_is_swizzled(n, self.step, form) for n in (self.rows, self.columns)]
         self._set_out()
         self.tensor, self.shared, self.beyond = self._units()
 
@@ -332,15 +334,15 @@ class _TriedInGroups(_Tried):
         self.registers = np.minimum(self.target.vector_registers, self.width // 2 + _REGISTERS_IN_GROUPS)
 
 
-def layout_for(size: int, step: int, packet: int) -> str:
+def layout_for(size: int, step: int, form: MatrixForm) -> str:
     """Packets of a line are exchanged where that leaves none out, whichever way lines run; 32-bit elements that lie
     along a line of their own are read one by one."""
-    return SWIZZLED if _is_swizzled(size, step, packet) else PADDED
+    return SWIZZLED if _is_swizzled(size, step, form) else PADDED
 
 
 def ring_bytes(size: int, step: int, stages: int, form: MatrixForm) -> int:
     """Shared memory of an operand in so many stages."""
-    return int(stages * stage_bytes(size, step, form, not _is_swizzled(size, step, form.packet)))
+    return int(stages * stage_bytes(size, step, form, not _is_swizzled(size, step, form)))
 
 
 def stage_bytes(size: Size, step: Size, form: MatrixForm, padded: Size) -> Size:
@@ -348,10 +350,10 @@ def stage_bytes(size: Size, step: Size, form: MatrixForm, padded: Size) -> Size:
     return step * size * form.operand.bytes + np.where(padded, np.maximum(size, 2 * step) * ROW_BYTES, 0)
 
 
-def _is_swizzled(size: Size, step: Size, packet: int) -> Size:
-    if packet != 8:
-        return np.zeros(np.shape(size), bool)
-    lines = (size // packet, step // packet)
+def _is_swizzled(size: Size, step: Size, form: MatrixForm) -> Size:
+    if form.warps > 1 or form.packet != 8:  # read from shared memory as the hardware exchanges them, or one by one
+        return np.full(np.shape(size), form.warps > 1)
+    lines = (size // form.packet, step // form.packet)
     exchanged = [(n == 1) | (n == 2) | (n == 4) | (n % 8 == 0) for n in lines]
     return exchanged[0] & exchanged[1]
 

@@ -110,7 +110,7 @@ class MatrixContract:
         outer, line = (size, self.step) if along_sum else (self.step, size)
         packets = line // packet
         pad = 1 if hold.layout == PADDED and packets % 2 == 0 else 0
-        if hold.layout == PADDED and self.form.operand is dtypes.float32 and not along_sum:
+        if hold.layout == PADDED and self.form.operand is dtypes.tf32 and not along_sum:
             pad = 2  # four lines of eight neighbours in banks of their own, element by element
         shape = (hold.stages, outer, packets + pad, packet)
         buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)

@@ -29,7 +29,7 @@ from tilewright.backend.gpu.matrix.lower import guarded_read
 from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
-from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
+from tilewright.ir.forms.expr import Axis, Load, Var, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
@@ -97,9 +97,22 @@ def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
 
     def along(side: Side) -> bool:
         found = [x for x in walk(side.value) if isinstance(x, Load)]
+        if lie_along_sum(leaf):  # weights are packed so
+            found = [x for x in found if not (x.source in context.constants and context.packable(x.source)
+                                              and may_turn(x))]  # fmt: skip
         return not any(stride(x, side.axes[-1], bare) == 1 for x in found)
 
     return along(sides.rows), along(sides.columns)
+
+
+def lie_along_sum(leaf: Leaf) -> bool:
+    """Whether operands are best found in lines along the sum: wider elements are read one by one otherwise."""
+    return FORMS[leaf.instruction or ""].operand.bytes > 2
+
+
+def may_turn(read: Load) -> bool:
+    """Whether every dimension of a constant is walked by one axis, so that they may lie in another order."""
+    return all(isinstance(i, Var) or not axes_of(i) for i in read.indices)
 
 
 def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
@@ -285,10 +298,10 @@ def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragmen
             TileAxis(name, extent, tuple(Bind(node.tensor, names[a]) for a in side.axes))
             for name, extent, side in zip("mn", (made.rows, made.columns), (sides.rows, sides.columns), strict=True)
         )
-        packet = FORMS[node.instruction or ""].packet
+        form = FORMS[made.instruction]
         holds = tuple(
             Hold(next(x.source.name for x in walk(side.value) if isinstance(x, Load)), fill=COPIED, stages=made.stages,
-                 layout=layout_for(extent, made.step, packet))
+                 layout=layout_for(extent, made.step, form))
             for side, extent in zip((sides.rows, sides.columns), (made.rows, made.columns), strict=True)
         )  # fmt: skip
         warps = Tile(registers, sizes, "warps", (node,), axes=axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.analysis.products import below_tf32, factors, is_zero
+from tilewright.ir.analysis.products import factors, is_zero
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, const, is_op, select
 from tilewright.tile_graph.algebra.nest import Nest
@@ -62,7 +62,6 @@ def _operand(value: Expr) -> tuple[Expr, str] | None:
         return select(value.args[0], inner[0], const(0, inner[0].dtype)), inner[1]
     if is_op(value, "cast") and value.dtype is dtypes.float32:
         kept = value.args[0]
-        found = [name for name, form in FORMS.items() if form.operand is kept.dtype and kept.dtype.bits == 16]
+        found = [name for name, form in FORMS.items() if form.operand is kept.dtype]
         return (kept, found[0]) if found else None
-    rounded = below_tf32(value)
-    return None if rounded is None else (rounded, "mma_tf32")
+    return None

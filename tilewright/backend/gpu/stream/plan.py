@@ -199,8 +199,8 @@ def in_registers(
     def copied(nest: Nest, number: int, size: int, step: int, stages: int) -> Hold:
         side = (form.products[nest].rows, form.products[nest].columns)[number]
         source = next(x.source.name for x in walk(side.value) if isinstance(x, Load))
-        packet = FORMS[form.products[nest].instruction].packet
-        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, packet))
+        instruction = FORMS[form.products[nest].instruction]
+        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, instruction))
 
     (lanes,) = kernel.body
     assert isinstance(lanes, Tile)

@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.backend.gpu.maps.packets import in_line, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
 from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import (
     Axis,
@@ -193,7 +194,10 @@ class WindowSum:
 
 
 def _unwidened(node: Expr) -> Expr:
-    return node.args[0] if is_op(node, "cast") and node.args[0].dtype.bytes < node.dtype.bytes else node
+    if not is_op(node, "cast"):
+        return node
+    given = node.args[0].dtype
+    return node.args[0] if given.bytes < node.dtype.bytes or dtypes.widens(given, node.dtype) else node
 
 
 def _fits(filler: Const, read: Expr) -> bool:
