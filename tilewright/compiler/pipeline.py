@@ -139,7 +139,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         program = run("fold", fold_constants, program, backend.least_rows)
         program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
-                      _sizes(options))  # fmt: skip
+                      _sizes(options), _terms_predictor(target, options, memo))  # fmt: skip
         program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
         program = run("layout", choose_layouts, program, target)
         plan, loops = settle(run, stages.results, program, target, options, memo, tuner)
@@ -263,6 +263,19 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:
     """What tells the time of a copy and the sum that reads it."""
     return lambda program: predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
+
+
+def _terms_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
+    """What tells the time of a float32 product and of the maps in front of it; None where it is to be summed as the
+    model says, and where operands have fewer digits already."""
+    if options.contraction == "direct" or options.precision not in (None, "float32") or target.kind == "cpu":
+        return None
+    staging = _staging_predictor(target, options, memo)
+
+    def seconds(program: Program) -> float:
+        return staging(stage_operands(program, target, staging))
+
+    return seconds
 
 
 def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:

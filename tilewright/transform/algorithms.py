@@ -9,6 +9,7 @@ from tilewright.target import Target
 from tilewright.transform.bilinear.strassen import choose_products
 from tilewright.transform.bilinear.toom_cook import WINDOWED
 from tilewright.transform.bilinear.winograd import Predict, choose_convolutions
+from tilewright.transform.precision.three_terms import use_three_terms
 from tilewright.transform.recurrence.reroll import reroll
 from tilewright.transform.recurrence.wavefront import choose_orders
 from tilewright.transform.reductions.joined import split_joined
@@ -18,12 +19,13 @@ from tilewright.transform.reductions.split import Known, split_reductions
 def choose_algorithms(
     program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
     recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
-    sizes: Sequence[int] = WINDOWED,
+    sizes: Sequence[int] = WINDOWED, terms: Predict | None = None,
 ) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
     by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
-    reductions over joined tensors part by part; None, in the place of what predicts the time of any, leaves them as
-    they are. `sizes` are those of Winograd's algorithms; `known`: see there."""
+    reductions over joined tensors part by part, and float32 products in three terms on tensor cores; None, in the place
+    of what predicts the time of any, leaves them as they are. `sizes` are those of Winograd's algorithms; `known`: see
+    there."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
@@ -32,4 +34,6 @@ def choose_algorithms(
         program = choose_orders(program, recurrences)
     if products is not None:
         program = choose_products(program, products)
+    if terms is not None:
+        program = use_three_terms(program, target, terms)
     return program if reductions is None else split_reductions(split_joined(program, target), target, reductions, known)

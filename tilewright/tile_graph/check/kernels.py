@@ -417,6 +417,8 @@ def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
         )
     if leaf.rolled and leaf.instruction not in FORMS:
         raise ValueError(f"leaf '{leaf.tensor}' has no ring of parts to be rolled")
+    if leaf.anew and (leaf.instruction not in FORMS or leaf.anew < 0 or leaf.step < 1 or leaf.anew % leaf.step):
+        raise ValueError(f"leaf '{leaf.tensor}': sums of tensor cores begin anew after whole steps")
     if leaf.flat and (not isinstance(core, Map) or leaf.vector is None or leaf.order[-1:] != (leaf.vector,)):
         raise ValueError(f"leaf '{leaf.tensor}': only vectors of a map, along its last axis, run on over ends of rows")
     for axis, size in leaf.cut:

@@ -71,6 +71,7 @@ class Leaf:
     flat: bool = False  # vectors of a map run on over the ends of rows: all its axes are one
     at_once: int = 1  # vectors of a map, or steps of a sum, that a GPU has under way together
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
+    anew: int = 0  # reduction elements after which sums of tensor cores are added to others and begin anew (0: never)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
     near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)

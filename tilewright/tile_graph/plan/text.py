@@ -94,4 +94,4 @@ def _leaf(leaf: Leaf) -> str:
             f"{f' {leaf.near_rows} rows near' if leaf.near_rows else ''}"
             f"{f' results {leaf.in_turn} at a time' if leaf.in_turn else ''}"
             f"{f' split {leaf.split}' if leaf.split > 1 else ''}"
-            f"{f' step {leaf.step}' if leaf.step else ''}")  # fmt: skip
+            f"{f' step {leaf.step}' if leaf.step else ''}{f' anew {leaf.anew}' if leaf.anew else ''}")  # fmt: skip

@@ -13,7 +13,20 @@ from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.bounds import static, upper
-from tilewright.ir.forms.loops import Alloc, Buffer, For, If, Instruction, Kernel, LoopProgram, Stmt, statements
+from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.loops import (
+    Alloc,
+    Buffer,
+    For,
+    If,
+    Instruction,
+    Kernel,
+    LoopProgram,
+    Memory,
+    Stmt,
+    Store,
+    statements,
+)
 from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime.gpu_model import LaunchLimits, why_refused
 from tilewright.target import Target
@@ -42,6 +55,8 @@ def why_not_started(kernel: Kernel, target: Target) -> str | None:
         return reason
     # sums that tensor cores add to have no other place than registers; a thread's own arrays may lie in memory
     sums = {s.operands[0].buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS}
+    stores = [s for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.REGISTER]
+    sums |= {s.buffer for s in stores if any(n.source in sums for n in loads(s.value))}  # and what those are added to
     kept, most = kept_registers(kernel.body, sums), min(target.vector_registers, target.register_file // shape.threads)
     if kept > most:
         return f"sums up in {kept} registers a thread, and each of {shape.threads} threads has {most}"

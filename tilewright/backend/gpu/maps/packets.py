@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.dtypes import DType
-from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, is_op, load, replace_nodes, substitute, var
+from tilewright.ir.forms.expr import (
+    Axis,
+    Expr,
+    Load,
+    axes_of,
+    const,
+    is_op,
+    load,
+    loads,
+    replace_nodes,
+    substitute,
+    var,
+)
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Memory, Stmt, Store
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.propagate import extent_of
@@ -42,8 +54,19 @@ def certain_loads(*values: Expr) -> list[Load]:
         if node in found:
             continue
         found[node] = None
-        stack.extend(node.args[:1] if is_op(node, "select") else node.args)
+        if is_op(node, "select"):
+            stack.extend((node.args[0], *_in_both(*node.args[1:])))
+        else:
+            stack.extend(node.args)
     return [n for n in found if isinstance(n, Load)]
+
+
+def _in_both(then: Expr, otherwise: Expr) -> list[Load]:
+    """Reads that are made whichever of two values is taken."""
+    if set(loads(then)).isdisjoint(loads(otherwise)):
+        return []
+    certain = set(certain_loads(otherwise))
+    return [n for n in certain_loads(then) if n in certain]
 
 
 def in_line(node: Load, lane: Axis) -> bool:

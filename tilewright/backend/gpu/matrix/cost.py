@@ -94,7 +94,7 @@ class MatrixCost:
 class Product:
     """A box of a product, `blocks` of which are to be computed. `ways` and `runs`: how the rows' operand and the
     columns' come, and whether their lines run along the sum; `far`: they come from device memory rather than from the
-    L2; `stored`: see Fragments; `work`: instructions of the epilogue."""
+    L2; `stored`: see Fragments; `work`: instructions of the epilogue; `anew`: see Leaf."""
 
     rows: int
     columns: int
@@ -106,6 +106,7 @@ class Product:
     runs: Both
     stored: int = 1
     work: int = 0
+    anew: int = 0
 
 
 Way = tuple[Fragments, MatrixCost]
@@ -166,8 +167,9 @@ def _ways(
     if form.along_sum and not all(product.runs):
         return None
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
-    shapes = _group_shapes(form, near, far, warps, target.register_file) if form.warps > 1 else (
-        _shapes(form, near, far, warps, product.stored > 1, target.vector_registers))  # fmt: skip
+    twice = product.anew > 0
+    shapes = _group_shapes(form, near, far, warps, twice, target) if form.warps > 1 else (
+        _shapes(form, near, far, warps, product.stored > 1, twice, target.vector_registers))  # fmt: skip
     if not len(shapes):
         return None
     tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
@@ -179,8 +181,11 @@ def _ways(
 
 
 @lru_cache(maxsize=1 << 12)
-def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, registers: int) -> Numbers:
-    """Rows and columns of a block, of a warp, the step and the groups of every way."""
+def _shapes(
+    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, registers: int
+) -> Numbers:
+    """Rows and columns of a block, of a warp, the step and the groups of every way; sums are kept `twice` where some
+    are added to others."""
     found = []
     for count in (warps,) if warps else _WARPS:
         # sums of several groups meet in shared memory
@@ -189,7 +194,7 @@ def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bo
             for down in (n for n in range(1, together + 1) if together % n == 0):
                 across = together // down
                 height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
-                if _kept(height, width) + _REGISTERS_TAKEN > registers:
+                if _kept(height, width, twice) + _REGISTERS_TAKEN > registers:
                     continue
                 for step in (size // form.operand.bytes for size in _STEP_BYTES):
                     if step // (form.depth * groups) >= _LEAST_STEPS:
@@ -198,19 +203,22 @@ def _shapes(form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bo
 
 
 @lru_cache(maxsize=1 << 12)
-def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, registers: int) -> Numbers:
+def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, twice: bool, target: Target) -> Numbers:
     """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
-    if (warps and count != warps) or 32 * count * (width // 2 + _REGISTERS_IN_GROUPS) > registers:
+    registers = width // 2 * (2 if twice else 1) + _REGISTERS_IN_GROUPS
+    if (warps and count != warps) or 32 * count * registers > target.register_file or (
+        registers > target.vector_registers
+    ):
         return np.zeros((0, 6), np.int64)
     piece = 128 // form.operand.bytes
     return np.array([(height, width, form.c.rows, width, step, 1) for step in (2 * piece, piece)], np.int64)
 
 
-def _kept(height: Size, width: Size) -> Size:
+def _kept(height: Size, width: Size, twice: bool) -> Size:
     """Registers of a warp's sums, and of fragments of both operands, twice."""
-    return height * width // 32 + (height + width) // 2
+    return height * width // 32 * (2 if twice else 1) + (height + width) // 2
 
 
 class _Tried:
@@ -232,7 +240,8 @@ class _Tried:
         self.read_rows, self.read_columns = self.across, self.down
         self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
         self.overlap, self.part = _OVERLAP, _PART
-        self.registers = np.minimum(self.target.vector_registers, _kept(self.height, self.width) + _REGISTERS_TAKEN)
+        kept = _kept(self.height, self.width, self.product.anew > 0) + _REGISTERS_TAKEN
+        self.registers = np.minimum(self.target.vector_registers, kept)
 
     def made(self, number: int) -> Fragments:
         rows, columns, warp_rows, warp_columns, step, groups = (int(n) for n in self.shapes[number])
@@ -306,6 +315,9 @@ class _Tried:
         walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / self.long_turn))
         walked = self.part + walked * np.where(self.warps % each_feeds == 0, 1.0, _ODD_WARPS)
         out = self.rows * self.columns
+        # nothing is multiplied while a block's sums are added to others
+        added = out / lanes * self.step / product.anew if product.anew else 0.0
+        walked, part = walked + added, part + added
         slots_of_warp = out / (32 * self.warps) * (_STORED + product.work)
         through = 0.0
         if product.stored > 1:
@@ -331,7 +343,8 @@ class _TriedInGroups(_Tried):
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
         self.least, self.behind, self.most, self.long_turn = _SYNC, 2, _MOST_STAGES + 2, np.inf
         self.overlap, self.part = _OVERLAP_IN_GROUPS, _PART_IN_GROUPS
-        self.registers = np.minimum(self.target.vector_registers, self.width // 2 + _REGISTERS_IN_GROUPS)
+        sums = self.width // 2 * (2 if self.product.anew else 1)
+        self.registers = np.minimum(self.target.vector_registers, sums + _REGISTERS_IN_GROUPS)
 
 
 def layout_for(size: int, step: int, form: MatrixForm) -> str:

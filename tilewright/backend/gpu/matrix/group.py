@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
 from tilewright.backend.gpu.matrix.sides import Side, sides_of
 from tilewright.backend.gpu.threads.nest import GpuNest
-from tilewright.backend.gpu.threads.pipeline import Copies, in_groups
+from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, in_groups
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.simplify import simplify
@@ -49,7 +49,9 @@ class GroupContract(MatrixContract):
         self.base.shared.append(buffer)
         return GroupRing(side, buffer, along_sum, outer, line // packet, packet, hold)
 
-    def walk(self, total: Buffer, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+    def walk(
+        self, total: Buffer, parts: int, copies: Copies, reused: bool, gathered: Gathered | None = None
+    ) -> tuple[Stmt, ...]:
         depth = self.step // self.form.depth
         sums = Operand(total, (const(0), const(0), const(0))), self.block_columns // 2
 
@@ -57,7 +59,7 @@ class GroupContract(MatrixContract):
             return [self._product(total, slot, step) for step in range(depth)]
 
         stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
-        return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled))
+        return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
     def _product(self, total: Buffer, slot: Expr, step: int) -> Stmt:
         rows, columns = self.ring(0), self.ring(1)

@@ -16,7 +16,7 @@ from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_regi
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix.sides import Side, Sides
 from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
-from tilewright.backend.gpu.threads.pipeline import Copies, pipelined, sync
+from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined, sync
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir.analysis.products import is_zero
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -165,14 +165,27 @@ class MatrixContract:
         epilogue = MatrixEpilogue(self)
         body: list[Stmt] = list(epilogue.asked(total, fixed, valid, starts)) if base.plan.lanes > 1 else []
         body.extend(spot.around((Store(total, spot.index, first),)))
-        body.extend(self.walk(total, parts, copies, reused))
+        body.extend(self._gathering(total, spot, parts, copies, reused) if base.plan.anew else
+                    self.walk(total, parts, copies, reused))  # fmt: skip
         if base.plan.lanes > 1:
             body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
         else:
             body.extend(epilogue.on_fragments(total, spot))
         return alloc([total], body)
 
-    def walk(self, total: Buffer, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+    def _gathering(self, total: Buffer, spot: Spot, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+        """The sum in sums of some parts each: tensor cores cut off what float32 would round, at every step."""
+        own = Buffer(self.base.names.fresh("part_sums"), total.shape, total.dtype, total.memory)
+        zero = Store(own, spot.index, const(0, own.dtype))
+        added = Store(total, spot.index, load(total, spot.index) + load(own, spot.index))
+        gathered = Gathered(self.base.plan.anew // self.step, spot.around((added, zero)))
+        walked = self.walk(own, parts, copies, reused, gathered)
+        rest = spot.around((added,)) if parts % gathered.every else ()
+        return alloc([own], (*spot.around((zero,)), *walked, *rest))
+
+    def walk(
+        self, total: Buffer, parts: int, copies: Copies, reused: bool, gathered: Gathered | None = None
+    ) -> tuple[Stmt, ...]:
         """The sum, part by part: copied into the rings, fetched into fragments, multiplied."""
         form = self.form
         sets = range(2)
@@ -196,7 +209,7 @@ class MatrixContract:
             return self._multiply(total, a[number], b[number])
 
         stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
-        steps = pipelined("part", parts, stages, depth, copies, fetch, use, reused, rolled)
+        steps = pipelined("part", parts, stages, depth, copies, fetch, use, reused, rolled, gathered)
         return alloc([*a, *b], steps)
 
     # --- positions

@@ -14,16 +14,33 @@ queue to memory, and the warps would stand still until it drains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
 
 from tilewright.errors import InternalError
-from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.expr import Axis, Const, Expr, const, lt, var
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.expr import Axis, Const, Expr, const, eq, lt, var
 from tilewright.ir.forms.loops import Barrier, For, ForKind, If, Instruction, Operand, Scope, Stmt
 
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
 Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
 Use = Callable[[int], Sequence[Stmt]]  # of the registers of a number
 Multiply = Callable[[Expr], Sequence[Stmt]]  # of the part in a place of the ring
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Sums of some parts that are added to others by `statements`, and begin anew, after every so many parts."""
+
+    every: int
+    statements: Sequence[Stmt]
+
+    def after(self, part: Expr) -> list[Stmt]:
+        """What is to be done behind a part; nothing where its number is never a multiple."""
+        count = linear(part + 1)
+        if count.constant % gcd(self.every, *count.terms.values()):
+            return []
+        return _where(eq((part + 1) % self.every, 0), self.statements)
 
 
 def sync() -> Barrier:
@@ -42,7 +59,7 @@ def wait(pending: int) -> Instruction:
 
 def pipelined(
     name: str, parts: int, stages: int, depth: int, copies: Copies, fetch: Fetch, use: Use, reused: bool,
-    rolled: bool = False,
+    rolled: bool = False, gathered: Gathered | None = None,
 ) -> list[Stmt]:  # fmt: skip
     """All parts in order; a ring that is to be `reused` is free when this ends. `fetch` and `use` take turns with two
     sets of registers."""
@@ -59,7 +76,7 @@ def pipelined(
         return [*at_once(first, first), wait(0), sync(), *alone(first), *end]
     if stages == 1 or depth == 1:
         axis = Axis(name, parts)
-        inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), sync()]
+        inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), *_gathered(gathered, var(axis)), sync()]
         return [For(axis, ForKind.SERIAL, tuple(inside))]
     ahead = parts if parts <= stages else stages - 1
     body = _first_copies(copies, ahead, parts)
@@ -81,7 +98,7 @@ def pipelined(
                 following = _where(lt(following_part, parts), fetch(following_place, 0, 0))
                 inside.extend((wait(ahead - 1), sync(), *following) if following else ())
             inside.extend(use(step % 2))
-        return inside
+        return [*inside, *_gathered(gathered, part)]
 
     return [*body, *_walked(name, parts, stages, one, rolled), *end]
 
@@ -115,7 +132,7 @@ def _first_copies(copies: Copies, ahead: int, parts: int) -> list[Stmt]:
 
 def in_groups(
     name: str, parts: int, stages: int, copies: Copies, multiply: Multiply, sums: tuple[Operand, int], reused: bool,
-    rolled: bool = False,
+    rolled: bool = False, gathered: Gathered | None = None,
 ) -> list[Stmt]:  # fmt: skip
     """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
     into the place of the part before the last, which all threads have seen the end of."""
@@ -131,6 +148,9 @@ def in_groups(
     arrived = [wait(ahead - 1), Instruction("async_fence", ())]
     body = [*_first_copies(copies, ahead, parts), finished(0), *arrived, sync()]
 
+    if gathered is not None:
+        gathered = replace(gathered, statements=(finished(0), *gathered.statements))
+
     def one(part: Expr) -> list[Stmt]:
         later = simplify(part + ahead)
         groups = copies(later, simplify(later % stages)) if ahead < parts else ()
@@ -140,12 +160,17 @@ def in_groups(
             Instruction("wgmma_commit", (total,)),
             *_where(lt(later, parts), [s for group in groups for s in group]),
             commit(),
+            *_gathered(gathered, part),
             *_where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
         ]
 
     body.extend(_walked(name, parts, stages, one, rolled))
     body.append(finished(0))
     return [*body, *([sync()] if reused else [])]
+
+
+def _gathered(gathered: Gathered | None, part: Expr) -> list[Stmt]:
+    return [] if gathered is None else gathered.after(part)
 
 
 def _where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:

@@ -13,7 +13,14 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.maps.plan import busy_threads, fitted, with_packets
-from tilewright.backend.gpu.matrix.plan import choose_fragments, instruction_of, is_rolled, product_of, with_warps
+from tilewright.backend.gpu.matrix.plan import (
+    anew_after,
+    choose_fragments,
+    instruction_of,
+    is_rolled,
+    product_of,
+    with_warps,
+)
 from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
 from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.gpu.threads.window_plan import is_window, with_window
@@ -264,7 +271,7 @@ def finished_leaves(
             length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
             rolled = is_rolled(nest, leaf, nests, made, length, context)
             done.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
-                                instruction=made.instruction, rolled=rolled))  # fmt: skip
+                                instruction=made.instruction, rolled=rolled, anew=anew_after(nest)))  # fmt: skip
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
