@@ -96,8 +96,8 @@ def _along_the_sum(compute: Reduce) -> dict[Tensor, int]:
     for node in loads(*compute.elements):
         if node.dtype is not dtypes.tf32:
             continue
-        places = [(upper(i.axis.extent), n) for n, i in enumerate(node.indices)
-                  if isinstance(i, Var) and i.axis in compute.reduce_axes]  # fmt: skip
+        places = [(upper(t.axis.extent), n) for n, i in enumerate(node.indices) for t, c in linear(i).terms.items()
+                  if c == 1 and isinstance(t, Var) and t.axis in compute.reduce_axes]  # fmt: skip
         if places:
             found[node.source] = max(places)[1]
     return found

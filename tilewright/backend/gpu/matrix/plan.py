@@ -30,7 +30,7 @@ from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.terms import terms_of
-from tilewright.ir.forms.expr import Axis, Load, Var, axes_of, loads, var, walk
+from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
@@ -113,8 +113,8 @@ def lie_along_sum(leaf: Leaf) -> bool:
 
 
 def may_turn(read: Load) -> bool:
-    """Whether every dimension of a constant is walked by one axis, so that they may lie in another order."""
-    return all(isinstance(i, Var) or not axes_of(i) for i in read.indices)
+    """Whether every dimension of a constant is walked by one axis, so that another order of them is known to suit."""
+    return all(len(axes_of(i)) < 2 for i in read.indices)
 
 
 def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
