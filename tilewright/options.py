@@ -26,8 +26,8 @@ CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 EFFORTS = ("full", "fast", "adaptive")
 FALLBACKS = ("host", "error")
-PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
-GPU_PRECISIONS = ("tf32", "float16")
+PRECISIONS = ("float32", "tf32", "tf32_convolutions", "float16", "bfloat16")
+GPU_PRECISIONS = ("tf32", "tf32_convolutions", "float16")
 
 _LOG = logging.getLogger("tilewright")
 
@@ -45,8 +45,9 @@ class Options:
     precision   None: as the model says, a quantised model in integers; "float32": that model in float32 too;
                 "bfloat16": operands of contractions and convolutions in 16 bits, sums and the rest in float32. It
                 runs everywhere and is fast where the CPU multiplies bfloat16 (AMX, AVX-512 BF16) and on the tensor
-                cores of GPUs; for those there are "float16", the same in that type, and "tf32": operands stay
-                float32 in memory and are rounded to 11 significant bits as they are multiplied
+                cores of GPUs; for those there are "float16", the same in that type, "tf32": operands are float32
+                numbers rounded to 11 significant bits, and "tf32_convolutions": those of convolutions alone, as
+                PyTorch does by default
     schedule    "connected" keeps tiles of neighbouring operators on chip; "register" only composes maps into their
                 neighbours; "none" is one kernel an operator
     merging     "auto" makes one compute of independent ones that are alike, with their weights put one behind the other
@@ -59,7 +60,8 @@ class Options:
     contraction "auto" sums every row by itself, so that its error is bounded by its own values; "strassen" may compute
                 large products with weights by Strassen's algorithm, where it is predicted to save time: neighbouring
                 rows (tokens, pixels, samples) then share their rounding errors, and what is NaN or infinite in one
-                spoils the other; "direct" always sums as the model says
+                spoils the other; "direct" always sums as the model says. On GPUs float32 products may run on
+                tensor cores as three products of tf32, with float32's error, unless it is "direct"
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
     effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in about half

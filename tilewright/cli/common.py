@@ -108,7 +108,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         metavar="TYPE",
-        help="float32; bfloat16, and on GPUs float16 and tf32: operands of contractions (default: as the model says)",
+        help="operands of contractions: float32, bfloat16, and on GPUs float16, tf32, or tf32_convolutions, which is "
+        "what PyTorch does (default: as the model says)",
     )
     group.add_argument(
         "--tune",

@@ -268,7 +268,8 @@ def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:
 def _terms_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
     """What tells the time of a float32 product and of the maps in front of it; None where it is to be summed as the
     model says, and where operands have fewer digits already."""
-    if options.contraction == "direct" or options.precision not in (None, "float32") or target.kind == "cpu":
+    wide = options.precision in (None, "float32", "tf32_convolutions")
+    if options.contraction == "direct" or not wide or target.kind == "cpu":
         return None
     staging = _staging_predictor(target, options, memo)
 

@@ -400,3 +400,20 @@ def test_reads_of_an_index_are_not_operands() -> None:
     assert {t.dtype for t in program.constants} == {dtypes.bfloat16}
     assert program.inputs[0].dtype is dtypes.int64
     assert loads(*contractions(program)[0].elements)
+
+
+def test_convolutions_alone_in_tf32() -> None:
+    """As PyTorch does by default: windows of one element too, products not."""
+    weights = {"w": (16, 8, 3, 3), "v": (24, 16, 1, 1), "m": (24, 32)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Conv", ["a", "v"], ["b"]),
+             helper.make_node("GlobalAveragePool", ["b"], ["p"]), helper.make_node("Flatten", ["p"], ["f"]),
+             helper.make_node("MatMul", ["f", "m"], ["y"])]  # fmt: skip
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", (9, 8, 6, 6)), ("y", (9, 32)))]
+    arrays = [numpy_helper.from_array(normal(*shape), name) for name, shape in weights.items()]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = lowered(model, "tf32_convolutions", machine("h200"))
+    kinds = {c.outputs[0].name: {n.dtype for n in loads(*c.elements)} for c in contractions(program)}
+    assert kinds == {"a": {dtypes.tf32}, "b": {dtypes.tf32}, "y": {dtypes.float32}}
+    with pytest.raises(OptionError, match="for GPUs alone"):
+        set_precision(program, machine("neoverse_n1"), "tf32_convolutions")

@@ -7,6 +7,7 @@ normalisations stay float32, and so do the model's inputs and outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilewright.errors import OptionError
@@ -26,6 +27,7 @@ from tilewright.transform.quantise.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
 
 _NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "tf32": dtypes.tf32}
+_CONVOLUTIONS = "tf32_convolutions"
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros
 
 
@@ -33,18 +35,23 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
     """`precision` None: as the model says; float32: no integers in its place; others as above."""
     if target.kind == "cpu" and precision != "float32":
         program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
-    if precision in ("tf32", "float16") and target.kind == "cpu":
+    if precision in ("tf32", _CONVOLUTIONS, "float16") and target.kind == "cpu":
         raise OptionError(f"precision {precision!r} is for GPUs alone, not {target.name!r}: there is 'bfloat16'")
     if precision in _NARROW:
         program = use_narrow(program, target, _NARROW[precision])
+    if precision == _CONVOLUTIONS:
+        program = use_narrow(program, target, dtypes.tf32, is_convolution)
     if target.kind != "cpu":
         program = apply_factors_late(program)
     return _with_guards_outside(program)
 
 
-def use_narrow(program: Program, target: Target, narrow: DType) -> Program:
-    """Operands of float32 contractions in fewer bits; what produces them rounds once, as it stores. Where matrix
-    registers multiply them, sums that those cannot take stay as they are: vectors would have to widen every operand."""
+def use_narrow(
+    program: Program, target: Target, narrow: DType, which: Callable[[Reduce, tuple[Load, Load]], bool] | None = None
+) -> Program:
+    """Operands of float32 contractions, or of some, in fewer bits; what produces them rounds once, as it stores. Where
+    matrix registers multiply them, sums that those cannot take stay as they are: vectors would have to widen every
+    operand."""
     has_matrices = "amx_bf16" in target.features
     wanted: dict[Tensor, Encoding] = {}
     direct: set[Tensor] = set()
@@ -53,6 +60,8 @@ def use_narrow(program: Program, target: Target, narrow: DType) -> Program:
         if operands is None or any(n.dtype is not dtypes.float32 for n in operands):
             continue
         if has_matrices and not _is_matrix_product(compute, operands):
+            continue
+        if which is not None and not (isinstance(compute, Reduce) and which(compute, operands)):
             continue
         direct.update(compute.outputs)
         wanted.update((n.source, converted(narrow, dtypes.float32)) for n in operands)
@@ -69,6 +78,20 @@ def _is_matrix_product(compute: Compute, operands: tuple[Load, Load]) -> bool:
         others = axes_of(*rows.indices)
         has_columns = any(a in own and a not in others and _extent(a) > 1 for a in compute.axes)
         if has_columns and length >= _LEAST_SUMMED and all(r in own for r in compute.reduce_axes):
+            return True
+    return False
+
+
+def is_convolution(compute: Reduce, operands: tuple[Load, Load]) -> bool:
+    """Whether one operand is weights of windows, of one element too: a channel of the result and one that is summed
+    over, in either order, and then the window, beside images of as many dimensions."""
+    results, summed = set(compute.axes), set(compute.reduce_axes)
+    for weights, images in (operands, operands[::-1]):
+        if weights.source.rank < 3 or weights.source.rank != images.source.rank:
+            continue
+        first, second, *window = (set(axes_of(i)) for i in weights.indices)
+        channels = any(a and b and a <= results and b <= summed for a, b in ((first, second), (second, first)))
+        if channels and all(w <= summed for w in window):
             return True
     return False
 

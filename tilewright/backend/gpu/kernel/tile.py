@@ -22,7 +22,7 @@ from tilewright.backend.gpu.threads.plan import MOST_THREADS, finished, fit_regi
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
-from tilewright.ir.forms.expr import Axis, Expr, is_op, loads, var, walk
+from tilewright.ir.forms.expr import Axis, Expr, Load, is_op, loads, var, walk
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
@@ -44,6 +44,7 @@ from tilewright.tile_graph.traffic.moving import accessed, compulsory, footprint
 _MOST_CANDIDATES = 2000
 _LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
 _STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
+_COMPUTED_SLOTS = 40  # the same where it is computed, or behind a condition: its place is taken apart by divisions
 _SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the next steps overlapping
 _GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
 _FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
@@ -270,7 +271,8 @@ def _staging(nest: Nest, box: Box) -> Size:
     total: Size = 0
     for factor in nest_factors(nest):
         if factor.reductions:
-            total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * _STAGE_SLOTS
+            each = _STAGE_SLOTS if isinstance(factor.value, Load) else _COMPUTED_SLOTS
+            total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * each
     return total
 
 

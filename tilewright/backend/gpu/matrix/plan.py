@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import log2, prod, sqrt
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tilewright.backend.gpu.matrix.lower import guarded_read
 from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
-from tilewright.ir.analysis.terms import terms_of
+from tilewright.ir.analysis.terms import TERMS, terms_of
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
@@ -39,7 +39,7 @@ from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, T
 
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
-_EXACT_SUM = 256
+_LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
 NEVER = 1e15  # cycles of what cannot be done
@@ -182,12 +182,15 @@ def _product(
 
 
 def anew_after(nest: Nest) -> int:
-    """Elements after which sums of tensor cores begin anew. They cut off what float32 would round at every step: of
-    4096 elements the sum is 1e-5 off, of 256 at a time 6e-7, where float32 itself is 1e-6 off. That matters where
-    operands are exact, in parts of fewer digits."""
+    """Elements after which sums of tensor cores begin anew. They cut off what float32 would round at every step: on an
+    H200 a sum of 4096 elements is 1e-5 off, by 256 at a time 6e-7, by 128 4e-7, where float32 itself is 1e-6 off. That
+    matters where operands are exact, in parts of fewer digits. What float32 rounds grows with the root of the length,
+    and so may this."""
+    if not any(terms_of(axis, nest.element_loads) for axis in nest.reduce_axes):
+        return 0
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    is_exact = any(terms_of(axis, nest.element_loads) for axis in nest.reduce_axes)
-    return _EXACT_SUM if is_exact and length > _EXACT_SUM else 0
+    anew = max(_LEAST_ANEW, 1 << int(log2(_ANEW_OF_ROOT * sqrt(length / TERMS))))
+    return anew if length > anew else 0
 
 
 @lru_cache(maxsize=1 << 14)
