@@ -1,10 +1,10 @@
 """Times products, models and plans on this machine's GPU:
-`python bench/gpu.py products | attention | models | ablation | model | bandwidth | best`.
+`python bench/gpu.py products | convolutions | attention | models | ablation | model | bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
-Products go through rotating sets of operands that do not fit the L2 cache together; models through `run_into` with
-inputs and outputs on the device. PyTorch runs the same operands by cuBLAS; models have peers in processes of their own
-(gpu_peers.py). Errors are relative, against float64.
+Products and convolutions go through rotating sets of operands that do not fit the L2 cache together; models through
+`run_into` with inputs and outputs on the device. PyTorch runs the same operands by cuBLAS and cuDNN; models, of the zoo
+or of yours, have peers in processes of their own (gpu_peers.py). Errors are relative, against float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_attention, gpu_bandwidth, gpu_best, gpu_models, gpu_peers, gpu_plans
+from bench import gpu_attention, gpu_bandwidth, gpu_best, gpu_convolutions, gpu_models, gpu_peers, gpu_plans
 from tilewright.errors import TilewrightError
 from tilewright.target import machine
 
@@ -68,7 +68,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     products = commands.add_parser("products", help="contractions of one kernel beside cuBLAS")
     products.add_argument("--family", choices=FAMILIES, action="append", help="only this one; repeatable")
-    models = commands.add_parser("models", help="models of the zoo beside PyTorch")
+    layers = commands.add_parser("convolutions", help="single layers beside cuDNN")
+    layers.add_argument("--layer", action="append", default=[], metavar="TEXT",
+                        help="those with this in their family or name; repeatable")  # fmt: skip
+    layers.add_argument("--batch", type=int, default=1)
+    models = commands.add_parser("models", help="models of the zoo, or yours, beside PyTorch")
+    models.add_argument("files", nargs="*", metavar="FILE", type=own_model,
+                        help="an ONNX file, or module:function that gives a torch module and its example inputs; all "
+                        "extents of an ONNX file's inputs are known")  # fmt: skip
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
     models.add_argument("--peers", action="store_true", help="PyTorch and XLA too, in processes of their own")
@@ -88,7 +95,7 @@ def main() -> int:
     best.add_argument("--made", type=Path, metavar="FILE", help="time plans that were made beforehand")
     moved.add_argument("--json", type=Path, metavar="FILE")
     best.add_argument("--json", type=Path, metavar="FILE")
-    for command in (products, attention, models, steps, kernels):
+    for command in (products, layers, attention, models, steps, kernels):
         command.add_argument("--precision", default="float16", choices=("float32", "tf32", "float16", "bfloat16"))
         command.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -96,11 +103,13 @@ def main() -> int:
     if arguments.command == "best" and arguments.make is not None:
         arguments.make.write_bytes(pickle.dumps(gpu_best.made_plans(shapes, arguments.count, machine("h200"))))
         return 0
-    if arguments.command in ("bandwidth", "best", "attention"):
+    if arguments.command in ("bandwidth", "best", "attention", "convolutions"):
         warm_up()
         found: Sequence[Any] = (
             gpu_bandwidth.measured(device_microseconds) if arguments.command == "bandwidth"
             else gpu_attention.measured(device_microseconds, arguments.precision) if arguments.command == "attention"
+            else gpu_convolutions.measured(device_microseconds, arguments.precision, arguments.batch, arguments.layer)
+            if arguments.command == "convolutions"
             else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made)
         )  # fmt: skip
         if arguments.json is not None:
@@ -114,10 +123,18 @@ def main() -> int:
     return 1 if any(row.refused for row in rows) else 0
 
 
+def own_model(text: str) -> str:
+    """A user's model as its benchmark names it."""
+    if ":" in text or (text.endswith(".onnx") and Path(text).is_file()):
+        return text
+    raise argparse.ArgumentTypeError(f"no file {text}: an ONNX file, or module:function, or --model for one of the zoo")
+
+
 def run_models(arguments: argparse.Namespace) -> list[gpu_models.Row]:
     warm_up()
     peers = arguments.peer or (gpu_peers.RUNTIMES if arguments.peers else ())
-    return gpu_models.run_models(arguments.model or gpu_models.MODELS, arguments.size, arguments.precision,
+    named = [*arguments.files, *(arguments.model or ())]
+    return gpu_models.run_models(named or gpu_models.MODELS, arguments.size, arguments.precision,
                                  device_microseconds, peers, arguments.peer_seconds, arguments.profile)  # fmt: skip
 
 

@@ -150,7 +150,8 @@ def told(name: str, rows: Sequence[Row]) -> str:
     ratios = [row.torch / row.microseconds for row in rows if row.microseconds]
     if not ratios:
         return f"{name}: none ran"
-    return f"{name}: {geometric_mean(ratios):.2f} of cuDNN's speed, geometric mean of {len(ratios)}; at least {min(ratios):.2f}"
+    mean = f"{geometric_mean(ratios):.2f} of cuDNN's speed, geometric mean of {len(ratios)}"
+    return f"{name}: {mean}; at least {min(ratios):.2f}"
 
 
 def prepare(layer: Layer, precision: str, batch: int) -> None:

@@ -1,4 +1,6 @@
-"""Models of the zoo on this machine's GPU beside other runtimes: device time, error over many inputs, equal replays.
+"""Models of the zoo, or of a user's, on this machine's GPU beside other runtimes: device time, error over many inputs,
+equal replays. A user's model is an ONNX file, whose reference is our own float32 on the CPU and which XLA alone runs
+beside us, or `module:function`, a function that gives a torch module and its example inputs by name.
 
 The error of a model, ours and PyTorch's at the same precision, is the root of the mean square of the relative errors
 over 20 inputs against float64: the example's elements in other orders along the last axis, by a seed. Of a single
@@ -9,7 +11,10 @@ the peers are stopped whenever something is timed.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +28,7 @@ import numpy as np
 
 import tilewright
 from bench import gpu_peers
+from bench.gpu_peers import file_of, is_file
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
 from tilewright.target import machine
@@ -67,8 +73,9 @@ def run_models(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with ProcessPoolExecutor(min(_EXPORTING, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-            exported = {name: pool.submit(export, name, size, folder / f"{name}.onnx") for name in names}
-            beside = gpu_peers.Peers(names, size, precision, folder, peers, seconds)
+            exported = {name: pool.submit(export, name, size, folder / file_of(name)) for name in names}
+            runtimes = {name: tuple(r for r in peers if r == "xla" or not is_file(name)) for name in names}
+            beside = gpu_peers.Peers(runtimes, size, precision, folder, seconds)
             rows = []
             for name in names:
                 rows.append(model_row(name, exported[name], size, precision, timed, beside.quiet, profile))
@@ -102,11 +109,13 @@ def show(rows: Sequence[Row]) -> None:
 
 def export(name: str, size: str, path: Path) -> Path:
     """One file, there only when it is whole."""
-    from bench import zoo
-
-    module, inputs = built(name, size)
     part = path.with_suffix(".part")
-    zoo.export_module(module, inputs, part)
+    if is_file(name):
+        inputs = random_inputs(Path(name))
+        shutil.copyfile(name, part)
+    else:
+        module, inputs = built(name, size)
+        export_module(module, inputs, part)
     np.savez(path.with_suffix(".npz"), **inputs)  # type: ignore[arg-type]
     part.rename(path)
     return path
@@ -117,8 +126,8 @@ def model_row(
 ) -> Row:
     import torch
 
-    module, inputs = built(name, size)
     path = exported.result()
+    module, inputs = (None, random_inputs(Path(name))) if is_file(name) else built(name, size)
     begin = time.perf_counter()
     try:
         model = tilewright.compile(path, target="cuda", precision=precision)
@@ -127,7 +136,7 @@ def model_row(
     taken = time.perf_counter() - begin
     given = [torch.from_numpy(inputs[port.name]).cuda() for port in model.inputs]
     outputs = [torch.empty(port.shape, dtype=getattr(torch, port.dtype.name), device="cuda") for port in model.outputs]
-    error, torch_error = errors(model, module, inputs, outputs, precision)
+    error, torch_error = errors(model, path if module is None else module, inputs, outputs, precision)
     with quiet():
         ours = timed(lambda _: model.run_into(given, outputs), 10)
         rotated = beyond_l2(lambda: model.run_into(given, outputs), timed)
@@ -143,13 +152,48 @@ def model_row(
 
 
 def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """A model of the zoo, or one that is measured on GPUs alone."""
+    """A model of the zoo, one that is measured on GPUs alone, or what a function of a user's gives."""
     from bench import zoo
     from bench.zoo import vit_s32
 
+    if ":" in name:
+        place, function = name.split(":", 1)
+        sys.path.insert(0, os.getcwd())  # a user's module is looked for where he stands
+        return getattr(importlib.import_module(place), function)()  # type: ignore[no-any-return]
     if name == "vit_b16":
         return vit_s32.build_base_16(size)
     return zoo.build(name, size)
+
+
+def export_module(module: Any, inputs: dict[str, np.ndarray], path: Path) -> None:
+    """A module that does not name its outputs has one."""
+    from bench import zoo
+
+    if not hasattr(module, "output_names"):
+        module.output_names = ("output",)
+    zoo.export_module(module, inputs, path)
+
+
+def random_inputs(path: Path) -> dict[str, np.ndarray]:
+    """For a model file: numbers of a normal distribution; integers of 0 and 1, which are in range for most readers."""
+    import onnx
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    constants = {w.name for w in graph.initializer}
+    rng = np.random.default_rng(0)
+    found: dict[str, np.ndarray] = {}
+    for port in graph.input:
+        if port.name in constants:
+            continue
+        about = port.type.tensor_type
+        shape = [d.dim_value for d in about.shape.dim]
+        if not all(shape):
+            raise SystemExit(f"{path}: input '{port.name}' leaves an extent open; give the file fixed shapes first")
+        dtype = tensor_dtype_to_np_dtype(about.elem_type)
+        is_real = np.issubdtype(dtype, np.floating)
+        found[port.name] = (rng.standard_normal(shape) if is_real else rng.integers(0, 2, shape)).astype(dtype)
+    return found
 
 
 def variations(inputs: dict[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
@@ -163,9 +207,12 @@ def variations(inputs: dict[str, np.ndarray], count: int) -> Iterator[dict[str, 
 def errors(
     model: Any, module: Any, inputs: dict[str, np.ndarray], outputs: Sequence[Any], precision: str
 ) -> tuple[float, float]:
-    """Of ours and of PyTorch at the same precision, against PyTorch in float64; all on the device."""
+    """Of ours and of PyTorch at the same precision, against PyTorch in float64, all on the device; of a model file ours
+    alone, against float32 on the CPU."""
     import torch
 
+    if isinstance(module, Path):
+        return file_error(model, module, inputs, outputs), 0.0
     kind = torch_kind(precision)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     exact, narrow = copy.deepcopy(module).to("cuda").double(), copy.deepcopy(module).to("cuda").to(kind)
@@ -183,6 +230,18 @@ def errors(
         ours.append(largest(outputs, reference))
         theirs.append(largest(by(narrow, arrays, kind), reference))
     return root_mean_square(ours), root_mean_square(theirs)
+
+
+def file_error(model: Any, path: Path, inputs: dict[str, np.ndarray], outputs: Sequence[Any]) -> float:
+    import torch
+
+    plain = tilewright.compile(path, target="cpu")
+    found = []
+    for arrays in variations(inputs, JUDGED):
+        reference = [torch.from_numpy(np.asarray(a)).cuda().double() for a in plain.run(arrays).values()]
+        model.run_into([torch.from_numpy(arrays[port.name]).cuda() for port in model.inputs], outputs)
+        found.append(largest(outputs, reference))
+    return root_mean_square(found)
 
 
 def largest(found: Sequence[Any], reference: Sequence[Any]) -> float:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -34,6 +34,16 @@ _FILE_SECONDS = 120  # until the exported model is there
 _IN_FLIGHT, _ROUNDS = 20, 7
 _WARM_SECONDS = 0.5
 _AT_ONCE = 16  # peers alive: each has PyTorch or JAX and a context of the device in memory
+
+
+def is_file(name: str) -> bool:
+    return name.endswith(".onnx")
+
+
+def file_of(name: str) -> str:
+    """The name of an exported model's file."""
+    stem = Path(name).stem if is_file(name) else name.replace(":", ".")
+    return f"{stem}.onnx"
 
 
 class Peer:
@@ -96,11 +106,12 @@ class Peers:
     """All peers of some models, some of them at a time, compiling beside whatever else is done."""
 
     def __init__(
-        self, names: Sequence[str], size: str, precision: str, folder: Path, runtimes: Sequence[str], seconds: float
+        self, runtimes: Mapping[str, Sequence[str]], size: str, precision: str, folder: Path, seconds: float
     ) -> None:
-        there = [r for r in runtimes if r != "xla" or importlib.util.find_spec("jax") is not None]
-        order = sorted(there, key=("compile", "xla", "eager").index)  # what compiles longest first
-        self._queue = [(r, n, size, precision, folder / f"{n}.onnx") for r in order for n in names]
+        """`runtimes`: of every model, by name."""
+        there = [r for r in ("compile", "xla", "eager") if r != "xla" or importlib.util.find_spec("jax") is not None]
+        wanted = [(r, n) for r in there for n, own in runtimes.items() if r in own]
+        self._queue = [(r, n, size, precision, folder / file_of(n)) for r, n in wanted]
         self._until = time.monotonic() + seconds
         self.alive: list[Peer] = []
         self.found: dict[tuple[str, str], float] = {}  # microseconds by runtime and model

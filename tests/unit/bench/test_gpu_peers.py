@@ -25,6 +25,13 @@ print(json.dumps({"microseconds": 12.5}))
 """
 
 
+OWN = """
+import numpy as np, torch
+def build():
+    return torch.nn.Linear(3, 5).eval(), {"x": np.ones((4, 3), np.float32)}
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "peer.py"
@@ -38,7 +45,9 @@ def test_what_is_ready_counts(
 ) -> None:
     """Three at a time: the last is started when another has gone."""
     monkeypatch.setattr(gpu_peers, "_AT_ONCE", 3)
-    peers = gpu_peers.Peers(["slow", "good", "broken", "fine"], "full", "float16", script, ["compile"], 2.0)
+    peers = gpu_peers.Peers(
+        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), "full", "float16", script, 2.0
+    )
     processes = [peer._process for peer in peers.alive]
     assert len(processes) == 3
     peers.finish()
@@ -51,7 +60,7 @@ def test_what_is_ready_counts(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_the_others_stand_still(script: Path) -> None:
-    peers = gpu_peers.Peers(["slow"], "full", "float16", script, ["compile"], 0.0)
+    peers = gpu_peers.Peers({"slow": ("compile",)}, "full", "float16", script, 0.0)
     (peer,) = peers.alive
 
     def state() -> str:
@@ -77,3 +86,27 @@ def test_errors_are_taken_over_inputs_of_the_same_kind() -> None:
     again = list(gpu_models.variations(given, 5))
     assert all(np.array_equal(a["ids"], b["ids"]) for a, b in zip(made, again, strict=True))
     assert gpu_models.root_mean_square([3.0, 4.0]) == pytest.approx(12.5**0.5)
+
+
+def test_peers_are_those_that_can_run_a_model(script: Path) -> None:
+    """A model file has no module that PyTorch could run."""
+    wanted = {"good": ("eager", "compile"), str(script / "own.onnx"): ()}
+    peers = gpu_peers.Peers(wanted, "full", "float16", script, 0.0)
+    assert {(p.runtime, p.name) for p in peers.alive} == {("eager", "good"), ("compile", "good")}
+    peers.finish()
+    assert gpu_peers.file_of(str(script / "own.onnx")) == "own.onnx"
+    assert gpu_peers.file_of("package.module:build") == "package.module.build.onnx"
+
+
+def test_models_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that gives a module, and a file, which is given inputs of its shapes."""
+    (tmp_path / "own_model.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    module, inputs = gpu_models.built("own_model:build", "full")
+    assert inputs["x"].shape == (4, 3)
+    gpu_models.export_module(module, inputs, tmp_path / "own.onnx")
+    found = gpu_models.random_inputs(tmp_path / "own.onnx")
+    assert {name: (a.shape, a.dtype) for name, a in found.items()} == {"x": ((4, 3), np.float32)}
+    copied = gpu_models.export(str(tmp_path / "own.onnx"), "full", tmp_path / "copy.onnx")
+    assert copied.read_bytes() == (tmp_path / "own.onnx").read_bytes()
+    np.testing.assert_array_equal(np.load(tmp_path / "copy.npz")["x"], found["x"])
