@@ -25,11 +25,11 @@ def small(layer: Layer) -> Layer:
     """The same with few channels and a small image."""
     groups = min(layer.groups, 2)
     size = tuple(min(n, 9) for n in layer.size)
-    return replace(layer, channels=(4, 6), size=size, groups=groups, padding=min(layer.pad, 2), dilation=min(layer.dilation, 2))
+    moved = {"padding": min(layer.pad, 2), "dilation": min(layer.dilation, 2)}
+    return replace(layer, channels=(4, 6), size=size, groups=groups, **moved)
 
 
-@pytest.mark.parametrize("layer", [next(x for x in LAYERS if x.family == f) for f in dict.fromkeys(x.family for x in LAYERS)],
-                         ids=lambda layer: layer.family)  # fmt: skip
+@pytest.mark.parametrize("layer", {x.family: x for x in reversed(LAYERS)}.values(), ids=lambda layer: layer.family)
 def test_a_layer_is_what_pytorch_computes(layer: Layer) -> None:
     layer = small(layer)
     program = lower(load(gpu_convolutions.layer_model(layer, "float32", 2), {}))

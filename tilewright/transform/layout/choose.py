@@ -104,19 +104,21 @@ def _along_the_sum(compute: Reduce) -> dict[Tensor, int]:
 
 
 def owned_axis(compute: Reduce, program: Program) -> int | None:
-    """The output axis that indexes a constant operand of a contraction, the longest one."""
-    best: tuple[int, int] | None = None
+    """The output axis that indexes a constant operand of a contraction, the longest one; of blocks of weights that go
+    with blocks of what they are multiplied by, one inside a block."""
+    best: tuple[bool, int, int] | None = None
     if len(loads(*compute.elements)) < 2:
         return None
     for node in loads(*compute.elements):
         if node.source not in program.constants:
             continue
+        others = {a for n in loads(*compute.elements) if n is not node for a in axes_of(*n.indices)}
         for index in node.indices:
             if isinstance(index, Var) and index.axis in compute.axes and isinstance(index.axis.extent, int):
-                size = index.axis.extent
-                if size > 1 and (best is None or size > best[0]):
-                    best = (size, compute.axes.index(index.axis))
-    return None if best is None else best[1]
+                size, alone = index.axis.extent, index.axis not in others
+                if size > 1 and (best is None or (alone, size) > best[:2]):
+                    best = (alone, size, compute.axes.index(index.axis))
+    return None if best is None else best[2]
 
 
 def _fills_rows_better(compute: Reduce, program: Program, target: Target) -> bool:
