@@ -10,9 +10,9 @@ from tilewright import ops
 from tilewright.frontend.onnx import model as frontend
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Map, Program, Reduce
-from tilewright.ir.forms.expr import load
+from tilewright.ir.forms.expr import Axis, cast, load, var
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.meaning.folding import fold
+from tilewright.ir.meaning.folding import fold, foldable
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.transform.clean.fold import fold_constants
 
@@ -88,3 +88,15 @@ def test_scalars_stay_scalars() -> None:
     given, made = Tensor("s", (), dtypes.float32), Tensor("a", (), dtypes.float32)
     folded = fold(Map(made, (), load(given, ())), {given: np.array(1.5, np.float32)})
     assert folded[made].shape == () and folded[made] == 1.5
+
+
+def test_weights_of_any_size_are_converted_beforehand() -> None:
+    """What is computed from as many elements is left for the run."""
+    w = Tensor("w", (1 << 14, 1 << 14), dtypes.float32)
+    constants = {w: np.broadcast_to(np.float32(0), (1 << 14, 1 << 14))}
+    axes = (Axis("i", 1 << 14), Axis("j", 1 << 14))
+    read = load(w, [var(a) for a in axes])
+    for narrow in (dtypes.float16, dtypes.tf32):
+        assert foldable(Map(Tensor("n", w.shape, narrow), axes, cast(read, narrow)), constants)
+    assert foldable(Map(Tensor("t", w.shape, w.dtype), axes, load(w, [var(a) for a in reversed(axes)])), constants)
+    assert not foldable(Map(Tensor("e", w.shape, w.dtype), axes, read * read), constants)

@@ -269,7 +269,7 @@ def _terms_predictor(target: Target, options: Options, memo: Memo) -> Predict | 
     """What tells the time of a float32 product and of the maps in front of it; None where it is to be summed as the
     model says, and where operands have fewer digits already."""
     wide = options.precision in (None, "float32", "tf32_convolutions")
-    if options.contraction == "direct" or not wide or target.kind == "cpu":
+    if options.contraction == "direct" or not wide:
         return None
     staging = _staging_predictor(target, options, memo)
 

@@ -54,7 +54,7 @@ def test_figures_take_the_place_of_usual_ones() -> None:
 def planned(target: Target, columns: int = 384) -> Plan:
     steps = [("MatMul", ["x", "w"], "y", {})]
     model = model_of(steps, {"x": (384, 768)}, {"y": (384, columns)}, {"w": np.zeros((768, columns), np.float32)})
-    plan = build(load(model, {}), target, Options(stop_after="plan")).plan
+    plan = build(load(model, {}), target, Options(stop_after="plan", contraction="direct")).plan
     assert plan is not None
     return plan
 

@@ -155,7 +155,7 @@ CASES = {
     "whole": product(64, 128, 64, "", FLOAT),
     "turned_b": product(64, 96, 64, "b", FLOAT),
     "odd": product(67, 101, 45, "", FLOAT),
-    "window": convolution((1, 16, 10, 10), 32, 3),
+    "window": convolution((1, 8, 6, 6), 32, 3),
 }
 
 
@@ -170,7 +170,7 @@ def test_loops_mean_the_product(name: str) -> None:
 
 def grouped(anew: int, stages: int = 3) -> Artifact:
     """A product in groups of four warps, its sums begun anew."""
-    artifact = in_terms(product(64, 256, 64, "b", FLOAT))
+    artifact = in_terms(product(64, 96, 64, "b", FLOAT))
     assert artifact.plan is not None
 
     def tiles(tile: Tile) -> Tile:
@@ -189,7 +189,7 @@ def grouped(anew: int, stages: int = 3) -> Artifact:
     return planned(replace(artifact, plan=map_leaves(map_tiles(artifact.plan, tiles), leaves)), "h200")
 
 
-@pytest.mark.parametrize("anew", (0, 96, 256))
+@pytest.mark.parametrize("anew", (0, pytest.param(64, marks=pytest.mark.slow), 96))
 def test_groups_begin_their_sums_anew(anew: int) -> None:
     artifact = grouped(anew)
     assert artifact.plan is not None and (f"anew {anew}" in plan_text(artifact.plan)) == (anew > 0)
@@ -227,7 +227,7 @@ def test_emulated_kernels_compute_the_product(tmp_path: Path) -> None:
 
 
 def test_kernels_compile_without_spills() -> None:
-    for artifact, architecture in ((grouped(256), "sm_90a"), (in_terms(CASES["whole"], "a100"), "sm_80")):
+    for artifact, architecture in ((grouped(96), "sm_90a"), (in_terms(CASES["whole"], "a100"), "sm_80")):
         assert artifact.loops is not None
         for kernel in artifact.loops.kernels:
             (resources,) = nvrtc.compile_to_cubin(source_of(kernel), architecture).resources.values()

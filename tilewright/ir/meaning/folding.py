@@ -22,7 +22,7 @@ from tilewright.ir.forms.compute import (
     expressions,
     reads,
 )
-from tilewright.ir.forms.expr import Axis, axes_of
+from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, is_op
 from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import evaluate_computes
@@ -30,6 +30,7 @@ from tilewright.ir.meaning.interpret import evaluate_computes
 GROWTH = 4  # a result may be this many times larger than what it is made of...
 ALWAYS = 1 << 20  # ...or up to this many bytes in any case
 WORK = 1 << 27  # scalar steps the interpreter may spend on one compute
+CONVERTED = 1 << 30  # elements that it may convert: weights of any size are kept as they are multiplied
 _STEP = 1 << 12  # those that one step of a Scan is worth at least
 
 
@@ -44,11 +45,17 @@ def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
         return False
     sizes = [_static_bytes(t) for t in compute.outputs]
     work = _work(compute)
-    if work is None or work > WORK or any(s is None for s in sizes):
+    limit = CONVERTED if isinstance(compute, Map) and _is_conversion(compute.value) else WORK
+    if work is None or work > limit or any(s is None for s in sizes):
         return False
     result = sum(s for s in sizes if s is not None)
     given = sum(constants[t].nbytes for t in sources)
     return result <= ALWAYS or result <= GROWTH * given
+
+
+def _is_conversion(value: Expr) -> bool:
+    """Whether a value is read, and at most given another type."""
+    return isinstance(value.args[0] if is_op(value, "cast") else value, Load)
 
 
 def fold(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:

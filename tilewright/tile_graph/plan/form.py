@@ -71,13 +71,13 @@ class Leaf:
     flat: bool = False  # vectors of a map run on over the ends of rows: all its axes are one
     at_once: int = 1  # vectors of a map, or steps of a sum, that a GPU has under way together
     step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
-    anew: int = 0  # reduction elements after which sums of tensor cores are added to others and begin anew (0: never)
     packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
     instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
     near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
     soon: int = 0  # steps of a sum before it multiplies weights of its own panel that it prefetches them, nearer
     together: int = 1  # steps of a sum written out in a turn of its innermost loop
     in_turn: int = 0  # vectors of a sum whose results are computed at a time, in a loop (0: all, written out)
+    anew: int = 0  # reduction elements after which sums of tensor cores are added to others and begin anew (0: never)
 
     @cached_property
     def unnamed(self) -> Leaf:
