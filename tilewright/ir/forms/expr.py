@@ -311,7 +311,9 @@ def cast(value: Expr, dtype: DType) -> Expr:
     if isinstance(value, Const) and not (value.dtype.is_float and not dtype.is_float):
         if dtype.is_int and value.dtype.is_int:
             return const(wrapped_integer(int(value.value), dtype), dtype)
-        return const(float(dtypes.as_tf32(np.float32(value.value))) if dtype is dtypes.tf32 else value.value, dtype)
+        if dtype is dtypes.tf32:
+            return const(float(dtypes.as_tf32(np.asarray(value.value, np.float32))), dtype)
+        return const(value.value, dtype)
     if is_op(value, "cast") and value.args[0].dtype is dtype and dtypes.widens(dtype, value.dtype):
         return value.args[0]  # there and back
     return _make_op(OPS["cast"], (value,), dtype)

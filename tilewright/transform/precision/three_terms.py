@@ -8,7 +8,7 @@ is left out is smaller than what float32 rounds. Parts of weights are made here,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -18,6 +18,7 @@ from tilewright.ir.analysis.products import factors
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.analysis.terms import PARTS, TERMS, part, part_of_first, part_of_second
 from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import fixed
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import Axis, Expr, Load, cast, load, loads, replace_nodes, substitute, var
 from tilewright.ir.forms.tensor import Tensor
@@ -114,7 +115,7 @@ def _parts_of(tensor: Tensor, name: str) -> Map:
 def _in_terms(compute: Reduce, operands: tuple[Load, Load], parts: dict[Tensor, Tensor]) -> Reduce:
     term = Axis("term", TERMS)
     read: dict[Expr, Expr] = {
-        node: cast(load(parts[node.source], [number, *node.indices]), dtypes.float32)  # type: ignore[index]
+        node: cast(load(parts[node.source], [number, *node.indices]), dtypes.float32)
         for node, number in zip(operands, (part_of_first(term), part_of_second(term)), strict=True)
     }
     element = replace_nodes(compute.elements[0], read)
@@ -130,15 +131,15 @@ def _pays(compute: Reduce, operands: tuple[Load, Load], program: Program, predic
         made = _parts_of(tensor, f"{tensor.name}_parts")
         parts[tensor] = made.output
         if tensor in constants:
-            constants[made.output] = np.broadcast_to(np.float32(0), [int(e) for e in made.output.shape])
+            constants[made.output] = np.broadcast_to(np.float32(0), [fixed(e) for e in made.output.shape])
         else:
             before.append(made)
     terms = _in_terms(compute, operands, parts)
-    direct = predict(_alone((compute,), program, program.constants))
-    return predict(_alone((*before, terms), program, constants)) < _WORTH * direct
+    direct = predict(_alone((compute,), program.constants))
+    return predict(_alone((*before, terms), constants)) < _WORTH * direct
 
 
-def _alone(computes: tuple[Compute, ...], program: Program, constants: dict[Tensor, np.ndarray]) -> Program:
+def _alone(computes: tuple[Compute, ...], constants: Mapping[Tensor, np.ndarray]) -> Program:
     """A Program of nothing else."""
     made = {t for c in computes for t in c.outputs}
     read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
