@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
+import numpy as np
+
+from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import linear, simplify_difference
 from tilewright.ir.forms.expr import (
     Axis,
     Const,
     Expr,
+    Load,
+    Symbol,
+    Var,
     all_of,
     axes_of,
     cast,
@@ -19,8 +26,12 @@ from tilewright.ir.forms.expr import (
     mul,
     substitute,
     var,
+    walk,
 )
+from tilewright.ir.meaning.values import evaluate_exprs, grid
 from tilewright.tile_graph.algebra.propagate import extent_of
+
+_MOST_PLACES = 1 << 16  # that are looked at one by one
 
 
 def worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
@@ -42,6 +53,30 @@ def worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
         substitute(condition, dict(zip(inside, point, strict=True)))
         for point in product(*(range(extent_of(a.extent)) for a in inside))
     )
+
+
+def is_covered(condition: Expr, ways: Sequence[Expr]) -> bool:
+    """Whether one of the ways holds wherever the condition does, as far as a look at every place can tell."""
+    roots = (condition, *ways)
+    axes = list(dict.fromkeys(a for root in roots for a in axes_of(root)))
+    if any(isinstance(n, Load | Symbol) for n in walk(*roots)) or any(not isinstance(a.extent, int) for a in axes):
+        return False
+    if prod(extent_of(a.extent) for a in axes) > _MOST_PLACES:
+        return False
+    places = grid(tuple((a, range(extent_of(a.extent))) for a in axes))
+
+    def place(node: Expr) -> np.ndarray:
+        if not isinstance(node, Var):
+            raise InternalError(f"{node} is no place of a loop")
+        return places[node.axis]
+
+    def read(node: Load, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+        raise InternalError(f"a condition that reads {node.source.name} is not known before it runs")
+
+    holds, *others = evaluate_exprs(roots, place, read)
+    for other in others:
+        holds = holds & ~other
+    return not holds.any()
 
 
 def strip(element: Expr, identity: Expr, additive: bool) -> tuple[list[Expr], Expr]:

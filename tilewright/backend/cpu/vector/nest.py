@@ -13,7 +13,7 @@ from tilewright.backend.cpu.maps.rows import places, range_of, run_of_blocks
 from tilewright.backend.cpu.prefetch.lower_ahead import hints
 from tilewright.backend.cpu.prefetch.rows_ahead import with_rows_ahead
 from tilewright.backend.cpu.prefetch.window_rows import rows_asked
-from tilewright.backend.cpu.vector.guards import strip, worst
+from tilewright.backend.cpu.vector.guards import is_covered, strip, worst
 from tilewright.backend.cpu.vector.lanes import LaneSums
 from tilewright.backend.cpu.vector.lower_in_turn import in_turn
 from tilewright.backend.cpu.vector.lower_near_rows import blocks_of_part, part_loop, with_last
@@ -483,20 +483,22 @@ class CpuNest(LaneSums):
         everywhere = all_of(simplify(worst(c, block.unrolled)) for c in lowered)
         fast = self._reduce_loops(depth, block, states, monoid, elements, [])
         guards = [a for a in block.unrolled if any(a in axes_of(c) for c in lowered)]
-        others = tuple(a for a in block.unrolled if a not in guards)
-        single = Block(block.env, others, block.lane)
-        slow = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
-        slow = (If(all_of(lowered), slow),)
-        slow = unrolled(guards, slow)
+        parts: list[tuple[Expr, Block]] = []
         if depth < len(self.reduction) and len(guards) == 1 and extent_of(guards[0].extent) > 2:
             # a window hangs over one end at a time: the rest of the block still runs as one
             for first in (False, True):
                 part = block.without(guards[0], first)
                 inside = [simplify(self.access.lower(substitute(c, part.env))) for c in varied]
                 check = all_of(simplify(worst(c, part.unrolled)) for c in inside)
-                if check is everywhere:
-                    continue  # what is outside is at the other end
-                slow = (If(check, self._reduce_loops(depth, part, states, monoid, elements, []), slow),)
+                if check is not everywhere:  # else what is outside is at the other end
+                    parts.append((check, part))
+        slow: tuple[Stmt, ...] = ()
+        if not is_covered(all_of(lowered), [everywhere, *(check for check, _ in parts)]):
+            single = Block(block.env, tuple(a for a in block.unrolled if a not in guards), block.lane)
+            alone = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
+            slow = unrolled(guards, (If(all_of(lowered), alone),))
+        for check, part in parts:
+            slow = (If(check, self._reduce_loops(depth, part, states, monoid, elements, []), slow),)
         return self._guarded(plain, block.env, (If(everywhere, fast, slow),))
 
     def _guarded(self, conditions: Sequence[Expr], env: dict[Axis, Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
