@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.forms import dtypes
@@ -16,16 +18,32 @@ def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
         for index, extent in zip(indices, buffer.shape, strict=True):
             offset = offset * extent + index
         return join_divisions(linear(simplify(offset)))
-    total = Linear({}, 0)
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        total = total.scaled(extent).plus(_simple_sum(index))  # type: ignore[arg-type]
-    return join_divisions(total)
+    # one dictionary for all of it: there is an offset for every read that is written out
+    terms: dict[Expr, int] = {}
+    constant = 0
+    for index, pitch in zip(indices, _pitches(buffer.shape), strict=True):  # type: ignore[arg-type]
+        part = _simple_sum(index)
+        constant += part.constant * pitch
+        for term, coefficient in part.terms.items():
+            terms[term] = terms.get(term, 0) + coefficient * pitch
+    return join_divisions(Linear({t: c for t, c in terms.items() if c}, constant))
+
+
+def _pitches(shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each axis."""
+    pitches = [1]
+    for extent in reversed(shape[1:]):
+        pitches.append(pitches[-1] * extent)
+    return pitches[: len(shape)][::-1]
 
 
 def _simple_sum(index: Expr) -> Linear:
     """The sum of an index with every term simplified; plain variables, the common case, stay as they are."""
     total = linear(index)
-    if all(isinstance(t, Var) for t in total.terms):
+    for term in total.terms:
+        if not isinstance(term, Var):
+            break
+    else:
         return total
     result = Linear({}, total.constant)
     for term, coefficient in total.terms.items():
@@ -70,7 +88,7 @@ def lane_stride(offset: Linear, lane: Axis) -> int | None:
 def constants(indices: tuple[Expr, ...]) -> tuple[int, ...]:
     result = []
     for index in indices:
-        known = simplify(index)
+        known = index if isinstance(index, Const) else simplify(index)
         if not isinstance(known, Const):
             raise InternalError(f"register index {index} is not a constant")
         result.append(int(known.value))

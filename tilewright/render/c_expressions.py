@@ -37,6 +37,8 @@ from tilewright.render.c_text import (
     vector_shift,
 )
 
+_NARROW = (dtypes.bfloat16.name, dtypes.float16.name)
+
 
 class CExpressions(CScalars):
     """Writes the expressions of one kernel."""
@@ -129,10 +131,10 @@ class CExpressions(CScalars):
             return False
         if name == "select" and operand is dtypes.bfloat16:
             return self.depends(node.args[0])
-        if operand in (dtypes.bfloat16, dtypes.float16):
+        if operand.name in _NARROW:
             return True
         if name in ("cast", "bitcast"):
-            return node.dtype.kind == "b" or operand.kind == "b" or node.dtype in (dtypes.bfloat16, dtypes.float16)
+            return node.dtype.kind == "b" or operand.kind == "b" or node.dtype.name in _NARROW
         if name == "select":
             return self.depends(node.args[0]) and self.guards_reads(node)
         return node.dtype is dtypes.index and operand is dtypes.index

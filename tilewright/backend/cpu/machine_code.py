@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tilewright.backend.cpu.kernel.chains import join_calls
+from tilewright.backend.cpu.kernel.chains import holds_calls, join_calls
 from tilewright.errors import ToolError
 from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.forms.compute import Program
@@ -93,7 +93,9 @@ def render(
 
     def written() -> Iterator[tuple[str, str]]:
         for k in loops.kernels:
-            text = render_kernel(join_calls(unroll(k), most), scratch(k)[0], dialect)
+            written_out = unroll(k)
+            joined = join_calls(written_out, most) if holds_calls(k) else written_out
+            text = render_kernel(joined, scratch(k)[0], dialect)
             same = first.setdefault(text.replace(f"void {k.name}(", "void ("), k.name)
             sources[k.name] = text if same == k.name or dialect != "c" else render_as(k.name, same)
             yield k.name, sources[k.name]
