@@ -24,12 +24,12 @@ def choose_algorithms(
     """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
     by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
     reductions over joined tensors part by part, and float32 products in three terms on tensor cores; None, in the place
-    of what predicts the time of any, leaves them as they are. `sizes` are those of Winograd's algorithms; `known`: see
-    there."""
+    of what predicts the time of any, leaves them as they are. `sizes` are those of Winograd's algorithms; `known` keeps
+    what was chosen for convolutions and reductions before."""
     if recurrences is not None:
         program = reroll(program)
     if convolutions is not None:
-        program = choose_convolutions(program, convolutions, sizes)
+        program = choose_convolutions(program, convolutions, sizes, known)
     if recurrences is not None:
         program = choose_orders(program, recurrences)
     if products is not None:

@@ -222,6 +222,24 @@ def choice(model: ModelProto) -> int:
     return fastest(found[0], program, lambda p: predicted_seconds(p, CPU, "register"))
 
 
+def test_what_was_chosen_before_is_not_predicted_again() -> None:
+    program = folded(convolution((1, 64, 28, 28), (64, 64, 3, 3), [1, 1, 1, 1]))
+    asked: list[Program] = []
+
+    def predict(part: Program) -> float:
+        asked.append(part)
+        return float(len(part.computes))
+
+    known: winograd.Known = {}
+    choose_convolutions(program, predict, SIZES, known)
+    times = len(asked)
+    assert times > 1
+    again = choose_convolutions(program, predict, SIZES, known)
+    assert len(asked) == times and again is program
+    choose_convolutions(program, predict, SIZES[:1], known)
+    assert len(asked) > times
+
+
 def test_many_channels_are_computed_fast() -> None:
     assert choice(convolution((1, 256, 28, 28), (256, 256, 3, 3), [1, 1, 1, 1])) > 0
 

@@ -50,6 +50,7 @@ _COLUMNS = 512  # of filters transformed at once: what stays in a cache, and is 
 _MOST_WINDOWS = 2  # over three axes F(2, 3) alone would have 64 transformed values, more than registers hold
 
 Predict = Callable[[Program], float]
+Known = dict[Hashable, int | None]  # sizes that were chosen, by the form of a convolution
 """The time a Program is predicted to take, in seconds."""
 
 
@@ -339,10 +340,14 @@ def _merged(digits: Sequence[Expr], sizes: Sequence[int]) -> Expr:
 # --- the choice
 
 
-def choose_convolutions(program: Program, predict: Predict, sizes: Sequence[int] = SIZES) -> Program:
-    """The Program with every convolution rewritten whose fast form, of one of these `sizes`, is predicted to pay."""
+def choose_convolutions(
+    program: Program, predict: Predict, sizes: Sequence[int] = SIZES, known: Known | None = None
+) -> Program:
+    """The Program with every convolution rewritten whose fast form, of one of these `sizes`, is predicted to pay;
+    `known` is what was chosen before, by the same that predicts, and is added to."""
     names = {t.name for t in program.tensors()}
-    chosen: dict[Hashable, int] = {}
+    chosen: Known = {} if known is None else known
+    weights = sum(t.most_bytes for t in program.constants)  # how many there are decides where they come from
     computes: list[Compute] = []
     constants = dict(program.constants)
     layouts = dict(program.layouts)
@@ -351,13 +356,14 @@ def choose_convolutions(program: Program, predict: Predict, sizes: Sequence[int]
         if found is None:
             computes.append(compute)
             continue
-        key = _shape_of(found, program)
+        key = ("convolution", _shape_of(found, program), tuple(sizes), weights)
         if key not in chosen:
             chosen[key] = fastest(found, program, predict, sizes)
-        if chosen[key] == 0:
+        m = chosen[key]
+        if not m:
             computes.append(compute)
             continue
-        fast = Winograd(found, chosen[key], names)
+        fast = Winograd(found, m, names)
         computes.extend(fast.computes)
         layouts.update(fast.layouts)
         constants[fast.filters] = spilled(fast.transformed(program.constants[found.weight.source]))
@@ -410,4 +416,5 @@ def _shape_of(found: Sliding, program: Program) -> Hashable:
     windows = tuple((w.dim, axes[w.position], axes[w.tap], w.begin) for w in found.windows)
     plain = tuple((axes[i.axis] if isinstance(i, Var) else -1) for i in found.data.indices)
     kept = found.data.source in program.inputs, found.reduce.outputs[0] in program.outputs
-    return found.data.source.shape, tuple(a.extent for a in axes), order, windows, plain, kept
+    types = found.data.dtype.name, found.weight.dtype.name, found.reduce.outputs[0].dtype.name
+    return found.data.source.shape, tuple(a.extent for a in axes), order, windows, plain, kept, types
