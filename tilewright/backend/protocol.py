@@ -200,6 +200,9 @@ class Backend(Protocol):
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         """The memories of the Loops that are at a level next to registers; None: all of them."""
 
+    def hurried(self, target: Target) -> Target:
+        """The target as code that is wanted soon is planned for it."""
+
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         """What can be compiled before all is planned."""
 

@@ -62,7 +62,8 @@ class Stages:
         result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs, self.target)
         self.seconds[name] = time.perf_counter() - start
         self.results[name] = result
-        _verify(result, inputs, self.target)
+        if not any(result is given for given in inputs):
+            _verify(result, inputs, self.target)
         if self.options.dump is not None:
             _dump(self.options.dump, len(self.seconds), name, result, self.target)
         if self.verifier is not None:
@@ -129,20 +130,22 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
         own_windows = "direct" if options.convolution == "direct" else "auto"
         options = replace(options, contraction="direct", convolution=own_windows)
+    planned_for = target
     if options.effort == "fast":
-        options = hurried(options)
+        options, planned_for = hurried(options), backend.hurried(target)
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), uncollected(), backend.early(target, options) as early:
         graph = run("graph", lambda: graph)
         program = run("program", lower, graph)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program, backend.least_rows)
-        program = run("merge", partial(_merge, target=target, options=options, memo=memo), program)
-        program = run("algorithm", choose_algorithms, program, target, *_predictors(target, options, memo), memo.splits,
-                      _sizes(options), _terms_predictor(target, options, memo))  # fmt: skip
-        program = run("staging", stage_operands, program, target, _staging_predictor(target, options, memo))
-        program = run("layout", choose_layouts, program, target)
-        plan, loops = settle(run, stages.results, program, target, options, memo, tuner)
+        program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
+        program = run("algorithm", choose_algorithms, program, planned_for, *_predictors(planned_for, options, memo),
+                      memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo))  # fmt: skip
+        staged = _staging_predictor(planned_for, options, memo)
+        program = run("staging", stage_operands, program, planned_for, staged)
+        program = run("layout", choose_layouts, program, planned_for)
+        plan, loops = settle(run, stages.results, program, planned_for, options, memo, tuner)
         sources = run("source", partial(backend.render, early=early), loops, target)
         run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
     done = stages.results

@@ -37,7 +37,8 @@ def settle(
     """The stages from Program to Loops; `results` has what each of them gave last."""
 
     def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
-        plan = run("plan", partial(make_plan, memo=memo, whole=whole, plain=plain), program, target, schedule)
+        make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast")
+        plan = run("plan", make, program, target, schedule)
         if tuner is not None:
             plan = run("tune", tuner, program, plan, target, options)
         return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)

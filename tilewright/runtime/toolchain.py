@@ -46,7 +46,7 @@ _LEFT_ALONE = (
 # fifth of its time and finds little in a kernel; 1.18 times as slow. With most of these passes back it takes 12% less
 # time than with -O3, for code that is 1% slower over the zoo and 7% at the worst: no choice for code that stays.
 _HURRIED = (
-    "-O1", "-fexpensive-optimizations", "-ftree-loop-vectorize", "-ftree-slp-vectorize", "-fvect-cost-model=dynamic",
+    "-O1", "-fexpensive-optimizations",
     "-fno-tree-pta", "-fno-tree-dominator-opts", "-fno-tree-bit-ccp", "-fno-tree-ccp", "-fno-ipa-modref",
     "-fno-ipa-pure-const", "-fno-ipa-reference", "-fno-if-conversion", "-fno-if-conversion2", "-fno-tree-copy-prop",
     "-fno-tree-dse", "-fno-tree-phiprop", "-fno-tree-sink", "-fno-tree-slsr", "-fno-ssa-phiopt",

@@ -43,19 +43,21 @@ class Part:
 
 def make_plan(
     program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None,
-    whole: bool = True, plain: frozenset[str] = frozenset(),
+    whole: bool = True, plain: frozenset[str] = frozenset(), hurried: bool = False,
 ) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
     `memo` is what planning found out about nests before, for the same target. Of a `whole` model chosen
     kernels are refined once more and may share launches; plans that are only compared with each other stay as found.
-    Kernels that would store what `plain` names are those of one nest each instead.
+    Kernels that would store what `plain` names are those of one nest each instead. `hurried`: without ways to be
+    compared for little, and without hints, which are text.
     """
     backend = backend_for(target)
     memo = memo or Memo()
     layouts = {t: memo.layout(layout) for t, layout in program.layouts.items()}
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                          frozenset(program.staged), memo, stepped=read_by_steps(program))  # fmt: skip
+                          frozenset(program.staged), memo, stepped=read_by_steps(program),
+                          asks_ahead=not hurried, hurried=hurried)  # fmt: skip
     planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
     packed: dict[Nest, Sequence[Tensor]] = {}
     for part in parts_of(program):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from threading import Event, Thread
 
@@ -121,6 +122,21 @@ def test_fast_plans_connect_nothing(name: str) -> None:
     artifact = build(load(network(), {}), machine(name), options)
     assert artifact.effort == "fast" and artifact.sources
     assert all(len(kernel.leaves) == 1 for kernel in artifact.plan.kernels)
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
+def test_fast_code_is_less_text(name: str) -> None:
+    """Smaller register tiles, no hints: what a compiler reads is what it takes time for."""
+    graph, target = load(network(64), {}), machine(name)
+    fast = build(graph, target, Options(effort="fast", stop_after="source"))
+    sizes = {"schedule": "register", "merging": "off", "convolution": "direct"}
+    full = build(graph, target, Options(stop_after="source", **sizes))  # type: ignore[arg-type]
+    assert len(fast.plan.kernels) == len(full.plan.kernels)
+    leaves = [leaf for kernel in fast.plan.kernels for leaf in kernel.leaves]
+    tiles = [prod(n for _, n in leaf.register) // leaf.lanes for leaf in leaves if "r0" in leaf.order]
+    assert tiles and max(tiles) <= 12
+    assert not any(leaf.soon or leaf.ahead or leaf.together > 1 for leaf in leaves)
+    assert sum(map(len, fast.sources.values())) < sum(map(len, full.sources.values()))
 
 
 def test_what_the_user_asked_for_by_name_stays() -> None:

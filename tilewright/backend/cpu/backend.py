@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.rolling import Overlap
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+
+_ENOUGH_REGISTERS = 16  # for a dozen accumulators
 
 
 class CpuBackend:
@@ -127,6 +130,10 @@ class CpuBackend:
 
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         return None
+
+    def hurried(self, target: Target) -> Target:
+        # a dozen accumulators keep multiply-adds under way: more of them read less, and are as much more text
+        return replace(target, vector_registers=min(target.vector_registers, _ENOUGH_REGISTERS))
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)

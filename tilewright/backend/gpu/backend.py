@@ -136,6 +136,9 @@ class GpuBackend:
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         return MEMORIES[place - 1] if place <= len(MEMORIES) else None
 
+    def hurried(self, target: Target) -> Target:
+        return target
+
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
 

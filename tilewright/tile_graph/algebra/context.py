@@ -30,6 +30,7 @@ class NestContext:
     kinds: dict[Nest, Hashable] | None = None  # `kind_of` nests, once all layouts are settled
     tiles_outer: bool = True  # whether kernels may keep intermediates in the outer cache; those of a Scan's step do not
     asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
+    hurried: bool = False  # a plan is wanted soon: what is nearly as good is not looked at again
 
     @cached_property
     def weights(self) -> int:

@@ -20,7 +20,7 @@ _WORTH = 0.97  # of the first one's time: less is within the model's error
 
 def select_plan(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest as a kernel of its own is predicted to be fastest with it."""
-    if not is_contraction(nest):
+    if not is_contraction(nest) or context.hurried:
         return plan_nest(nest, context)
     first, *others = candidate_plans(nest, context, _NEAR, forms=True)[:_MOST_FORMS]
     if not others or first.instruction is not None:
