@@ -114,7 +114,7 @@ def compile(
     shape may also say another size than the file fixes, which nodes that do not fit it refuse by name. What stays open
     is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `tune`
     measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune` takes them
-    from the cache. `effort="fast"` gives code in about half of the time that may take half as long again to run,
+    from the cache. `effort="fast"` gives code in about a third of the time that may take half as long again to run,
     "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the fields of
     the same name of `Options`; one that is given overrules `options`.
 

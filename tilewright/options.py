@@ -64,11 +64,11 @@ class Options:
                 tensor cores as three products of tf32, with float32's error, unless it is "direct"
     denormals   "flush" takes numbers too small for full precision (below 1.2e-38 in float32) as zeros on CPUs, which
                 otherwise slow some of them down a hundredfold; "keep" computes with them
-    effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in about half
-                of the time: tiles are not connected, computes not merged, the model's own algorithms kept, and
-                the C compiler told to hurry; "adaptive" starts with that, has the full code compiled meanwhile in a
-                process of the lowest priority, and goes over to it between two calls: results may then differ in the
-                last bits, which the log tells
+    effort      "full" looks for the best code at once; "fast" gives code that may take half as long again in about a
+                third of the time: tiles are not connected, computes not merged, the model's own algorithms kept,
+                register tiles small, and the C compiler told to hurry; "adaptive" starts with that, has the full
+                code compiled meanwhile in a process of the lowest priority, and goes over to it between two calls:
+                results may then differ in the last bits, which the log tells
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
                 evaluator run such nodes, and says so; "error" refuses the model, naming the node
     tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing

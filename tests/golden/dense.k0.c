@@ -80,9 +80,9 @@ void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratc
     float *restrict p3 = buffers[3];
     {
         v8f32 acc_0, acc_1, acc_2;
-        acc_0 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
-        acc_1 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
-        acc_2 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
+        acc_0 = ((v8f32){});
+        acc_1 = ((v8f32){});
+        acc_2 = ((v8f32){});
         const v8f32 x_0 = ((p0[0]) - (v8f32){});
         const v8f32 x_1 = (*(const v8f32u *)(p1 + 0));
         acc_0 = (acc_0 + (x_0 * x_1));
@@ -111,15 +111,15 @@ void k0(void *const *buffers, const int64_t *extents, int64_t tile, char *scratc
         acc_1 = (acc_1 + (x_14 * x_13));
         const v8f32 x_15 = ((p0[11]) - (v8f32){});
         acc_2 = (acc_2 + (x_15 * x_13));
-        *(v8f32u *)(p3 + 0) = tw_max_constant_v8f32((acc_0 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
-        *(v8f32u *)(p3 + 9) = tw_max_constant_v8f32((acc_1 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
-        *(v8f32u *)(p3 + 18) = tw_max_constant_v8f32((acc_2 + (*(const v8f32u *)(p2 + 0))), ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}));
+        *(v8f32u *)(p3 + 0) = tw_max_constant_v8f32((acc_0 + (*(const v8f32u *)(p2 + 0))), ((v8f32){}));
+        *(v8f32u *)(p3 + 9) = tw_max_constant_v8f32((acc_1 + (*(const v8f32u *)(p2 + 0))), ((v8f32){}));
+        *(v8f32u *)(p3 + 18) = tw_max_constant_v8f32((acc_2 + (*(const v8f32u *)(p2 + 0))), ((v8f32){}));
     }
     {
         v8f32 acc1_0, acc1_1, acc1_2;
-        acc1_0 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
-        acc1_1 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
-        acc1_2 = ((v8f32){0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f});
+        acc1_0 = ((v8f32){});
+        acc1_1 = ((v8f32){});
+        acc1_2 = ((v8f32){});
         const v8f32 x_16 = ((p0[0]) - (v8f32){});
         const v8f32 x_17 = (*(const v8f32u *)(p1 + 32));
         acc1_0 = (acc1_0 + (x_16 * x_17));

@@ -97,7 +97,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--effort",
         choices=EFFORTS,
-        help="full: the best code (default); fast: code that may take half as long again, in about half of the time; "
+        help="full: the best code (default); fast: code that may take half as long again, in a third of the time; "
         "adaptive: starts with that and goes over to the full code when it is ready",
     )
     group.add_argument(

@@ -429,6 +429,9 @@ class CExpressions(CScalars):
             return text
         self.used_vectors.add((value.dtype, lanes))
         kind = vector_name(value.dtype, lanes)
+        if isinstance(value, Const) and value.dtype is dtypes.float32:
+            # the same constant as one with all its lanes spelled, which were a third of the text
+            return f"(({kind}){{}})" if text == "0.0f" else f"({text} - ({kind}){{}})"
         if isinstance(value, Const):
             return f"(({kind}){{{', '.join([text + self.bits(value)] * lanes)}}})"
         if value.dtype is dtypes.float16:

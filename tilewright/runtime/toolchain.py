@@ -42,15 +42,15 @@ _LEFT_ALONE = (
     "-fno-tree-coalesce-vars",
 )  # fmt: skip
 # Told to hurry, gcc does what counts for kernels beyond -O1: multiply-adds (an expensive optimisation, it says: without
-# them 1.6 times as slow) and vectors of what is written by lanes (roots, roundings). It leaves out what takes another
-# fifth of its time and finds little in a kernel; 1.18 times as slow. With most of these passes back it takes 12% less
-# time than with -O3, for code that is 1% slower over the zoo and 7% at the worst: no choice for code that stays.
+# them 1.6 times as slow). It leaves out what takes another fifth of its time and finds little in a kernel; 1.18 times
+# as slow. Looking for vectors in what is written by lanes is a tenth more, and gains whole models nothing. With most of
+# these passes back it takes 12% less time than with -O3, for code that is 1% slower over the zoo and 7% at the worst:
+# no choice for code that stays.
 _HURRIED = (
-    "-O1", "-fexpensive-optimizations",
-    "-fno-tree-pta", "-fno-tree-dominator-opts", "-fno-tree-bit-ccp", "-fno-tree-ccp", "-fno-ipa-modref",
-    "-fno-ipa-pure-const", "-fno-ipa-reference", "-fno-if-conversion", "-fno-if-conversion2", "-fno-tree-copy-prop",
-    "-fno-tree-dse", "-fno-tree-phiprop", "-fno-tree-sink", "-fno-tree-slsr", "-fno-ssa-phiopt",
-    "-fno-guess-branch-probability",
+    "-O1", "-fexpensive-optimizations", "-fno-tree-pta", "-fno-tree-dominator-opts", "-fno-tree-bit-ccp",
+    "-fno-tree-ccp", "-fno-ipa-modref", "-fno-ipa-pure-const", "-fno-ipa-reference", "-fno-if-conversion",
+    "-fno-if-conversion2", "-fno-tree-copy-prop", "-fno-tree-dse", "-fno-tree-phiprop", "-fno-tree-sink",
+    "-fno-tree-slsr", "-fno-ssa-phiopt", "-fno-guess-branch-probability",
 )  # fmt: skip
 _HOW_TO_GET_ONE = "install gcc or clang, or run: pip install ziglang (which is what 'tilewright[compiler]' brings)"
 # What zig keeps of its own, its C library above all: under our cache, unless the user has a place for it. Where it
