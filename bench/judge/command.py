@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.judge.again import measure_again
 from bench.judge.measure import Settings, measure
 from bench.judge.outside import FAMILIES
 from tilewright.options import Options
@@ -19,6 +20,7 @@ _DEFAULT_OUT = Path("judge.jsonl")
 def measure_command(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.judge measure", description=__doc__)
     parser.add_argument("--seconds", type=float, required=True, help="how long in all")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="the plans of these records, no others")
     parser.add_argument("--out", type=Path, default=_DEFAULT_OUT, help="appended to (default: %(default)s)")
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU; 1 is timed by its processor time")
@@ -37,6 +39,10 @@ def measure_command(given: Sequence[str]) -> int:
         if name not in FAMILIES:
             parser.error(f"no family named {name!r}; there are {', '.join(FAMILIES)}")
     options = Options.from_environment(target=arguments.target, threads=arguments.threads)
+    if arguments.again is not None:
+        found = measure_again(arguments.again, arguments.out, arguments.seconds, arguments.seconds_a_task, options)
+        print(f"{found} records appended to {arguments.out}")
+        return 0
     with tempfile.TemporaryDirectory(prefix="tilewright-judge-") as temporary:
         models = _exported(arguments, Path(temporary))
         precisions = (None, "float16") if arguments.target == "cuda" else (None,)

@@ -81,7 +81,7 @@ def measure(settings: Settings) -> int:
     """Appends measurements until the time is over; how many."""
     begin = time.perf_counter()
     name = "cuda" if settings.options.target == "cuda" else "cpu"
-    target = machine(name, cache_dir=settings.options.cache_dir, tell=_tell)
+    target = machine(name, cache_dir=settings.options.cache_dir, tell=tell)
     if target.kind == "cpu" and settings.threads == 1:
         target = one_core(target)
     here = _machine(target)
@@ -91,17 +91,17 @@ def measure(settings: Settings) -> int:
         try:
             sitting = _sitting(made, target, settings, rng)
         except TilewrightError as error:
-            _tell(f"{made.name}: {told(error)}")
+            tell(f"{made.name}: {told(error)}")
             continue
         if sitting is None:
-            _tell(f"{made.name}: disturbed, left out")
+            tell(f"{made.name}: disturbed, left out")
             continue
         for measurement in _measurements(made, sitting, here, settings.threads):
             text = next(t for t in made.programs if digest(t) == measurement.program)
             writer.append(measurement, text, here)
             written += 1
         left = settings.seconds - (time.perf_counter() - begin)
-        _tell(f"{made.name}, {made.kind}: {len(made.tried)} plans, {sitting.timed[0].microseconds:.1f} us; "
+        tell(f"{made.name}, {made.kind}: {len(made.tried)} plans, {sitting.timed[0].microseconds:.1f} us; "
               f"{written} records, {left:.0f} s left")  # fmt: skip
         if left <= 0:
             break
@@ -144,7 +144,7 @@ def _made_ahead(settings: Settings, target: Target, begin: float, known: Set[str
         while time.perf_counter() - begin < settings.seconds:
             while len(waiting) < 2 * settings.jobs:
                 given = (next(requests), description, settings, known)
-                waiting.append(pool.apply_async(make, given, error_callback=_tell))
+                waiting.append(pool.apply_async(make, given, error_callback=tell))
             done = next((result for result in waiting if result.ready()), None)
             if done is None:
                 time.sleep(_POLL)
@@ -160,7 +160,7 @@ def make(request: Request, description: str, settings: Settings, known: Set[str]
     try:
         tasks = _tasks(request, target)
     except TilewrightError as error:
-        _tell(f"{request}: {told(error)}")
+        tell(f"{request}: {told(error)}")
         return []
     found = (_made(task, target, settings) for task in tasks if task.name not in known)
     return [made for made in found if made is not None]
@@ -202,7 +202,7 @@ def _compiled(program: Program, plan: Plan, target: Target, options: Options) ->
         for source in backend.render(loops, target).values():
             cached_cubin(source, target.architecture, Cache(options.cache_dir))
     except TilewrightError as error:
-        _tell(told(error))
+        tell(told(error))
         return False
     return True
 
@@ -217,7 +217,7 @@ def _measurements(made: Made, sitting: Sitting, here: Machine, threads: int) -> 
     """Plans whose answers agree; pairs of which both are left."""
     sound = [(tried, timed) for tried, timed in zip(made.tried, sitting.timed, strict=True) if timed.agrees]
     if len(sound) < len(made.tried):
-        _tell(f"{made.name}: answers of {len(made.tried) - len(sound)} plans differ")
+        tell(f"{made.name}: answers of {len(made.tried) - len(sound)} plans differ")
     ids = [pair.id for tried, _ in sound for pair in tried.pairs]
     for tried, timed in sound:
         yield Measurement(
@@ -227,5 +227,5 @@ def _measurements(made: Made, sitting: Sitting, here: Machine, threads: int) -> 
         )  # fmt: skip
 
 
-def _tell(text: object) -> None:
+def tell(text: object) -> None:
     print(text, file=sys.stderr, flush=True)

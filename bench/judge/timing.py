@@ -3,8 +3,9 @@
 A plan takes its ratio to the anchors around it, and ratios count where those two agree best: what else runs on the
 machine comes and goes in between. The anchor's own plan has its turn like the others, which tells what noise is left.
 
-On a CPU the inputs were just written and all else was swept out of the tile level, as a kernel in a model finds it. On
-one thread its processor time is read, which others on the machine disturb least; on several the clock on the wall. On a
+On a CPU every plan has just run once untimed, so that what it alone uses lies as near as that leaves it: the anchor, which
+runs before every other, would find its own arrays in the outer cache and the others would not. Then its inputs are written
+and all else is swept out of the tile level, as a kernel in a model finds it. On one thread its processor time is read, which others on the machine disturb least; on several the clock on the wall. On a
 GPU a graph of copies runs between two events, inputs and results as the copy before left them.
 """
 
@@ -74,6 +75,7 @@ class CpuTimer:
 
     def timer(self, runner: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Timer:
         def run() -> float:
+            runner.run(inputs, outputs)
             np.add(self.sweep, 1, out=self.sweep)
             for array in inputs:
                 np.copyto(array, array.copy())
