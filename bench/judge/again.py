@@ -1,4 +1,4 @@
-"""Measures the plans of stored records once more, on the machine they were measured on: after a change of the timing."""
+"""Measures the plans of stored records once more, on the machine they were measured on."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python -m bench.judge.price FILES...     a line a measurement: JSON of its prices in microseconds by predictor
 
-`search` is the price that the search compares, `traffic` what the reports make of traffic and arithmetic. A plan with a
-kernel that a predictor does not know has no price.
+`search` is the price that the search compares, `traffic` what the reports make of traffic and arithmetic, `fold` the
+fold over the Plan's tree (tilewright/backend/seconds.py). A plan with a kernel that a predictor does not know has no
+price.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilewright.backend.predict import predict
+from tilewright.backend.seconds import price
 from tilewright.errors import TilewrightError
 from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import plan_seconds
@@ -38,7 +40,11 @@ def by_traffic(program: Program, plan: Plan, target: Target) -> float | None:
     return predict(program, plan, target).seconds
 
 
-PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "traffic": by_traffic}
+def by_fold(program: Program, plan: Plan, target: Target) -> float | None:
+    return float(price(program, plan, target).seconds)
+
+
+PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "traffic": by_traffic, "fold": by_fold}
 
 
 @dataclass

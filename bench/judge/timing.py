@@ -3,10 +3,11 @@
 A plan takes its ratio to the anchors around it, and ratios count where those two agree best: what else runs on the
 machine comes and goes in between. The anchor's own plan has its turn like the others, which tells what noise is left.
 
-On a CPU every plan has just run once untimed, so that what it alone uses lies as near as that leaves it: the anchor, which
-runs before every other, would find its own arrays in the outer cache and the others would not. Then its inputs are written
-and all else is swept out of the tile level, as a kernel in a model finds it. On one thread its processor time is read, which others on the machine disturb least; on several the clock on the wall. On a
-GPU a graph of copies runs between two events, inputs and results as the copy before left them.
+On a CPU plans of one form share the arrays of a call, and each has just run twice untimed, so that what it alone uses
+lies where its runs leave it: the anchor, which runs before every other, would find in the outer cache what the others
+would not. Then inputs are written and all else is swept out of the tile level, as a kernel in a model finds it. On one
+thread its processor time is read, which others on the machine disturb least; on several the clock on the wall. On a GPU
+a graph of copies runs between two events, inputs and results as the copy before left them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _ENOUGH, _FEWEST = 15, 7  # runs of a plan that count: between anchors that agre
 _MOST_ROUNDS = 200
 _AGREE, _AGREE_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
 _COPIES = 20  # of a model in one graph of a GPU
+_UNTIMED = 2  # runs of a plan before each that is timed
 _SWEPT = 2  # times the tile level's capacity
 
 Timer = Callable[[], float]  # one run, in microseconds
@@ -75,7 +77,8 @@ class CpuTimer:
 
     def timer(self, runner: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Timer:
         def run() -> float:
-            runner.run(inputs, outputs)
+            for _ in range(_UNTIMED):
+                runner.run(inputs, outputs)
             np.add(self.sweep, 1, out=self.sweep)
             for array in inputs:
                 np.copyto(array, array.copy())
@@ -135,7 +138,9 @@ def sit(
     """Plans, each of one of the programs, by number; rounds until there are enough, or the seconds are over."""
     timer = GpuTimer() if target.kind == "gpu" else CpuTimer(target, options.threads or 1)
     with _loaded(programs, plans, target, options) as runners:
-        ports = [_ports(programs[form], timer.sizes(runner)) for (form, _), runner in zip(plans, runners, strict=True)]
+        keys = [(form, timer.sizes(runner)) for (form, _), runner in zip(plans, runners, strict=True)]
+        shared = {repr(key): _ports(programs[key[0]], key[1]) for key in keys}
+        ports = [shared[repr(key)] for key in keys]
         answers = [_answer(runner, *port) for runner, port in zip(runners, ports, strict=True)]
         firsts = {form: answers[i] for i, (form, _) in reversed(list(enumerate(plans)))}
         agree = [_agree(firsts[form], answers[i]) for i, (form, _) in enumerate(plans)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tilewright.backend.terms import Terms, Work
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import LoopProgram, Memory
@@ -190,9 +191,17 @@ class Backend(Protocol):
         """A kernel of the Plan as Loops."""
 
     def walks(
-        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
-    ) -> Tree:
-        """A kernel of the Plan as its traffic is predicted: loops over tiles around what its leaves touch."""
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
+        target: Target | None = None,
+    ) -> Tree:  # fmt: skip
+        """A kernel of the Plan as its traffic is predicted: loops over tiles around what its leaves touch; with a
+        target also how long they keep one of its units busy."""
+
+    def kernel_terms(self, work: Work, target: Target) -> Terms:
+        """What a kernel takes that does this work."""
+
+    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
+        """The same of kernels that share a launch."""
 
     def caches(self, target: Target) -> range:
         """The places of the levels that keep what passes through them; nearer ones hold what they are told to."""

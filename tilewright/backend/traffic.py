@@ -24,7 +24,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import told_apart
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
-from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
 
@@ -53,7 +53,7 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
     """What every kernel of a plan moves in one run of the model, nothing being in caches before it. Kernels that are
     alike are looked at once."""
     backend = backend_for(target)
-    runs = _runs(program, plan, target)
+    runs = runs_of(program, plan, target)
     passed: dict[int, list[Moved]] = {}
     footprints: dict[int, dict[Hashable, float]] = {}
     trees = {run.key: run.tree for run in runs}
@@ -82,14 +82,20 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """A kernel, the loops of one that is alike, and what the buffers of that are called here."""
 
-    name: str
+    kernel: Tile
+    starts: int  # in one run of the model
+    scan: str | None  # whose steps those are
     key: Hashable
     tree: Repeat
     memories: Mapping[Hashable, Memory]
     names: Mapping[Hashable, Hashable]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
 
 
 def _allocated(memories: Mapping[Hashable, Memory], kinds: frozenset[Memory] | None) -> float:
@@ -118,7 +124,8 @@ def by_memory(node: Node, memories: Mapping[Hashable, Memory]) -> dict[Memory, t
     return result
 
 
-def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
+def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -> list[Run]:
+    """Every kernel in order; `timed` with what its leaves keep a unit busy."""
     backend = backend_for(target)
     computes = all_computes(program)
     tensors = {t.name: t for t in all_tensors(program)}
@@ -154,10 +161,11 @@ def _runs(program: Program, plan: Plan, target: Target) -> list[_Run]:
             kernel.name if view is not None else None,
         )
         if key not in known:
-            tree, memories = backend.walks(kernel, nests, layout, view)
+            tree, memories = backend.walks(kernel, nests, layout, view, target if timed else None)
             known[key] = ((tree if times == 1 else Repeat("step", times, [tree]), memories), met)
         (tree, memories), first = known[key]
-        result.append(_Run(kernel.name, key, tree, memories, dict(zip(first, met, strict=True))))
+        scan_name = steps.scan if steps is not None else None
+        result.append(Run(kernel, times, scan_name, key, tree, memories, dict(zip(first, met, strict=True))))
     return result
 
 

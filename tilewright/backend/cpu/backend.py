@@ -13,6 +13,7 @@ from tilewright.backend.cpu.kernel.homes import farthest_hold
 from tilewright.backend.cpu.kernel.inner import tile_again
 from tilewright.backend.cpu.kernel.lower import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.kernel.panels import constant_layouts
+from tilewright.backend.cpu.kernel.seconds import cpu_terms
 from tilewright.backend.cpu.kernel.steps import plan_steps
 from tilewright.backend.cpu.kernel.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.kernel.variants import Variants, variants_of
@@ -22,6 +23,8 @@ from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.cpu.vector.in_turn import in_turn
 from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.terms import Terms, Work
+from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import LoopProgram, Memory
@@ -121,9 +124,16 @@ class CpuBackend:
         return lower_cpu_kernel(tile, nests, layout, scan)
 
     def walks(
-        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
-    ) -> Tree:
-        return tree_of(CpuKernel(tile, nests, layout, scan), cpu_walk)
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
+        target: Target | None = None,
+    ) -> Tree:  # fmt: skip
+        return tree_of(CpuKernel(tile, nests, layout, scan), cpu_walk(target))
+
+    def kernel_terms(self, work: Work, target: Target) -> Terms:
+        return cpu_terms(work, target)
+
+    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
+        raise InternalError(f"kernels of cores share no launch: {', '.join(w.kernel.name for w in works)}")
 
     def caches(self, target: Target) -> range:
         return range(1, len(target.levels) - 1)

@@ -9,10 +9,12 @@ from typing import Any
 
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
+from tilewright.backend.gpu.kernel.busy import Leafs, warps_of
 from tilewright.backend.gpu.kernel.constants import constant_layouts
 from tilewright.backend.gpu.kernel.limits import check_limits
 from tilewright.backend.gpu.kernel.lower import GpuKernel, lower_gpu_kernel
 from tilewright.backend.gpu.kernel.persistent import walk_steps
+from tilewright.backend.gpu.kernel.seconds import gpu_terms
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.kernel.together import launch_seconds, share_launch
 from tilewright.backend.gpu.kernel.variants import GpuVariants
@@ -21,6 +23,7 @@ from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.threads.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.terms import Terms, Work
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
@@ -123,12 +126,20 @@ class GpuBackend:
         return lower_gpu_kernel(tile, nests, layout, scan)
 
     def walks(
-        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
-    ) -> Tree:
+        self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
+        target: Target | None = None,
+    ) -> Tree:  # fmt: skip
         (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
         shared: list[Buffer] = []
-        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append))
+        around = None if target is None else Leafs(nests, target, tile.tiles, warps_of(tile))
+        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append, around))
         return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
+
+    def kernel_terms(self, work: Work, target: Target) -> Terms:
+        return gpu_terms([work], target)
+
+    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
+        return gpu_terms(works, target)
 
     def caches(self, target: Target) -> range:
         return range(2, len(target.levels) - 1)

@@ -373,7 +373,7 @@ def op_cost(name: str) -> int:
 def data_cost(*roots: Expr, along: Axis | None = None) -> int:
     """Weighted count of operations on data; index arithmetic and selects between loaded values are free. With `along`,
     of those alone that differ along an axis: the others are done before its loop."""
-    found = [n for n in _data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n)]
+    found = [n for n in data_ops(*roots) if n.op.name != "select" and not _is_free_cast(n)]
     return sum(_HEAVY.get(n.op.name, 1) for n in found if along is None or along in n.axes)
 
 
@@ -398,7 +398,8 @@ def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> floa
     return slots / prod(nest.unswitched.values()) + 1.0 * len(nest.stores)
 
 
-def _data_ops(*roots: Expr) -> list[Op]:
+def data_ops(*roots: Expr) -> list[Op]:
+    """Operations on data: those of indices and conditions are none."""
     nodes = list(walk(*roots))
     stack: list[Expr] = []
     for node in nodes:

@@ -41,6 +41,11 @@ class Dim:
             else:
                 whole = {a: np.maximum(1, np.ceil(n)).astype(np.int64) for a, n in key}
             covered = index_size(self.index, whole, _upper(self.extent))
+            if self.index.reads:  # places that are data: as many as are looked up, anywhere
+                points: Size = 1
+                for size in whole.values():
+                    points = points * size
+                return least(points, self.extent), self.extent
             return self._over_panels(covered, whole, steps)
         count: Size = 1
         reach: Size = 1

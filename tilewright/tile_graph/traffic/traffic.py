@@ -47,6 +47,9 @@ class Walk:
     mixes: Mapping[Axis, Sequence[tuple[int, float]]] = field(default_factory=dict)  # sizes of blocks that differ
     loaded: Bytes = field(default_factory=dict)  # bytes between registers and what is next to them, exactly
     stored: Bytes = field(default_factory=dict)
+    busy: Size = 0.0  # seconds of a unit on the leaf's tile, all that it touches being next to its registers
+    alone: Size = 0.0  # seconds from its first read to its last store, one tile at a time: what others may hide
+    resident: int = 0  # tiles that a unit has room for at a time; 0: as many as others allow
     known: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # footprints, which many levels ask for
 
     def footprint(self, part: int, line: int) -> tuple[Bytes, Size]:

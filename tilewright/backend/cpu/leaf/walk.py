@@ -12,6 +12,8 @@ import numpy as np
 
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
 from tilewright.backend.cpu.kernel.padding import filled_extent
+from tilewright.backend.cpu.leaf.busy import Shape, blocks_of, busy_cycles, clock_of
+from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.maps.rows import range_of, run_of_blocks
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.backend.cpu.vector.remainders import are_whole_groups
@@ -23,23 +25,26 @@ from tilewright.lower.access import Place
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.placed import Numbers, Placed, Spread
 from tilewright.lower.register_block import Names
+from tilewright.target import Target
 from tilewright.tile_graph.algebra.cuts import cut
 from tilewright.tile_graph.algebra.nest import heavy, moves, period
 from tilewright.tile_graph.algebra.propagate import Range, Size, extent_of
 from tilewright.tile_graph.algebra.unswitch import positions
-from tilewright.tile_graph.traffic.touch import Touch, inside_share, merged
+from tilewright.tile_graph.traffic.touch import Touch, chosen, inside_share, merged
 from tilewright.tile_graph.traffic.traffic import Walk
 
 
-def cpu_walk(placed: Placed) -> Walk:
-    return _Leaf(placed).walk()
+def cpu_walk(target: Target | None = None) -> Callable[[Placed], Walk]:
+    """The walk of a leaf; of a target with what it keeps one of its cores busy."""
+    return lambda placed: _Leaf(placed, target).walk()
 
 
 class _Leaf:
     """One leaf: what its lowering decides, asked of the lowering itself."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: Placed, target: Target | None) -> None:
         work = placed.work
+        self.target = target
         self.placed = placed
         self.nest = work.nest
         kind = CpuInstruction if work.leaf.instruction else CpuNest
@@ -157,8 +162,8 @@ class _Leaf:
             loop = Axis("block", max(1, int(most)))
             start = simplify(low.ranges[axis].low + piece.base + var(loop) * piece.size)
             runs = lt(var(loop), piece.trips)
-            chosen = self.placed.everywhere(select(runs, start, -1))
-            result.append((piece.size, chosen[chosen >= 0].ravel()))
+            begins = self.placed.everywhere(select(runs, start, -1))
+            result.append((piece.size, begins[begins >= 0].ravel()))
         return result
 
     def _inside(self, node: Load) -> float:
@@ -459,7 +464,39 @@ class _Leaf:
             inner = prod(extent_of(a.extent) for a in self.run[1:])
             touches = [(merged(t, self.run, self.flat), first) for t, first in touches]
             grows = {v: {**m, self.flat: m[self.run[0]] * inner} if self.run[0] in m else m for v, m in grows.items()}
-        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), self._mixes(), loaded, stored)
+        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), self._mixes(), loaded, stored,
+                    0.0 if self.target is None else self._busy(self.target))  # fmt: skip
+
+    # --- time
+
+    def _busy(self, target: Target) -> Size:
+        """Seconds of a core on the tile, all that the leaf touches being in the nearest cache."""
+        if self.low.plan.instruction is not None:
+            work = self.placed.work
+            return float(np.mean(instruction_seconds(work.nest, work.leaf, work.box, target)))
+        return busy_cycles(self._shape(), target) / clock_of(target)
+
+    def _shape(self) -> Shape:
+        nest, low, plan = self.nest, self.low, self.low.plan
+        single: Size = 1.0
+        for axis in self.outer:
+            if axis not in self.blocked:
+                block = nest.unswitched.get(axis, 1)
+                single = single * self.spreads[axis].mean() / block
+        starts: Size = single
+        for axis in self.blocked:
+            blocks = self._blocks(axis)
+            inner = axis is low.vector or axis in self.run
+            starts = starts * (chosen(blocks > 1, 1.0, 0.0) if inner else blocks)
+        elements = loads(*nest.elements)
+        share = max((self._share(n) for n in elements), default=1.0)
+        return Shape(
+            nest, self.placed.access, low.vector, plan.lanes, self._step // plan.lanes if self.along else 1, self.run,
+            blocks_of(self.cuts, single), {a: self.placed.mean(a) for a in low.reduction},
+            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together),
+            extent_of(low.passes.extent) if low.passes is not None else 1, share, self._distinct, starts,
+            low.transposed,
+        )  # fmt: skip
 
 
 def _flat(node: Load) -> dict[Axis, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from math import prod
 
+from tilewright.backend.gpu.kernel.busy import Leafs, Taken, taken
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.ir.analysis.products import Factor
@@ -18,14 +19,18 @@ from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.traffic import Bytes, Walk
 
 
-def gpu_walk(threads: int, staged: Callable[[Buffer], None]) -> Callable[[Placed], Walk]:
-    """The walk of a leaf that so many threads take up; `staged` is told of the buffers that it passes operands in."""
-    return lambda placed: _Leaf(placed, threads, staged).walk()
+def gpu_walk(
+    threads: int, staged: Callable[[Buffer], None], around: Leafs | None = None
+) -> Callable[[Placed], Walk]:
+    """The walk of a leaf that so many threads take up; `staged` is told of the buffers that it passes operands in. What
+    is `around` the leaves tells what they take."""
+    return lambda placed: _Leaf(placed, threads, staged, around).walk()
 
 
 class _Leaf:
-    def __init__(self, placed: Placed, threads: int, staged: Callable[[Buffer], None]) -> None:
+    def __init__(self, placed: Placed, threads: int, staged: Callable[[Buffer], None], around: Leafs | None) -> None:
         work = placed.work
+        self.around = around
         self.placed = placed
         self.nest = work.nest
         self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(),
@@ -56,7 +61,14 @@ class _Leaf:
         touches = [(t, 0) for t in (*placed.touches(outside), *placed.stores())]
         # shared memory is no part of a cache
         far = [(t, first) for t, first in touches if not isinstance(t.buffer, Buffer)]
-        return Walk([sizes], [], far, placed.grows, {}, placed.origins, {}, self.loaded, self.stored)
+        time = Taken(0.0, 0.0) if self.around is None else self._taken(self.around)
+        return Walk([sizes], [], far, placed.grows, {}, placed.origins, {}, self.loaded, self.stored, time.busy,
+                    time.alone, time.resident)  # fmt: skip
+
+    def _taken(self, around: Leafs) -> Taken:
+        moved = [float(n) for found in (self.loaded, self.stored) for b, n in found.items()
+                 if isinstance(b, Buffer) and b.memory is Memory.SHARED]  # fmt: skip
+        return taken(self.placed, self.low, self.contract, sum(moved), around)
 
     def _add(self, to: Bytes, node: Load, count: Size) -> None:
         assert isinstance(node.source, Tensor)

@@ -148,6 +148,15 @@ def instructions(target: Target, instruction: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMS.items() if form.operand is operand and target.rate(name))
 
 
+def cost_of(target: Target, made: Fragments, product: Product) -> MatrixCost:
+    """What a product costs that runs in one way."""
+    form = FORMS[made.instruction]
+    shape = np.array([(made.rows, made.columns, made.warp_rows, made.warp_columns, made.step, made.groups)], np.int64)
+    tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shape, made.stages)
+    ring, busy, alone, resident = (float(x[0]) for x in tried.costs(target.tile_level.capacity))
+    return MatrixCost(busy, alone, int(ring), int(resident))
+
+
 def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
     """Every way with its seconds, the best first."""
     found: list[tuple[Fragments, float]] = []
@@ -224,8 +233,11 @@ def _kept(height: Size, width: Size, twice: bool) -> Size:
 class _Tried:
     """The ways to run a product, and what they cost; every number has an entry for each."""
 
-    def __init__(self, target: Target, form: MatrixForm, product: Product, shapes: Numbers) -> None:
-        self.target, self.form, self.product, self.shapes = target, form, product, shapes
+    def __init__(
+        self, target: Target, form: MatrixForm, product: Product, shapes: Numbers, stages: int = 0
+    ) -> None:
+        """Of so many stages, or as many as are best."""
+        self.target, self.form, self.product, self.shapes, self.given = target, form, product, shapes, stages
         self.rows, self.columns, self.height, self.width, self.step, self.groups = shapes.T
         self.down, self.across = self.rows // self.height, self.columns // self.width
         self.warps = self.down * self.across * self.groups
@@ -284,7 +296,7 @@ class _Tried:
         wished = np.maximum(_WISHED_STAGES + later, covering) if crowded else np.full_like(covering, self.most)
         # no place of the ring is used twice where there is one for every part
         wanted = np.minimum(np.minimum(wished, self.most), self.parts)
-        stages = np.minimum(wanted, room // each)
+        stages = np.full_like(wanted, self.given) if self.given else np.minimum(wanted, room // each)
         sums = self.groups * self.rows * (self.columns + SUMS_PAD) * 4 if self.product.stored > 1 else 0
         ring = np.maximum(stages * each, sums)
         fits = (stages >= np.minimum(wanted, _LEAST_STAGES + later)) & (ring <= room)

@@ -1,0 +1,297 @@
+"""What a leaf takes of a multiprocessor: issue slots of all its threads, and how long one block takes by itself.
+
+A thread asks for what it reads, waits for the latency of where that lies, and computes; loads that do not stand behind
+a branch are under way together, some at a time. What other blocks of the multiprocessor can hide is the fold's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log2, prod
+
+from tilewright.backend.gpu.maps.packets import flat_offset
+from tilewright.backend.gpu.matrix.cost import Fragments, Product, cost_of
+from tilewright.backend.gpu.matrix.plan import product_of, runs_of, stored_at_once, ways_of
+from tilewright.backend.gpu.threads.contract import GpuContract
+from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
+from tilewright.ir.analysis.products import Factor
+from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.forms.expr import Axis, Expr, Load, Op, axes_of, is_op, load, loads, var, walk
+from tilewright.ir.forms.loops import Memory
+from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.lower.placed import Placed
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest, data_cost, data_ops
+from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.form import Hold, Tile
+
+# Instructions of a thread for what is no single one, as compilers for CUDA write them.
+_SLOTS = {"exp": 8, "exp2": 4, "log": 12, "tanh": 20, "erf": 25, "sigmoid": 16, "sin": 20, "cos": 20, "pow": 60,
+          "div": 9, "sqrt": 8, "rsqrt": 4, "fmod": 30}  # fmt: skip
+_DIVIDED = 3  # of an index divided by a constant: a product, a shift, a difference
+_DIVIDED_CHAIN = 20.0  # cycles of it, each of them waiting for the one before
+_LOAD = 4.0  # slots of a load: a warp's addresses pass through a quarter of the lanes
+_OWN_CACHE = 1.35  # times the latency of shared memory: of the first cache, which is the same memory
+_UNROLLED = 4  # turns of a loop without branches whose loads compilers bring forward
+_CHAIN = 4.0  # cycles from one instruction of a thread to the next that needs it
+_SHUFFLE = 30.0  # cycles of one exchange between threads of a warp, and of what is done with it
+_BARRIER = 40.0  # cycles, of a block
+
+
+@dataclass(frozen=True)
+class Leafs:
+    """Around the leaves of a kernel: its nests, and the Tiles over warps with how their operands come."""
+
+    nests: Sequence[Nest]
+    target: Target
+    blocks: int
+    warps: dict[str, tuple[Tile, Sequence[Hold]]]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of a multiprocessor that a block keeps busy, and that it takes alone; blocks that share it (0: any)."""
+
+    busy: float
+    alone: float
+    resident: int = 0
+
+
+def warps_of(kernel: Tile) -> dict[str, tuple[Tile, Sequence[Hold]]]:
+    """The Tile over warps around each leaf on tensor cores, and the holds of its operands."""
+    found: dict[str, tuple[Tile, Sequence[Hold]]] = {}
+    for tile in (t for t in kernel.walk() if isinstance(t, Tile)):
+        for inner in (n for n in tile.body if isinstance(n, Tile) and n.over == "warps"):
+            for leaf in inner.leaves:
+                if leaf.instruction is not None:
+                    found[leaf.tensor] = inner, tile.holds
+    return found
+
+
+def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: float, around: Leafs) -> Taken:
+    """What a leaf takes whose threads move so many bytes from and to shared memory."""
+    name = (placed.work.owner or placed.nest).tensor.name
+    if placed.work.leaf.instruction is not None and name in around.warps:
+        return _on_tensor_cores(placed, around, *around.warps[name])
+    cycles = _Threads(placed, low, contract, around.target)
+    slots, alone = cycles.contraction(contract) if contract is not None else cycles.plain()
+    target = around.target
+    busy = max(slots / target.fma_rate, shared / target.tile_level.bandwidth)
+    return Taken(busy, max(busy, alone / target.clock))
+
+
+def _on_tensor_cores(placed: Placed, around: Leafs, warps: Tile, holds: Sequence[Hold]) -> Taken:
+    nest, leaf, target = placed.nest, placed.work.leaf, around.target
+
+    def layout(tensor: Tensor) -> Layout:
+        access = placed.access
+        return (access.read[tensor] if tensor in access.read else access.write[tensor][0]).layout
+
+    context = NestContext(target, layout, frozenset())
+    sizes = product_of(nest, leaf, placed.work.box, dict(placed.work.limits))
+    is_root = nest.tensor is around.nests[-1].tensor
+    stored = stored_at_once(nest, leaf, context) if is_root else 1
+    ways, runs = ways_of(nest, leaf, around.nests, context), runs_of(nest, leaf, context)
+    product = Product(*sizes, around.blocks, ways, False, runs, stored, data_cost(*nest.values))
+    (_, height), (_, width) = warps.sizes
+    rows, columns = (a.extent for a in warps.axes)
+    stages = max((h.stages for h in holds), default=1)
+    made = Fragments(rows, columns, height, width, leaf.step, stages, stored, leaf.split, leaf.instruction or "")
+    cost = cost_of(target, made, product)
+    return Taken(cost.busy / target.clock, cost.alone / target.clock, cost.resident)
+
+
+class _Threads:
+    """A leaf whose threads compute by themselves; all in cycles and slots of a thread's instruction."""
+
+    def __init__(self, placed: Placed, low: GpuNest, contract: GpuContract | None, target: Target) -> None:
+        self.placed, self.low, self.target, self.nest, self.leaf = placed, low, target, placed.nest, placed.work.leaf
+        self.far = (target.outer or target.main).latency * target.clock
+        self.near = target.tile_level.latency * target.clock
+        self.outputs = prod(low.register.get(a, 1) for a in self.nest.axes)
+        self.length = prod(float(placed.mean(a)) for a in self.nest.reduce_axes)
+
+    def _latency(self, nodes: Sequence[Load]) -> float:
+        """Cycles until what is read is there; what is read at places that are read first comes after those."""
+        found = [0.0]
+        for node in nodes:
+            if isinstance(node.source, Tensor) and node.source in self.placed.access.read:
+                shared = self.placed.access.read[node.source].buffer.memory is Memory.SHARED
+                chained = 1 + any(i.reads for i in node.indices)
+                found.append(chained * (self.near if shared else self._from_afar(node)))
+        return max(found)
+
+    def _from_afar(self, node: Load) -> float:
+        """Of a read of device memory: from the cache that all share the first time, then from the block's own, which is
+        the same memory as what it shares."""
+        moving = set(axes_of(*node.indices))
+        sizes = {a: float(self.placed.mean(a)) for a in (*self.nest.axes, *self.nest.reduce_axes)}
+        made = prod(n / (1 if a in moving else self.low.register.get(a, 1)) for a, n in sizes.items())
+        (touch,) = self.placed.touches([node])
+        line = (self.target.outer or self.target.main).transaction
+        distinct = float(touch.bytes(sizes, line)[0]) / node.source.dtype.bytes
+        first = min(1.0, distinct / max(1.0, made))
+        return first * self.far + (1 - first) * _OWN_CACHE * self.near
+
+    def _wavefronts(self, node: Load) -> float:
+        """Slots of a warp's read or store: one for as many lanes as lie in a line, a few at least."""
+        stride = self._stride(node)
+        last = self.low.order[-1] if self.low.order else None
+        places = self.low.places.get(last, 1) if last is not None else 1
+        warp, line = self.target.warp, self.target.tile_level.transaction
+        runs = max(1.0, warp / max(1, places))
+        if stride == 0:
+            each = 1.0
+        elif stride == 1:
+            each = max(1.0, min(warp, places) * node.source.dtype.bytes / line)
+        else:
+            each = min(warp, places)
+        return max(_LOAD, runs * each)
+
+    def _stride(self, node: Load) -> int | None:
+        """Elements between what neighbouring threads read."""
+        if not self.low.order or any(i.reads for i in node.indices):
+            return None
+        lowered = self.placed.access.lower(node)
+        if not isinstance(lowered, Load):
+            return None
+        terms = linear(simplify(flat_offset(lowered))).terms
+        last = self.low.order[-1]
+        if any(last in axes_of(t) and t is not var(last) for t in terms):
+            return None
+        return int(terms.get(var(last), 0))
+
+    def _reads(self, nodes: Sequence[Load]) -> list[Load]:
+        own = set(self.nest.accumulated)
+        return [n for n in nodes if n.source not in own]
+
+    # --- a position a thread, or a few threads a position
+
+    def plain(self) -> tuple[float, float]:
+        """Slots of all threads of a block, and cycles of a block alone."""
+        low, leaf, nest = self.low, self.leaf, self.nest
+        packet = leaf.lanes if nest.monoid is None and leaf.vector is not None else 1
+        positions = low.count / packet
+        rounds = max(1.0, ceil(positions * leaf.split / low.threads))
+        at_once = max(1, leaf.at_once)
+        values, epilogue = self._epilogue(packet)
+        if nest.monoid is None:
+            wait = self._latency(self._reads(loads(*nest.values)))
+            alone = ceil(rounds / at_once) * wait + rounds * values + _CHAIN * values / max(1, packet)
+            return self._all(positions * leaf.split) * (values + epilogue), alone
+        steps, each, wait = self._steps()
+        folded = log2(leaf.split) * _SHUFFLE if leaf.split > 1 else 0.0
+        if leaf.split > self.target.warp:
+            folded += 2 * _BARRIER
+        alone = rounds * (steps * wait + folded + self._latency(self._reads(loads(*nest.values))) + _CHAIN * values)
+        slots = steps * each + values + epilogue + folded / _CHAIN
+        return self._all(positions * leaf.split) * slots, alone
+
+    def _all(self, threads: float) -> float:
+        """Threads at work, in whole warps."""
+        warp = self.target.warp
+        return ceil(threads / warp) * warp
+
+    def _epilogue(self, packet: int) -> tuple[float, float]:
+        """Slots of a thread's results: what is computed, and what is read and stored."""
+        nest = self.nest
+        outputs = self.outputs * packet
+        computed = outputs * _slots(*nest.values) + _DIVIDED * _divided(*self._reads(loads(*nest.values)))
+        packets = max(1.0, outputs * nest.tensor.dtype.bytes / self.target.vector_bytes) if packet > 1 else self.outputs
+        stored = [load(t, nest.place) for t in nest.stores if t in self.placed.access.read]
+        each = sum(self._wavefronts(n) for n in (*stored, *self._reads(loads(*nest.values))))
+        moved = packets * (each if packet == 1 else _LOAD * (len(stored) + len(self._reads(loads(*nest.values)))))
+        return computed, moved
+
+    def _steps(self) -> tuple[float, float, float]:
+        """Of a sum: a thread's steps, slots of one, and cycles until the next may begin."""
+        nest, leaf = self.nest, self.leaf
+        assert nest.monoid is not None
+        wide = leaf.lanes if leaf.vector is not None and leaf.vector[0] == "r" else 1
+        nodes = loads(*nest.elements)
+        combined = _slots(*nest.monoid.combine) + _slots(*nest.elements)
+        if is_window(leaf, nest):
+            taps = extent_of(nest.named(leaf.order[-1]).extent)
+            lanes = leaf.lanes
+            reads = sum(float(reads_of_turn(n, nest, leaf, self.low.register)) for n in nodes)
+            each = _LOAD * reads * max(1, lanes * 4 // 16) + taps * self.outputs * lanes * combined
+            turns = self.length / taps
+            return turns, each, max(self._latency(nodes), each / 2)
+        steps = self.length / leaf.split / wide
+        packets = sum(max(1.0, wide * n.dtype.bytes / self.target.vector_bytes) for n in nodes)
+        moved = _LOAD * packets if wide > 1 else sum(self._wavefronts(n) for n in nodes)
+        each = self.outputs * (moved + wide * combined) + _DIVIDED * _divided(*nodes)
+        together = 1 if _chooses(*nest.elements) else max(_UNROLLED, leaf.at_once)
+        chain = _CHAIN * wide
+        return steps, each, max(self._latency(nodes) / together, each / 2, chain)
+
+    # --- operands through shared memory
+
+    def contraction(self, contract: GpuContract) -> tuple[float, float]:
+        low, leaf = self.low, self.leaf
+        slots, fill = 0.0, 0.0
+        together = 0.0  # latency of what is asked for at once
+        for factor in contract.buffers:
+            trips, each, chain = self._fill(contract, factor)
+            latency = self._latency(loads(factor.value)) + chain
+            slots += trips * each * low.threads
+            fill += trips * each
+            if _branches(factor.value):
+                fill += trips * latency  # what is read behind a condition is stored before the next is asked for
+            else:
+                together = max(together, ceil(trips / _UNROLLED) * latency)
+        fill += together
+        used = contract.step / leaf.split
+        fragments = sum(prod(low.register.get(a, 1) for a in f.outputs) for f in contract.factors)
+        direct = [f for f in contract.factors if f not in contract.buffers]
+        step = self.outputs + _LOAD * fragments
+        wait = max(self.near / 2, self.outputs + 2.0 * fragments)
+        if direct:
+            wait = max(wait, self._latency([n for f in direct for n in loads(f.value)]) / _UNROLLED)
+        using = used * wait
+        takers = self._all(min(low.threads, low.count * leaf.split))
+        slots += takers * used * step
+        part = max(using, fill / max(1, contract.stages - 1)) if contract.stages > 1 else fill + using + _BARRIER
+        values, moved = self._epilogue(1)
+        folded = log2(leaf.split) * _SHUFFLE * self.outputs / 2 if leaf.split > 1 else 0.0
+        ends = folded + _CHAIN * values + moved + self._latency(self._reads(loads(*self.nest.values)))
+        first = fill if contract.stages > 1 else 0.0
+        alone = low.rounds * (contract.steps * (part + _BARRIER) + ends + first)
+        return low.rounds * (contract.steps * slots + takers * (values + moved + folded)), alone
+
+    def _fill(self, contract: GpuContract, factor: Factor) -> tuple[int, float, float]:
+        """Of a step's part of an operand: how many a thread brings, slots of each, and cycles until its place is
+        known."""
+        low = self.low
+        axes = contract._ordered(factor)
+        sizes: dict[Axis, int] = {a: low.places[a] * low.register.get(a, 1) for a in axes}
+        wide = contract._packet(factor, axes, sizes)
+        trips = -(-contract.step * prod(sizes.values()) // wide // low.threads)
+        divisions = 2 * (len(axes) + len(self.nest.reduce_axes) - 1)  # of the number of a place into those of its axes
+        index = divisions + _divided(*loads(factor.value))
+        each = 2 * _LOAD + _slots(factor.value) + _DIVIDED * index
+        return trips, each, _DIVIDED_CHAIN * index if _branches(factor.value) else 0.0
+
+
+def _slots(*roots: Expr) -> float:
+    """Instructions of a thread for operations on data."""
+    return sum(_SLOTS.get(n.op.name, 1.0) if n.op.name != "select" else 0.5 for n in data_ops(*roots))
+
+
+def _divided(*nodes: Load) -> int:
+    """Divisions in the places of reads."""
+    found = [n for node in nodes for n in walk(*node.indices) if isinstance(n, Op)]
+    return sum(n.op.name in ("floordiv", "mod") for n in found)
+
+
+def _branches(*roots: Expr) -> bool:
+    """Whether reads stand behind conditions: none of a later turn is under way then."""
+    return any(loads(*n.args[1:]) for n in walk(*roots) if is_op(n, "select"))
+
+
+def _chooses(*roots: Expr) -> bool:
+    """Whether conditions choose between reads."""
+    return any(all(loads(a) for a in n.args[1:]) for n in walk(*roots) if is_op(n, "select"))

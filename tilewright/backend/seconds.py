@@ -1,0 +1,175 @@
+"""The one predictor: what a Plan takes, by a fold over its tree, with its terms.
+
+A leaf keeps its unit busy for some seconds and touches boxes of tensors; a Tile around it fetches what its level and
+the nearer ones do not keep from the trip before (tile_graph/traffic). A byte is charged once, at the level where it is
+found. Before a run the levels that units have to themselves hold nothing of it, the last one before main memory what
+the run before left. How arithmetic and movement overlap is the kind of machine's to say. Sizes may be arrays with an
+entry a candidate, where the tree's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilewright.backend import backend_for
+from tilewright.backend.terms import Found, Terms, Work
+from tilewright.backend.traffic import Run, runs_of
+from tilewright.ir.forms.compute import Program, Scan, all_computes
+from tilewright.target import Target
+from tilewright.tile_graph.algebra.propagate import Size, extent_of
+from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
+from tilewright.tile_graph.traffic.touch import most
+from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, Walk, moved, sequence
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A Plan's seconds, and what its kernels take; of those that share a launch, alone."""
+
+    seconds: Size
+    kernels: Mapping[str, Terms] = field(default_factory=dict)
+
+
+def price(program: Program, plan: Plan, target: Target) -> Priced:
+    """What one run of a Plan takes that has no cases; `Plan.at` gives that of an extent."""
+    backend = backend_for(target)
+    works = works_of(program, plan, target)
+    terms = {work.kernel.name: backend.kernel_terms(work, target) for work in works}
+    known = {work.kernel.name: work for work in works}
+    total: Size = 0.0
+    for call, _ in plan.calls():
+        kernels = [call] if call.is_kernel else [k for k in call.body if isinstance(k, Tile)]
+        own = [name for kernel in kernels for name in terms if name.partition(".")[0] == kernel.name]
+        if call.is_kernel:
+            total = total + sum((terms[name].seconds for name in own), 0.0)
+        else:
+            total = total + backend.launch_terms([known[name] for name in own], target).seconds
+    return Priced(total, terms)
+
+
+def works_of(program: Program, plan: Plan, target: Target) -> list[Work]:
+    """What every kernel does in one run of the model; of one with barriers every part between them."""
+    runs = runs_of(program, plan, target, timed=True)
+    by_level = found_by_level(runs, target)
+    computes = all_computes(program)
+    barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
+    made = []
+    for number, run in enumerate(runs):
+        first = "." not in run.name or run.name.endswith(".0")
+        whole = run.name.partition(".")[0]
+        made.append(Work(run.kernel, run.starts if first else 0, barriers[whole] if first else 0,
+                         list(_leaves(run.tree, 1.0)), [found[number] for found in by_level]))  # fmt: skip
+    return made
+
+
+def _barriers(kernel: Tile, computes: Mapping[str, object]) -> int:
+    """Barriers that one run of a kernel passes."""
+
+    def below(tile: Tile) -> int:
+        scan = computes.get(tile.scan or "")
+        times = extent_of(scan.axis.extent) if tile.over == "steps" and isinstance(scan, Scan) else 1
+        return times * sum(below(n) if isinstance(n, Tile) else isinstance(n, Barrier) for n in tile.body)
+
+    return below(kernel)
+
+
+def _leaves(node: Node, times: float) -> Iterator[tuple[Walk, float]]:
+    if isinstance(node, Walk):
+        yield node, times
+        return
+    for inner in node.body:
+        yield from _leaves(inner, times * float(node.trips))
+
+
+# --- bytes
+
+
+def found_by_level(runs: Sequence[Run], target: Target) -> list[list[Found]]:
+    """By level, what every run of a kernel finds there and leaves there."""
+    places = backend_for(target).caches(target)
+    beyond = {place: _beyond(runs, target, place) for place in places}
+    if places.start > 1:  # nearer memory is told what to hold: leaves fetch what they touch, tile by tile
+        beyond[places.start - 1] = _touched(runs, target.levels[places.start].transaction)
+    nothing = [Found() for _ in runs]
+    found = []
+    for place in range(len(target.levels)):
+        if place - 1 not in beyond:  # what is nearer is told what to hold
+            found.append(nothing)
+            continue
+        farther = beyond.get(place)
+        found.append([_here(near, farther[number] if farther is not None else None)
+                      for number, near in enumerate(beyond[place - 1])])  # fmt: skip
+    return found
+
+
+def _beyond(runs: Sequence[Run], target: Target, place: int) -> list[Moved]:
+    """What every run of a kernel fetches from beyond a cache, and writes there."""
+    level = target.levels[place]
+    cache = Cache(level.capacity * level.shared_by, level.transaction)
+    alone = _alone(runs, cache)
+    if place < len(target.levels) - 2:
+        return sequence(alone, cache)
+    return sequence([*alone, *alone], cache)[len(alone) :]
+
+
+def _touched(runs: Sequence[Run], line: int) -> list[Moved]:
+    """What the leaves of every run touch, each time they run."""
+    result = []
+    for run in runs:
+        fetched: dict[Hashable, Size] = {}
+        written: set[Hashable] = set()
+        for leaf, times in _leaves(run.tree, 1.0):
+            written |= leaf.written
+            for buffer, size in leaf.footprint(len(leaf.parts) - 1, line)[0].items():
+                fetched[buffer] = fetched.get(buffer, 0.0) + size * times
+        stored = {b: n for b, n in fetched.items() if b in written}
+        result.append(Moved(fetched, fetched, stored, {}).renamed(run.names))
+    return result
+
+
+def _alone(runs: Sequence[Run], cache: Cache) -> list[Moved]:
+    """Every run by itself, nothing in the cache before; kernels of a Scan's step take turns, step after step."""
+    known: dict[Hashable, Moved] = {}
+    for run in runs:
+        if run.key not in known:
+            known[run.key] = moved(run.tree, cache)
+    alone = [known[run.key].renamed(run.names) for run in runs]
+    for scan in dict.fromkeys(run.scan for run in runs if run.scan is not None):
+        numbers = [i for i, run in enumerate(runs) if run.scan == scan]
+        if len(numbers) > 1:
+            steps = [runs[i].tree for i in numbers]
+            together = moved(Repeat(steps[0].loop, steps[0].trips, [n for tree in steps for n in tree.body]), cache)
+            for number, own in zip(numbers, _shares(together, [alone[i] for i in numbers]), strict=True):
+                alone[number] = own
+    return alone
+
+
+def _shares(together: Moved, alone: Sequence[Moved]) -> list[Moved]:
+    """What each of several parts fetches and writes of what they do together, as by itself."""
+
+    def shared(whole: Mapping[Hashable, Size], parts: Sequence[Mapping[Hashable, Size]]) -> list[dict[Hashable, Size]]:
+        sums = {b: sum((p.get(b, 0.0) for p in parts), 0.0) for b in whole}
+        return [{b: n * whole.get(b, n) / most(sums.get(b, n), 1.0) for b, n in part.items()} for part in parts]
+
+    fetched = shared(together.fetched, [m.fetched for m in alone])
+    written = shared(together.written, [m.written for m in alone])
+    return [replace(m, fetched=f, written=w) for m, f, w in zip(alone, fetched, written, strict=True)]
+
+
+def _here(near: Moved, farther: Moved | None) -> Found:
+    """Of what comes from beyond a nearer cache, what does not come from beyond the next one: a line that is written is
+    charged where it is left, its coming among that."""
+    read: Size = 0.0
+    written: Size = 0.0
+    for buffer, fetched in near.fetched.items():
+        if buffer in near.written:
+            stored = most(fetched, near.written[buffer])
+            if farther is not None:
+                stored = stored - most(farther.fetched.get(buffer, 0.0), farther.written.get(buffer, 0.0))
+            written = written + most(stored, 0.0)
+        else:
+            rest = fetched - (farther.fetched.get(buffer, 0.0) if farther is not None else 0.0)
+            read = read + most(rest, 0.0)
+    return Found(read, written)
+

@@ -1,0 +1,84 @@
+"""What a kernel takes, by its terms: arithmetic, bytes at every level, waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.target import MemoryLevel, Target
+from tilewright.tile_graph.algebra.propagate import Size
+from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.traffic.touch import least, most
+from tilewright.tile_graph.traffic.traffic import Walk
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes that a kernel finds at a level when it reads them, and that it leaves there: each byte at one level."""
+
+    read: Size = 0.0
+    written: Size = 0.0
+
+
+@dataclass(frozen=True)
+class LevelTerm:
+    """What is found at a level, and the seconds that takes; the nearest level's are in the arithmetic's."""
+
+    read: Size
+    written: Size
+    seconds: Size
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of one kernel in one run of the model. The seconds are at least the longest of the terms, and at most their sum:
+    arithmetic and movement hide each other but for a part."""
+
+    seconds: Size = 0.0
+    compute: Size = 0.0
+    levels: tuple[LevelTerm, ...] = ()  # by place in the target's levels
+    waits: Size = 0.0  # starts of kernels and tiles, barriers, and what one tile waits for that no other hides
+
+    @property
+    def moving(self) -> Size:
+        return sum((level.seconds for level in self.levels), 0.0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a kernel does in one run of the model, on all its units together."""
+
+    kernel: Tile
+    starts: int  # of the kernel
+    barriers: int  # of all its units, in all its runs
+    leaves: Sequence[tuple[Walk, float]]  # with how often each runs
+    found: Sequence[Found]  # by place in the target's levels
+
+
+def rate(target: Target, place: int, active: Size, writes: bool = False) -> Size:
+    """Bytes a second that each of so many units reads from a level, or writes to it, at once: all that the level gives,
+    shared, and no more than one unit draws alone. What is farther away is never faster."""
+    found: Size = 0.0
+    for level in target.levels[place:]:
+        found = most(found, _own_rate(target, level, active, writes))
+    return found
+
+
+def _own_rate(target: Target, level: MemoryLevel, active: Size, writes: bool) -> Size:
+    one = level.writing if writes else level.bandwidth
+    alone = one * max(1.0, level.alone / level.bandwidth)
+    return least(alone, one * target.units / most(active, 1.0))
+
+
+def level_terms(found: Sequence[Found], target: Target, active: Size) -> tuple[LevelTerm, ...]:
+    """What is found at every level, and what that takes so many units that share it evenly."""
+    made = [LevelTerm(f.read, f.written, 0.0) for f in found[:2]]
+    for place, each in enumerate(found[2:], 2):
+        seconds = each.read / rate(target, place, active) + each.written / rate(target, place, active, writes=True)
+        made.append(LevelTerm(each.read, each.written, seconds / most(active, 1.0)))
+    return tuple(made)
+
+
+def hidden(one: Size, other: Size, exposed: float) -> Size:
+    """Two things at once, of which the shorter hides behind the longer but for a part."""
+    return most(one, other) + exposed * least(one, other)
