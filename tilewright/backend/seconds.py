@@ -34,32 +34,38 @@ class Priced:
 def price(program: Program, plan: Plan, target: Target) -> Priced:
     """What one run of a Plan takes that has no cases; `Plan.at` gives that of an extent."""
     backend = backend_for(target)
-    works = works_of(program, plan, target)
-    terms = {work.kernel.name: backend.kernel_terms(work, target) for work in works}
-    known = {work.kernel.name: work for work in works}
+    computes = all_computes(program)
+    barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
+    works = {work.name: work for work in works_of(runs_of(program, plan, target, timed=True), target, barriers)}
+    terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
     total: Size = 0.0
     for call, _ in plan.calls():
         kernels = [call] if call.is_kernel else [k for k in call.body if isinstance(k, Tile)]
-        own = [name for kernel in kernels for name in terms if name.partition(".")[0] == kernel.name]
+        own = [name for kernel in kernels for name in terms if whole_name(name) == kernel.name]
         if call.is_kernel:
             total = total + sum((terms[name].seconds for name in own), 0.0)
         else:
-            total = total + backend.launch_terms([known[name] for name in own], target).seconds
+            total = total + backend.launch_terms([works[name] for name in own], target).seconds
     return Priced(total, terms)
 
 
-def works_of(program: Program, plan: Plan, target: Target) -> list[Work]:
-    """What every kernel does in one run of the model; of one with barriers every part between them."""
-    runs = runs_of(program, plan, target, timed=True)
+def whole_name(name: str) -> str:
+    """The kernel that a part between barriers belongs to."""
+    return name.partition(".")[0]
+
+
+def works_of(runs: Sequence[Run], target: Target, barriers: Mapping[str, int] | None = None) -> list[Work]:
+    """What kernels do in one run of the model, those of one kernel between its barriers one by one; the first of them
+    starts it, and counts its barriers."""
     by_level = found_by_level(runs, target)
-    computes = all_computes(program)
-    barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
-    made = []
+    made: list[Work] = []
     for number, run in enumerate(runs):
-        first = "." not in run.name or run.name.endswith(".0")
-        whole = run.name.partition(".")[0]
-        made.append(Work(run.kernel, run.starts if first else 0, barriers[whole] if first else 0,
-                         list(_leaves(run.tree, 1.0)), [found[number] for found in by_level]))  # fmt: skip
+        whole = whole_name(run.name)
+        is_first = all(whole_name(work.name) != whole for work in made)
+        starts, meetings = (run.starts, (barriers or {}).get(whole, 0)) if is_first else (0, 0)
+        leaves = list(_leaves(run.tree, 1.0))
+        found = [level[number] for level in by_level]
+        made.append(Work(run.name, run.tiles, run.threads, starts, meetings, leaves, found))
     return made
 
 
@@ -74,12 +80,12 @@ def _barriers(kernel: Tile, computes: Mapping[str, object]) -> int:
     return below(kernel)
 
 
-def _leaves(node: Node, times: float) -> Iterator[tuple[Walk, float]]:
+def _leaves(node: Node, times: Size) -> Iterator[tuple[Walk, Size]]:
     if isinstance(node, Walk):
         yield node, times
         return
     for inner in node.body:
-        yield from _leaves(inner, times * float(node.trips))
+        yield from _leaves(inner, times * node.trips)
 
 
 # --- bytes

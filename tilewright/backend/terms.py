@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.algebra.propagate import Size
-from tilewright.tile_graph.plan.form import Tile
 from tilewright.tile_graph.traffic.touch import least, most
 from tilewright.tile_graph.traffic.traffic import Walk
 
@@ -48,10 +47,12 @@ class Terms:
 class Work:
     """All that a kernel does in one run of the model, on all its units together."""
 
-    kernel: Tile
+    name: str
+    tiles: Size  # that are handed out in one run of the kernel
+    threads: int  # that share a tile
     starts: int  # of the kernel
     barriers: int  # of all its units, in all its runs
-    leaves: Sequence[tuple[Walk, float]]  # with how often each runs
+    leaves: Sequence[tuple[Walk, Size]]  # with how often each runs
     found: Sequence[Found]  # by place in the target's levels
 
 

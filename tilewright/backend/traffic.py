@@ -22,7 +22,7 @@ from tilewright.lower.placed import Tree
 from tilewright.lower.program import at_step, shape_of
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import told_apart
-from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
@@ -85,17 +85,15 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
 class Run:
     """A kernel, the loops of one that is alike, and what the buffers of that are called here."""
 
-    kernel: Tile
+    name: str
+    tiles: Size
+    threads: int  # that share a tile
     starts: int  # in one run of the model
     scan: str | None  # whose steps those are
     key: Hashable
     tree: Repeat
     memories: Mapping[Hashable, Memory]
     names: Mapping[Hashable, Hashable]
-
-    @property
-    def name(self) -> str:
-        return self.kernel.name
 
 
 def _allocated(memories: Mapping[Hashable, Memory], kinds: frozenset[Memory] | None) -> float:
@@ -165,7 +163,9 @@ def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -
             known[key] = ((tree if times == 1 else Repeat("step", times, [tree]), memories), met)
         (tree, memories), first = known[key]
         scan_name = steps.scan if steps is not None else None
-        result.append(Run(kernel, times, scan_name, key, tree, memories, dict(zip(first, met, strict=True))))
+        names = dict(zip(first, met, strict=True))
+        threads = max((n.count for n in kernel.body if isinstance(n, Tile)), default=1)
+        result.append(Run(kernel.name, kernel.tiles, threads, times, scan_name, key, tree, memories, names))
     return result
 
 

@@ -133,7 +133,7 @@ class CpuBackend:
         return cpu_terms(work, target)
 
     def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
-        raise InternalError(f"kernels of cores share no launch: {', '.join(w.kernel.name for w in works)}")
+        raise InternalError(f"kernels of cores share no launch: {', '.join(w.name for w in works)}")
 
     def caches(self, target: Target) -> range:
         return range(1, len(target.levels) - 1)

@@ -242,8 +242,8 @@ def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
     result: Bytes = {}
     for each in reversed(nodes):
         result = _union([result, each.touched])
-        if np.min(_total(result)) > cache.capacity:
-            break
+        if np.min(_total(result)) * (1 - _UNEVEN) > cache.capacity:
+            break  # nothing is found again after that
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.backend.terms import Terms, Work, hidden, level_terms
 from tilewright.target import Target
+from tilewright.tile_graph.traffic.touch import least
 
 _NEAR_EXPOSED = 0.5  # of what comes from the tile level, or of the arithmetic beside it, that is not hidden
 _FAR_EXPOSED = 0.5  # the same of what comes from beyond it
@@ -11,8 +12,8 @@ _TILE = 60e-9  # seconds to start a tile: a call, a few divisions
 
 
 def cpu_terms(work: Work, target: Target) -> Terms:
-    tiles = work.kernel.tiles
-    active = min(tiles, target.units)
+    tiles = work.tiles
+    active = least(tiles, target.units)
     waves = -(-tiles // target.units) * active / tiles  # of the time that even shares would take
     compute = waves * sum((leaf.busy * times for leaf, times in work.leaves), 0.0) / active
     levels = level_terms(work.found, target, active)

@@ -4,10 +4,12 @@ wait; the level that all share and device memory serve all of them at once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.backend.terms import Found, Terms, Work, hidden, level_terms
 from tilewright.target import Target
-from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.algebra.propagate import Size
+from tilewright.tile_graph.traffic.touch import least, most
 
 _EXPOSED = 0.3  # of what moves, or of the arithmetic beside it, that is not hidden
 _MEETING = 100  # cycles from the last thread that ends a leaf to where all are at work in the next
@@ -16,22 +18,23 @@ _MOST_RESIDENT = 8  # blocks that share a multiprocessor, as their registers all
 
 def gpu_terms(works: Sequence[Work], target: Target) -> Terms:
     """Kernels of one launch: one start, blocks of all of them at a time."""
-    per_unit, alone = 0.0, 0.0
-    blocks = sum(work.kernel.tiles for work in works)
+    busy: Size = 0.0
+    waiting: Size = 0.0
+    blocks: Size = 0
     for work in works:
-        busy, waiting = _unit_seconds(work, target)
-        per_unit, alone = per_unit + busy, max(alone, waiting)
-    active = min(blocks, target.units)
-    uneven = -(-blocks // target.units) * active / blocks
-    found = [Found(sum(w.found[p].read for w in works), sum(w.found[p].written for w in works))
+        own, alone = _unit_seconds(work, target)
+        busy, waiting, blocks = busy + own, most(waiting, alone), blocks + work.tiles
+    active = least(blocks, target.units)
+    uneven = -(-blocks // target.units) * active / blocks  # of the time that even shares would take
+    found = [Found(sum((w.found[p].read for w in works), 0.0), sum((w.found[p].written for w in works), 0.0))
              for p in range(len(target.levels))]  # fmt: skip
-    levels = level_terms(found, target, active)
-    moving = sum(level.seconds for level in levels) * uneven
-    starts = max(work.starts for work in works)
+    levels = tuple(replace(term, seconds=term.seconds * uneven) for term in level_terms(found, target, active))
     barrier = dict(target.barriers).get("grid", target.kernel_cost)
-    waits = starts * start_seconds(target) + sum(w.barriers for w in works) * barrier
-    at_work = max(per_unit, alone)
-    return Terms(hidden(at_work, moving, _EXPOSED) + waits, at_work, levels, waits)
+    starts = max(work.starts for work in works)
+    waits = starts * start_seconds(target) + sum(work.barriers for work in works) * barrier
+    compute = most(busy, waiting)
+    moving: Size = sum((level.seconds for level in levels), 0.0)
+    return Terms(hidden(compute, moving, _EXPOSED) + waits, compute, levels, waits)
 
 
 def start_seconds(target: Target) -> float:
@@ -39,16 +42,18 @@ def start_seconds(target: Target) -> float:
     return dict(target.barriers).get("dependent_launch", target.kernel_cost)
 
 
-def _unit_seconds(work: Work, target: Target) -> tuple[float, float]:
-    """Seconds of the busiest multiprocessor, as it is kept busy, and as its blocks wait."""
-    blocks = work.kernel.tiles * work.starts if work.starts else work.kernel.tiles
-    steps = max(1, work.starts)
-    busy = sum(float(leaf.busy) * times for leaf, times in work.leaves) / blocks
+def _unit_seconds(work: Work, target: Target) -> tuple[Size, Size]:
+    """Seconds of the busiest multiprocessor in all runs, as it is kept busy, and as its blocks wait."""
+    runs = max(1, work.starts)
+    blocks = work.tiles * runs
     meeting = _MEETING / target.clock
-    alone = sum((float(leaf.alone) + meeting) * times for leaf, times in work.leaves) / blocks - meeting
-    (lanes,) = (n for n in work.kernel.body if isinstance(n, Tile) and n.over == "lanes")
-    resident = min([_MOST_RESIDENT, target.resident_threads // lanes.count,
-                    *(leaf.resident for leaf, _ in work.leaves if leaf.resident)])  # fmt: skip
-    alive = -(-work.kernel.tiles // target.units)
+    busy: Size = 0.0
+    alone: Size = -meeting
+    resident = min(_MOST_RESIDENT, target.resident_threads // work.threads)
+    for leaf, times in work.leaves:
+        busy = busy + leaf.busy * times / blocks
+        alone = alone + (leaf.alone + meeting) * times / blocks
+        resident = min(resident, leaf.resident or resident)
+    alive = -(-work.tiles // target.units)
     turns = -(-alive // max(1, resident))
-    return steps * alive * busy, steps * max(turns * alone, (alive - 1) * busy + alone)
+    return runs * alive * busy, runs * most(turns * alone, (alive - 1) * busy + alone)
