@@ -19,8 +19,10 @@ from tilewright.ir.forms.compute import Program, Scan, all_computes
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
-from tilewright.tile_graph.traffic.touch import most
+from tilewright.tile_graph.traffic.touch import least, most
 from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, Walk, moved, sequence
+
+Bytes = Mapping[tuple[Hashable, bool], Size]  # by buffer and by whether it is written
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,15 @@ class Priced:
 
 def price(program: Program, plan: Plan, target: Target) -> Priced:
     """What one run of a Plan takes that has no cases; `Plan.at` gives that of an extent."""
+    return price_of_runs(runs_of(program, plan, target, timed=True), program, plan, target)
+
+
+def price_of_runs(runs: Sequence[Run], program: Program, plan: Plan, target: Target) -> Priced:
+    """The same of timed runs that are known."""
     backend = backend_for(target)
     computes = all_computes(program)
     barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
-    works = {work.name: work for work in works_of(runs_of(program, plan, target, timed=True), target, barriers)}
+    works = {work.name: work for work in works_of(runs, target, barriers)}
     terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
     total: Size = 0.0
     for call, _ in plan.calls():
@@ -97,16 +104,31 @@ def found_by_level(runs: Sequence[Run], target: Target) -> list[list[Found]]:
     beyond = {place: _beyond(runs, target, place) for place in places}
     if places.start > 1:  # nearer memory is told what to hold: leaves fetch what they touch, tile by tile
         beyond[places.start - 1] = _touched(runs, target.levels[places.start].transaction)
-    nothing = [Found() for _ in runs]
-    found = []
-    for place in range(len(target.levels)):
-        if place - 1 not in beyond:  # what is nearer is told what to hold
-            found.append(nothing)
-            continue
-        farther = beyond.get(place)
-        found.append([_here(near, farther[number] if farther is not None else None)
-                      for number, near in enumerate(beyond[place - 1])])  # fmt: skip
+    found = [[Found() for _ in runs] for _ in target.levels]
+    for number in range(len(runs)):
+        passing: Bytes | None = None  # what comes from beyond the caches so far
+        for place in sorted(beyond):
+            moving = _charged(beyond[place][number])
+            if passing is not None:
+                moving = {key: least(moving.get(key, 0.0), size) for key, size in passing.items()}
+                found[place][number] = _sums({key: size - moving[key] for key, size in passing.items()})
+            passing = moving
+        found[-1][number] = _sums(passing or {})
     return found
+
+
+def _charged(moved: Moved) -> Bytes:
+    """Bytes by buffer and by whether it is written: a line that is written is charged where it is left, its coming
+    among that."""
+    return {(buffer, buffer in moved.written): most(size, moved.written.get(buffer, 0.0))
+            for buffer, size in moved.fetched.items()}  # fmt: skip
+
+
+def _sums(found: Bytes) -> Found:
+    ways: dict[bool, Size] = {False: 0.0, True: 0.0}
+    for (_, is_written), size in found.items():
+        ways[is_written] = ways[is_written] + size
+    return Found(ways[False], ways[True])
 
 
 def _beyond(runs: Sequence[Run], target: Target, place: int) -> list[Moved]:
@@ -161,21 +183,3 @@ def _shares(together: Moved, alone: Sequence[Moved]) -> list[Moved]:
     fetched = shared(together.fetched, [m.fetched for m in alone])
     written = shared(together.written, [m.written for m in alone])
     return [replace(m, fetched=f, written=w) for m, f, w in zip(alone, fetched, written, strict=True)]
-
-
-def _here(near: Moved, farther: Moved | None) -> Found:
-    """Of what comes from beyond a nearer cache, what does not come from beyond the next one: a line that is written is
-    charged where it is left, its coming among that."""
-    read: Size = 0.0
-    written: Size = 0.0
-    for buffer, fetched in near.fetched.items():
-        if buffer in near.written:
-            stored = most(fetched, near.written[buffer])
-            if farther is not None:
-                stored = stored - most(farther.fetched.get(buffer, 0.0), farther.written.get(buffer, 0.0))
-            written = written + most(stored, 0.0)
-        else:
-            rest = fetched - (farther.fetched.get(buffer, 0.0) if farther is not None else 0.0)
-            read = read + most(rest, 0.0)
-    return Found(read, written)
-

@@ -6,7 +6,7 @@ What is next to registers is counted exactly, memory by memory; what caches hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -52,8 +52,12 @@ class KernelTraffic:
 def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, KernelTraffic]:
     """What every kernel of a plan moves in one run of the model, nothing being in caches before it. Kernels that are
     alike are looked at once."""
+    return traffic_of_runs(runs_of(program, plan, target), target)
+
+
+def traffic_of_runs(runs: Sequence[Run], target: Target) -> dict[str, KernelTraffic]:
+    """The same of runs that are known."""
     backend = backend_for(target)
-    runs = runs_of(program, plan, target)
     passed: dict[int, list[Moved]] = {}
     footprints: dict[int, dict[Hashable, float]] = {}
     trees = {run.key: run.tree for run in runs}

@@ -130,6 +130,7 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
     lines += _wrapped("traffic", _level_text(kernel["levels"]), width)
+    lines += _wrapped("terms", _term_text(kernel["terms"]), width)
     for number, pair in enumerate(kernel["instances"][0]["neighbours"]):
         lines += _wrapped("next" if number == 0 else "", _pair_text(pair, kernel), width)
     if kernel["reason"]:
@@ -169,6 +170,13 @@ def _level_text(levels: Sequence[dict[str, Any]]) -> str:
     """What is read from each level and written to it."""
     parts = [f"{x['level']} {size_text(x['read_bytes'])} read, {size_text(x['written_bytes'])} written" for x in levels]
     return "; ".join(parts)
+
+
+def _term_text(terms: dict[str, Any]) -> str:
+    """What all calls take by themselves: arithmetic, bytes at every level where some are found, starts."""
+    found = [f"{x['level']} {time_text(x['us'])}" for x in terms["levels"] if x["us"]]
+    parts = [f"arithmetic {time_text(terms['compute_us'])}", *found, f"starts {time_text(terms['waits_us'])}"]
+    return f"{', '.join(parts)}; {time_text(terms['seconds_us'])} together"
 
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.backend.traffic import KernelTraffic, traffic_of
+from tilewright.backend.seconds import price_of_runs
+from tilewright.backend.terms import Terms
+from tilewright.backend.traffic import KernelTraffic, runs_of, traffic_of_runs
 from tilewright.calls.profiles import Profile
 from tilewright.compiler.pipeline import Artifact
 from tilewright.ir.forms.loops import LoopProgram
@@ -63,10 +65,13 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
     ]
     facts["totals"] = _totals(model, artifact)
-    moved = traffic_of(artifact.program, artifact.plan, target)
+    runs = runs_of(artifact.program, artifact.plan, target, timed=True)
+    moved = traffic_of_runs(runs, target)
+    terms = price_of_runs(runs, artifact.program, artifact.plan, target).kernels
     facts["totals"].update(_traffic_facts(list(moved.values()), target))
     for kernel, row in zip(facts["kernels"], rows, strict=True):
         kernel.update(_traffic_facts([moved[p.name] for p in row.plans], target))
+        kernel["terms"] = _term_facts([terms[p.name] for p in row.plans], target)
     facts["totals"]["measured_us"] = round(sum(times.values()), 3) if times else None
     if artifact.loops is not None:
         facts["order"] = [call.kernel for call in artifact.loops.calls]
@@ -85,6 +90,19 @@ def _traffic_facts(kernels: Sequence[KernelTraffic], target: Target) -> dict[str
         for place, level in enumerate(target.levels) if place
     ]  # fmt: skip
     return {"levels": levels, "traffic_bytes": levels[-1]["read_bytes"] + levels[-1]["written_bytes"]}
+
+
+def _term_facts(kernels: Sequence[Terms], target: Target) -> dict[str, Any]:
+    """What all calls take by the fold over the tree (backend/seconds.py), term by term: each hides others in part."""
+    levels = [
+        {"level": level.name, "us": round(1e6 * sum(float(k.levels[place].seconds) for k in kernels), 3)}
+        for place, level in enumerate(target.levels) if place > 1
+    ]  # fmt: skip
+    compute, waits, seconds = (
+        round(1e6 * sum(float(x) for x in found), 3)
+        for found in zip(*((k.compute, k.waits, k.seconds) for k in kernels), strict=True)
+    )
+    return {"compute_us": compute, "levels": levels, "waits_us": waits, "seconds_us": seconds}
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tilewright.backend.terms import Terms, Work, hidden, level_terms
 from tilewright.target import Target
+from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.touch import least
 
-_NEAR_EXPOSED = 0.5  # of what comes from the tile level, or of the arithmetic beside it, that is not hidden
-_FAR_EXPOSED = 0.5  # the same of what comes from beyond it
+_EXPOSED = 0.5  # of what moves, or of the arithmetic beside it, that is not hidden
 _TILE = 60e-9  # seconds to start a tile: a call, a few divisions
 
 
@@ -17,7 +17,6 @@ def cpu_terms(work: Work, target: Target) -> Terms:
     waves = -(-tiles // target.units) * active / tiles  # of the time that even shares would take
     compute = waves * sum((leaf.busy * times for leaf, times in work.leaves), 0.0) / active
     levels = level_terms(work.found, target, active)
-    near = levels[2].seconds
-    far = sum((level.seconds for level in levels[3:]), 0.0)
+    moving: Size = sum((level.seconds for level in levels), 0.0)
     waits = work.starts * (target.kernel_cost + waves * tiles / active * _TILE) + work.barriers * target.kernel_cost
-    return Terms(hidden(hidden(compute, near, _NEAR_EXPOSED), far, _FAR_EXPOSED) + waits, compute, levels, waits)
+    return Terms(hidden(compute, moving, _EXPOSED) + waits, compute, levels, waits)
