@@ -22,6 +22,8 @@ from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
 from tilewright.tile_graph.traffic.touch import least, most
 from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, Walk, moved, sequence
 
+_STREAMS = 16  # that prefetchers follow at once
+
 Bytes = Mapping[tuple[Hashable, bool], Size]  # by buffer and by whether it is written
 
 
@@ -105,16 +107,26 @@ def found_by_level(runs: Sequence[Run], target: Target) -> list[list[Found]]:
     if places.start > 1:  # nearer memory is told what to hold: leaves fetch what they touch, tile by tile
         beyond[places.start - 1] = _touched(runs, target.levels[places.start].transaction)
     found = [[Found() for _ in runs] for _ in target.levels]
+    walked = [_walked(run, target.main.transaction) for run in runs]
     for number in range(len(runs)):
         passing: Bytes | None = None  # what comes from beyond the caches so far
         for place in sorted(beyond):
             moving = _charged(beyond[place][number])
             if passing is not None:
                 moving = {key: least(moving.get(key, 0.0), size) for key, size in passing.items()}
-                found[place][number] = _sums({key: size - moving[key] for key, size in passing.items()})
+                here = {key: size - moving[key] for key, size in passing.items()}
+                found[place][number] = _sums(here, walked[number])
             passing = moving
-        found[-1][number] = _sums(passing or {})
+        found[-1][number] = _sums(passing or {}, walked[number])
     return found
+
+
+def _walked(run: Run, line: int) -> dict[Hashable, Size]:
+    """Bytes of the runs in which the first leaf that touches a buffer walks it."""
+    found: dict[Hashable, Size] = {}
+    for leaf, _ in _leaves(run.tree, 1.0):
+        found = {**leaf.runs(line, _STREAMS), **found}
+    return {run.names.get(buffer, buffer): size for buffer, size in found.items()}
 
 
 def _charged(moved: Moved) -> Bytes:
@@ -124,11 +136,13 @@ def _charged(moved: Moved) -> Bytes:
             for buffer, size in moved.fetched.items()}  # fmt: skip
 
 
-def _sums(found: Bytes) -> Found:
-    ways: dict[bool, Size] = {False: 0.0, True: 0.0}
-    for (_, is_written), size in found.items():
-        ways[is_written] = ways[is_written] + size
-    return Found(ways[False], ways[True])
+def _sums(found: Bytes, walked: Mapping[Hashable, Size]) -> Found:
+    total: dict[bool, Size] = {False: 0.0, True: 0.0}
+    runs: dict[bool, Size] = {False: 0.0, True: 0.0}
+    for (buffer, is_written), size in found.items():
+        total[is_written] = total[is_written] + size
+        runs[is_written] = runs[is_written] + size / most(walked.get(buffer, size), 1.0)
+    return Found(total[False], total[True], runs[False], runs[True])
 
 
 def _beyond(runs: Sequence[Run], target: Target, place: int) -> list[Moved]:

@@ -17,6 +17,8 @@ class Found:
 
     read: Size = 0.0
     written: Size = 0.0
+    read_runs: Size = 0.0  # stretches without a gap that these are walked in
+    written_runs: Size = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,16 @@ def _own_rate(target: Target, level: MemoryLevel, active: Size, writes: bool) ->
     return least(alone, one * target.units / most(active, 1.0))
 
 
-def level_terms(found: Sequence[Found], target: Target, active: Size) -> tuple[LevelTerm, ...]:
-    """What is found at every level, and what that takes so many units that share it evenly."""
+def level_terms(
+    found: Sequence[Found], target: Target, active: Size, beyond_a_run: int = 0
+) -> tuple[LevelTerm, ...]:
+    """What is found at every level, and what that takes so many units that share it evenly; every run costs so many
+    lines more."""
     made = [LevelTerm(f.read, f.written, 0.0) for f in found[:2]]
     for place, each in enumerate(found[2:], 2):
-        seconds = each.read / rate(target, place, active) + each.written / rate(target, place, active, writes=True)
+        more = beyond_a_run * target.levels[place].transaction
+        seconds = (each.read + more * each.read_runs) / rate(target, place, active)
+        seconds = seconds + (each.written + more * each.written_runs) / rate(target, place, active, writes=True)
         made.append(LevelTerm(each.read, each.written, seconds / most(active, 1.0)))
     return tuple(made)
 

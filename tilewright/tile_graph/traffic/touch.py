@@ -98,17 +98,29 @@ class Touch:
     ) -> tuple[Size, Size]:
         """Distinct bytes in whole lines while the axes run over these sizes, each from a multiple of its step on; and
         by how much that differs to either side where all stretches begin alike in a line, but not in every part."""
-        run: Size = float(self.element)  # of one stretch without a gap of a line
-        stretches: Size = 1.0
         grid: Size = line  # stretches begin at multiples of it
-        own: Size = line  # the same within one part
+        for dim in reversed(self.dims) if steps else ():
+            for places, axis in dim.terms:
+                if steps and axis in steps:
+                    grid = common(grid, places * steps[axis] * dim.stride)
+        run, stretches, own = self.stretches(sizes, line, steps)
+        grid = least(most(common(grid, own), min(self.element, line)), line)
+        lines = stretches * (-(-run // grid) * grid + line - grid) / line
+        whole = -(-self.storage // line)
+        differs = chosen((grid < own) & (lines < whole), stretches * line / 2, 0.0)
+        return least(lines, whole) * line, differs
+
+    def stretches(
+        self, sizes: Mapping[Axis, Size], line: int, steps: Mapping[Axis, int] | None = None
+    ) -> tuple[Size, Size, Size]:
+        """Bytes of one stretch without a gap of a line, how many of them there are, and what their beginnings are
+        multiples of within one part."""
+        run: Size = float(self.element)
+        stretches: Size = 1.0
+        own: Size = line
         for dim in reversed(self.dims):
             count, reach = dim.span(sizes, steps or {})
             reach = most(reach, count)
-            if steps:
-                for places, axis in dim.terms:
-                    if axis in steps:
-                        grid = common(grid, places * steps[axis] * dim.stride)
             if isinstance(reach, int | float) and reach == 1:
                 continue
             step = dim.stride * (reach - 1) / most(count - 1, 1)
@@ -116,11 +128,7 @@ class Touch:
             own = chosen(dense, own, common(own, step))
             stretches = chosen(dense, stretches, stretches * count)
             run = chosen(dense, run + dim.stride * (reach - 1), run)
-        grid = least(most(common(grid, own), min(self.element, line)), line)
-        lines = stretches * (-(-run // grid) * grid + line - grid) / line
-        whole = -(-self.storage // line)
-        differs = chosen((grid < own) & (lines < whole), stretches * line / 2, 0.0)
-        return least(lines, whole) * line, differs
+        return run, stretches, own
 
 
 def least(a: Size, b: Size) -> Size:

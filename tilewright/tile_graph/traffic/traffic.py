@@ -103,6 +103,16 @@ class Walk:
             result.append((touch, touch.bytes(sizes, line, steps)[0]))
         return _together(result, line)
 
+    def runs(self, line: int, streams: int) -> Bytes:
+        """Of each buffer the longest stretch that is walked on end, so many of them side by side at most."""
+        found: Bytes = {}
+        for touch, first in self.touches:
+            for sizes in self.parts[first:]:
+                run, side_by_side, _ = touch.stretches(sizes, line)
+                known = found.get(touch.buffer, 0.0)
+                found[touch.buffer] = most(known, chosen(side_by_side <= streams, run, 1.0 * touch.element))
+        return found
+
     @property
     def written(self) -> frozenset[Hashable]:
         return frozenset(t.buffer for t, _ in self.touches if t.is_store)
