@@ -24,7 +24,7 @@ from tilewright.ir.text import parse, text
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
-from tilewright.schedule.price import priced
+from tilewright.schedule.price import wholly_priced
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.check.kernels import check_plan
@@ -336,7 +336,7 @@ def _edited(name: str, path: Path, stage: Callable[..., Any], inputs: tuple[Any,
         if name == "plan":
             plan = Plan.from_json(edited)
             check_plan(plan, inputs[0], target)  # here too, so that it is reported as the editor's mistake
-            return priced(inputs[0], plan, target)
+            return wholly_priced(inputs[0], plan, target)
         if name == "loops":
             return parse.parse_loops(edited)
         if name in ("precision", "fold", "merge", "algorithm", "staging", "layout"):

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Choice
-from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.backend.seconds import price, whole_name
+from tilewright.ir.forms.compute import Program, Scan, all_computes
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.inner_tiles import inner_of
 from tilewright.target import Target
@@ -28,6 +29,35 @@ def priced(program: Program, plan: Plan, target: Target) -> Plan:
     (steps, several levels of Tiles, what runs together) keep what they say, and so do cases of an extent."""
     if plan.cases:
         return plan
+    made = plan.with_kernels(_compared(program, plan, target))
+    return replace(made, body=_launches_priced(made.body, target))
+
+
+def wholly_priced(program: Program, plan: Plan, target: Target) -> Plan:
+    """The same, kernels that the search never compares by the fold over their trees."""
+    if plan.cases:
+        return plan
+    found = _compared(program, plan, target)
+    if any(kernel.name not in found for kernel in plan.kernels):
+        found = {**_folded(program, plan, target), **found}
+    made = plan.with_kernels(found)
+    return replace(made, body=_launches_priced(made.body, target))
+
+
+def _folded(program: Program, plan: Plan, target: Target) -> dict[str, Tile]:
+    """Every kernel with what one run of it takes by the fold: in a step of a Scan, of each step."""
+    computes, terms = all_computes(program), price(program, plan, target).kernels
+    found = {}
+    for kernel, steps in plan.launches():
+        scan = computes.get(steps.scan or "") if steps is not None else None
+        times = extent_of(scan.axis.extent) if isinstance(scan, Scan) else 1
+        seconds = sum(float(t.seconds) for name, t in terms.items() if whole_name(name) == kernel.name) / times
+        found[kernel.name] = replace(kernel, estimate=replace(kernel.estimate, seconds=round(seconds, 9), busy=0.0))
+    return found
+
+
+def _compared(program: Program, plan: Plan, target: Target) -> dict[str, Tile]:
+    """By name, kernels of forms that the search compares, with what it would say of them."""
     context = plan_context(program, plan, target)
     computes = all_computes(program)
     found: dict[str, Tile] = {}
@@ -37,8 +67,7 @@ def priced(program: Program, plan: Plan, target: Target) -> Plan:
         if choice is not None:
             about = replace(kernel.estimate, seconds=round(choice.seconds, 9), busy=round(choice.busy, 9))
             found[kernel.name] = replace(kernel, estimate=about)
-    made = plan.with_kernels(found)
-    return replace(made, body=_launches_priced(made.body, target))
+    return found
 
 
 def _launches_priced(tile: Tile, target: Target) -> Tile:

@@ -12,9 +12,10 @@ from onnx import ModelProto
 
 from tests.cpu_stages import model_of
 from tilewright import Options
+from tilewright.backend.seconds import price
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
-from tilewright.schedule.price import priced
+from tilewright.schedule.price import priced, wholly_priced
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Tile
 
@@ -75,17 +76,38 @@ def test_an_edited_tile_has_its_own_price(tmp_path: Path) -> None:
     assert first.estimate.seconds < edited.kernels[0].estimate.seconds < 0.01
 
 
-def test_steps_keep_what_they_say() -> None:
+def recurrence() -> Artifact:
     constants = {"w": _weights(1, 64, 16), "r": _weights(1, 64, 16)}
     nodes = [("LSTM", ["x", "w", "r"], "y", {"hidden_size": 16})]
     model = model_of(nodes, {"x": (5, 2, 16)}, {"y": (5, 1, 2, 16)}, constants)
-    artifact = build(load(model), machine("neoverse_n1"), Options(stop_after="plan"))
+    return build(load(model), machine("neoverse_n1"), Options(stop_after="plan"))
+
+
+def test_steps_keep_what_they_say() -> None:
+    artifact = recurrence()
     assert artifact.program is not None and artifact.plan is not None
     inside = [kernel.name for kernel, steps in artifact.plan.launches() if steps is not None]
     changed = artifact.plan.with_kernels({k.name: _saying(k, 1.0) for k in artifact.plan.kernels})
     found = priced(artifact.program, changed, machine("neoverse_n1"))
     assert inside
     assert {k.name for k in found.kernels if k.estimate.seconds == 1.0} == set(inside)
+
+
+def test_a_plan_of_a_user_is_priced_wholly() -> None:
+    """Steps by the fold over their trees, each step by itself; all else as the search would say."""
+    artifact, target = recurrence(), machine("neoverse_n1")
+    assert artifact.program is not None and artifact.plan is not None
+    inside = [kernel.name for kernel, steps in artifact.plan.launches() if steps is not None]
+    changed = artifact.plan.with_kernels({k.name: _saying(k, 1.0) for k in artifact.plan.kernels})
+    found = {k.name: k.estimate.seconds for k in wholly_priced(artifact.program, changed, target).kernels}
+    searched = {k.name: k.estimate.seconds for k in priced(artifact.program, changed, target).kernels}
+    folded = price(artifact.program, artifact.plan, target).kernels
+    for name, seconds in found.items():
+        if name in inside:
+            own = sum(float(t.seconds) for part, t in folded.items() if part.partition(".")[0] == name)
+            assert seconds == pytest.approx(own / 5, abs=1e-9)
+        else:
+            assert seconds == searched[name]
 
 
 def _saying(kernel: Tile, seconds: float) -> Tile:
