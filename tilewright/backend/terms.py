@@ -77,10 +77,10 @@ def level_terms(
     found: Sequence[Found], target: Target, active: Size, beyond_a_run: int = 0
 ) -> tuple[LevelTerm, ...]:
     """What is found at every level, and what that takes so many units that share it evenly; every run costs so many
-    lines more."""
+    lines more where it is found beyond the second cache."""
     made = [LevelTerm(f.read, f.written, 0.0) for f in found[:2]]
     for place, each in enumerate(found[2:], 2):
-        more = beyond_a_run * target.levels[place].transaction
+        more = beyond_a_run * target.levels[place].transaction if place > 2 else 0
         seconds = (each.read + more * each.read_runs) / rate(target, place, active)
         seconds = seconds + (each.written + more * each.written_runs) / rate(target, place, active, writes=True)
         made.append(LevelTerm(each.read, each.written, seconds / most(active, 1.0)))

@@ -104,13 +104,16 @@ class Walk:
         return _together(result, line)
 
     def runs(self, line: int, streams: int) -> Bytes:
-        """Of each buffer the longest stretch that is walked on end, so many of them side by side at most."""
+        """Of each buffer the longest stretch that is walked on end, so many of them side by side at most; no less than
+        one block has of it, or a line."""
         found: Bytes = {}
         for touch, first in self.touches:
-            for sizes in self.parts[first:]:
+            own, _, _ = touch.stretches(self.parts[first], line)
+            longest = most(own, line)
+            for sizes in self.parts[first + 1 :]:
                 run, side_by_side, _ = touch.stretches(sizes, line)
-                known = found.get(touch.buffer, 0.0)
-                found[touch.buffer] = most(known, chosen(side_by_side <= streams, run, 1.0 * touch.element))
+                longest = most(longest, chosen(side_by_side <= streams, run, 0.0))
+            found[touch.buffer] = most(found.get(touch.buffer, 0.0), longest)
         return found
 
     @property

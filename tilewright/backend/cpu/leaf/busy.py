@@ -70,6 +70,7 @@ class Shape:
     inner: Mapping[Axis, Size]  # elements of the sum
     unrolled: frozenset[Axis]
     together: int  # steps in a turn of the innermost loop
+    row_lanes: int  # steps whose broadcast operand is read as one vector
     passes: int
     share: Size  # of the elements of the sum, that are not padding
     distinct: Callable[[Load], float]  # of the reads of a block, that are made
@@ -216,6 +217,8 @@ class _Busy:
         reads = 0.0
         for load in loads(*self.nest.elements):
             each = self._read(load, block, wide) * self.shape.distinct(load)
+            if wide and not self.along and self._stride(load) == 0:
+                each = each / self.shape.row_lanes
             reads += self._positions(load, block) * self._chained(load, chains) * each
         spilled = self._spilled(whole, block)
         depth = 1.0 if len(monoid.combine) == 1 else 2.0

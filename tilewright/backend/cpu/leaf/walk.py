@@ -493,7 +493,7 @@ class _Leaf:
         return Shape(
             nest, self.placed.access, low.vector, plan.lanes, self._step // plan.lanes if self.along else 1, self.run,
             blocks_of(self.cuts, single), {a: self.placed.mean(a) for a in low.reduction},
-            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together),
+            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together), plan.row_lanes,
             extent_of(low.passes.extent) if low.passes is not None else 1, share, self._distinct, starts,
             low.transposed,
         )  # fmt: skip
