@@ -47,10 +47,13 @@ def price_of_runs(runs: Sequence[Run], program: Program, plan: Plan, target: Tar
     barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
     works = {work.name: work for work in works_of(runs, target, barriers)}
     terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
+    parts: dict[str, list[str]] = {}
+    for name in terms:
+        parts.setdefault(whole_name(name), []).append(name)
     total: Size = 0.0
     for call, _ in plan.calls():
         kernels = [call] if call.is_kernel else [k for k in call.body if isinstance(k, Tile)]
-        own = [name for kernel in kernels for name in terms if whole_name(name) == kernel.name]
+        own = [name for kernel in kernels for name in parts[kernel.name]]
         if call.is_kernel:
             total = total + sum((terms[name].seconds for name in own), 0.0)
         else:
@@ -68,10 +71,11 @@ def works_of(runs: Sequence[Run], target: Target, barriers: Mapping[str, int] | 
     starts it, and counts its barriers."""
     by_level = found_by_level(runs, target)
     made: list[Work] = []
+    started: set[str] = set()
     for number, run in enumerate(runs):
         whole = whole_name(run.name)
-        is_first = all(whole_name(work.name) != whole for work in made)
-        starts, meetings = (run.starts, (barriers or {}).get(whole, 0)) if is_first else (0, 0)
+        starts, meetings = (0, 0) if whole in started else (run.starts, (barriers or {}).get(whole, 0))
+        started.add(whole)
         leaves = list(_leaves(run.tree, 1.0))
         found = [level[number] for level in by_level]
         made.append(Work(run.name, run.tiles, run.threads, starts, meetings, leaves, found))

@@ -167,7 +167,7 @@ def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -
             known[key] = ((tree if times == 1 else Repeat("step", times, [tree]), memories), met)
         (tree, memories), first = known[key]
         scan_name = steps.scan if steps is not None else None
-        names = dict(zip(first, met, strict=True))
+        names: dict[Hashable, Hashable] = dict(zip(first, met, strict=True))
         threads = max((n.count for n in kernel.body if isinstance(n, Tile)), default=1)
         result.append(Run(kernel.name, kernel.tiles, threads, times, scan_name, key, tree, memories, names))
     return result

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
-from tilewright.backend.gpu.kernel.busy import Leafs, warps_of
+from tilewright.backend.gpu.kernel.busy import Around, warps_of
 from tilewright.backend.gpu.kernel.constants import constant_layouts
 from tilewright.backend.gpu.kernel.limits import check_limits
 from tilewright.backend.gpu.kernel.lower import GpuKernel, lower_gpu_kernel
@@ -131,7 +131,7 @@ class GpuBackend:
     ) -> Tree:  # fmt: skip
         (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
         shared: list[Buffer] = []
-        around = None if target is None else Leafs(nests, target, tile.tiles, warps_of(tile))
+        around = None if target is None else Around(nests, target, tile.tiles, warps_of(tile))
         tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append, around))
         return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
 

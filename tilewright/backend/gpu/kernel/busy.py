@@ -42,7 +42,7 @@ _BARRIER = 40.0  # cycles, of a block
 
 
 @dataclass(frozen=True)
-class Leafs:
+class Around:
     """Around the leaves of a kernel: its nests, and the Tiles over warps with how their operands come."""
 
     nests: Sequence[Nest]
@@ -71,19 +71,19 @@ def warps_of(kernel: Tile) -> dict[str, tuple[Tile, Sequence[Hold]]]:
     return found
 
 
-def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: float, around: Leafs) -> Taken:
+def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: float, around: Around) -> Taken:
     """What a leaf takes whose threads move so many bytes from and to shared memory."""
     name = (placed.work.owner or placed.nest).tensor.name
     if placed.work.leaf.instruction is not None and name in around.warps:
         return _on_tensor_cores(placed, around, *around.warps[name])
-    cycles = _Threads(placed, low, contract, around.target)
+    cycles = _Threads(placed, low, around.target)
     slots, alone = cycles.contraction(contract) if contract is not None else cycles.plain()
     target = around.target
     busy = max(slots / target.fma_rate, shared / target.tile_level.bandwidth)
     return Taken(busy, max(busy, alone / target.clock))
 
 
-def _on_tensor_cores(placed: Placed, around: Leafs, warps: Tile, holds: Sequence[Hold]) -> Taken:
+def _on_tensor_cores(placed: Placed, around: Around, warps: Tile, holds: Sequence[Hold]) -> Taken:
     nest, leaf, target = placed.nest, placed.work.leaf, around.target
 
     def layout(tensor: Tensor) -> Layout:
@@ -107,7 +107,7 @@ def _on_tensor_cores(placed: Placed, around: Leafs, warps: Tile, holds: Sequence
 class _Threads:
     """A leaf whose threads compute by themselves; all in cycles and slots of a thread's instruction."""
 
-    def __init__(self, placed: Placed, low: GpuNest, contract: GpuContract | None, target: Target) -> None:
+    def __init__(self, placed: Placed, low: GpuNest, target: Target) -> None:
         self.placed, self.low, self.target, self.nest, self.leaf = placed, low, target, placed.nest, placed.work.leaf
         self.far = (target.outer or target.main).latency * target.clock
         self.near = target.tile_level.latency * target.clock

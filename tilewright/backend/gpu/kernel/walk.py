@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from math import prod
 
-from tilewright.backend.gpu.kernel.busy import Leafs, Taken, taken
+from tilewright.backend.gpu.kernel.busy import Around, Taken, taken
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.ir.analysis.products import Factor
@@ -20,7 +20,7 @@ from tilewright.tile_graph.traffic.traffic import Bytes, Walk
 
 
 def gpu_walk(
-    threads: int, staged: Callable[[Buffer], None], around: Leafs | None = None
+    threads: int, staged: Callable[[Buffer], None], around: Around | None = None
 ) -> Callable[[Placed], Walk]:
     """The walk of a leaf that so many threads take up; `staged` is told of the buffers that it passes operands in. What
     is `around` the leaves tells what they take."""
@@ -28,7 +28,7 @@ def gpu_walk(
 
 
 class _Leaf:
-    def __init__(self, placed: Placed, threads: int, staged: Callable[[Buffer], None], around: Leafs | None) -> None:
+    def __init__(self, placed: Placed, threads: int, staged: Callable[[Buffer], None], around: Around | None) -> None:
         work = placed.work
         self.around = around
         self.placed = placed
@@ -65,7 +65,7 @@ class _Leaf:
         return Walk([sizes], [], far, placed.grows, {}, placed.origins, {}, self.loaded, self.stored, time.busy,
                     time.alone, time.resident)  # fmt: skip
 
-    def _taken(self, around: Leafs) -> Taken:
+    def _taken(self, around: Around) -> Taken:
         moved = [float(n) for found in (self.loaded, self.stored) for b, n in found.items()
                  if isinstance(b, Buffer) and b.memory is Memory.SHARED]  # fmt: skip
         return taken(self.placed, self.low, self.contract, sum(moved), around)
