@@ -18,6 +18,7 @@ from tilewright.frontend.pytorch.aliases import Group, View, laid_out, shared_ou
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
 from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import UncountedError, closure
+from tilewright.frontend.pytorch.mutations import make_bodies_functional
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
 
@@ -145,7 +146,9 @@ def _followed(
 
 
 def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> torch.export.ExportedProgram:
-    program = torch.export.export(module, given, by_name, strict=False).run_decompositions(decompositions())
+    program = torch.export.export(module, given, by_name, strict=False)
+    make_bodies_functional(program.graph_module)
+    program = program.run_decompositions(decompositions())
     program.graph.eliminate_dead_code()
     return program
 
