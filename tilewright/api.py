@@ -156,7 +156,7 @@ def compile(
             raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
         from tilewright.pytorch.module import compile_module
 
-        return compile_module(model, example_inputs, lambda graph: compile_at_call(graph, chosen))
+        return compile_module(model, example_inputs, partial(compile_whole, options=chosen))
     if not isinstance(model, str | os.PathLike | bytes) and not is_model_proto(model):
         raise no_model(model)
     if example_inputs is not None:
@@ -193,6 +193,14 @@ def compile_at_call(graph: Graph, options: Options) -> Model:
     """The same, while a call waits for it."""
     with shown(f"{graph.name}, {len(graph.nodes)} operations", options) as told:
         return compile_graph(graph, told)
+
+
+def compile_whole(graph: Graph, options: Options) -> Model | StagedModel:
+    """The same, in parts where the data decide shapes or end loops."""
+    try:
+        return compile_at_call(graph, options)
+    except CutError as error:
+        return in_parts(graph, {}, {}, options, error, partial(compile_at_call, options=options))
 
 
 def _open_model(

@@ -41,13 +41,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     import tilewright.integrations.torch_backend as module
 
-    inner = module.compile_at_call
+    inner = module.compile_whole
 
     def kept(graph: Any, options: Any) -> Any:
         made.append(graph)
         return inner(graph, options)
 
-    monkeypatch.setattr(module, "compile_at_call", kept)
+    monkeypatch.setattr(module, "compile_whole", kept)
     return made
 
 

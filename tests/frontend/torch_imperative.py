@@ -241,7 +241,8 @@ def scanned(state: torch.Tensor, xs: torch.Tensor) -> Any:
 
 @case(lambda: (ramp(3),))
 def counted_loop(x: torch.Tensor) -> Any:
-    return while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, torch.tanh(y) + i), (torch.zeros((), dtype=torch.int64), x))
+    start = (torch.zeros((), dtype=torch.int64), x)
+    return while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, torch.tanh(y) + i), start)
 
 
 @case(*(lambda k=k: (ramp(3), torch.tensor(k)) for k in (0, 4)))
@@ -270,10 +271,9 @@ def branch_that_changes(x: torch.Tensor) -> torch.Tensor:
 @case(*(lambda k=k: (ramp(4, 3), torch.tensor(k)) for k in (0, 3)))
 def loop_that_changes(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     y = x * 1
-    row = y[1]
 
     def body(i: torch.Tensor) -> Any:
-        row.add_(i + 1)
+        y[1:][0].add_(i + 1)
         y[0].mul_(2)
         return (i + 1,)
 
@@ -288,9 +288,10 @@ def loop_that_changes(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 def python_if(x: torch.Tensor) -> torch.Tensor:
     if x.sum() > 0:
         y = x * 2
+        z = y + 1
     else:
-        y = x - 1
-    return y + 1
+        z = y = x - 1
+    return y + z
 
 
 @case(lambda: (ramp(2, 2) + 2,), lambda: (ramp(2, 2) - 2,))
@@ -395,12 +396,34 @@ def fixed_suppression(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor
 
 @case(*(lambda k=k: (_boxes(k), mixed(12, seed=k + 7)) for k in (0, 1, 2)), sizes=True)
 def cut_suppression(boxes: torch.Tensor, scores: torch.Tensor) -> Any:
-    """The same over boxes above a score, and those that are left in the order of their scores."""
+    """The boxes that are left, as many as they are, in the order of their scores."""
+    kept = greedy_suppression(boxes, scores)
+    boxes, scores = boxes[kept], scores[kept]
+    order = scores.argsort(descending=True)
+    return boxes[order], scores[order] * 2
+
+
+@case(*(lambda k=k: (_boxes(k), mixed(12, seed=k + 7)) for k in (0, 1, 2)), sizes=True)
+def filtered_and_sorted(boxes: torch.Tensor, scores: torch.Tensor) -> Any:
     chosen = scores > 0
     boxes, scores = boxes[chosen], scores[chosen]
     order = scores.argsort(descending=True)
-    boxes, scores = boxes[order], scores[order]
-    return boxes * 2, scores.sum()
+    return boxes[order] * 2, scores[order].sum(), _overlap(boxes[0], boxes)
+
+
+@case(lambda: (_boxes(0), mixed(12, seed=7)), sizes=True, error="uses a tensor whose size data tell")
+def filtered_suppression(boxes: torch.Tensor, scores: torch.Tensor) -> Any:
+    """A loop over as many boxes as are above a score."""
+    chosen = scores > 0
+    boxes, scores = boxes[chosen], scores[chosen]
+    alive = scores > 0
+    kept = torch.zeros_like(alive)
+    while alive.any():
+        best = torch.where(alive, scores, -1e9).argmax()
+        kept[best] = True
+        alive = alive & (_overlap(boxes[best], boxes) <= 0.3)
+        alive[best] = False
+    return boxes[kept]
 
 
 @case(*(lambda k=k: (mixed(7, 4, seed=k), mixed(4, 4, seed=k + 1)) for k in (0, 2)))

@@ -6,15 +6,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from tilewright.dynamic.parts import in_parts
+from tilewright.errors import CutError
 from tilewright.frontend.pytorch.tensors import array_of, tensor_of
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops.lower import lower
+from tilewright.options import Options
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -24,8 +28,9 @@ class Interpreted:
 
     def __init__(self, graph: Graph) -> None:
         self.program = lower(graph)
-        self.names = [value.name for value in graph.inputs]
-        self.outputs: Sequence[Any] = ()
+        self.names = [tensor.name for tensor in self.program.inputs]
+        self.outputs: Sequence[Any] = [SimpleNamespace(name=name) for name in self.program.output_names]
+        self.calls: Sequence[Any] = ()
 
     def __call__(self, /, *args: Any) -> list[Any]:
         arrays = [array_of(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -38,6 +43,21 @@ class Interpreted:
 
     def explain(self) -> str:
         return "interpreted"
+
+
+class InterpretedPart(Interpreted):
+    """The same as a part of a model whose shapes data decide: it gives arrays."""
+
+    def __call__(self, /, *args: Any) -> list[Any]:
+        return [array_of(x) for x in super().__call__(*args)]
+
+
+def interpreted(graph: Graph) -> Any:
+    """A Graph run by the interpreter, in parts where it has to be."""
+    try:
+        return Interpreted(graph)
+    except CutError as error:
+        return in_parts(graph, {}, {}, Options(), error, InterpretedPart)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,18 @@ def in_parts(
     is_loop = isinstance(reason.node, Node) and reason.node.op == "Loop" and not reason.node.domain
     refused = isinstance(reason, OutsideError) and options.fallback == "error"
     stuck = isinstance(reason, RegionError) or (isinstance(reason, UndecidedError) and reason.tensor is None)
-    if refused or isinstance(source, Graph) or (stuck and not is_loop):
+    if refused or (stuck and not is_loop):
         raise reason
-    graph = load(source, shapes, values)
-    inputs = [Border(v.name, v.dtype.numpy, tuple(map(int, v.shape))) for v in graph.inputs]  # type: ignore[arg-type]
-    outputs = list(map(_border, ports(source, shapes)[1]))
-    return StagedModel(name_of(source), graph, inputs, outputs, tools_for(options, compile_part))
+    graph = source if isinstance(source, Graph) else load(source, shapes, values)
+    if isinstance(source, Graph):
+        outputs = [Border(name, is_checked=False) for name in graph.outputs]
+    else:
+        outputs = list(map(_border, ports(source, shapes)[1]))
+    return StagedModel(name_of(source), graph, _takes(graph), outputs, tools_for(options, compile_part))
+
+
+def _takes(graph: Graph) -> list[Border]:
+    return [Border(v.name, v.dtype.numpy, tuple(map(int, v.shape))) for v in graph.inputs]  # type: ignore[arg-type]
 
 
 def _border(value: OpenValue) -> Border:
@@ -82,7 +88,7 @@ def _are_few(dtype: DType | None, shape: Sequence[int | str | None] | None) -> b
 
 
 def name_of(source: Any) -> str:
-    return source.name if isinstance(source, Path) else "the model"
+    return source.name if isinstance(source, Path | Graph) else "the model"
 
 
 def tools_for(options: Options, compile_part: CompilePart) -> Tools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright.api import compile_at_call
+from tilewright.api import compile_whole
 from tilewright.errors import OptionError
 from tilewright.options import Options
 
@@ -24,4 +24,4 @@ def tilewright(
     from tilewright.pytorch.backend import compile_for_dynamo
 
     chosen = Options.from_environment(**(options or {}))
-    return compile_for_dynamo(module, inputs, lambda graph: compile_at_call(graph, chosen))
+    return compile_for_dynamo(module, inputs, lambda graph: compile_whole(graph, chosen))

@@ -55,7 +55,8 @@ class TensorCall:
         self.models = [model]
         self._native = model.address_caller()
         # of a tensor, shape and type are asked for by those who know them already: dynamo, or the key of a shape
-        self._forms = [_form(p.shape, getattr(torch, p.dtype.name)) for p in model.outputs]
+        ports = () if self._native is None else model.outputs
+        self._forms = [_form(p.shape, getattr(torch, p.dtype.name)) for p in ports]
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         native = self._native

@@ -94,7 +94,8 @@ class CompiledModule:
             shapes = ", ".join(str(list(leaf[0])) for leaf in key[0] if isinstance(leaf, tuple))
             models = entry.call.models if entry.call is not None else []
             told = "\n\n".join(model.explain() for model in models) or "nothing is computed"
-            texts.append(f"shapes {number} of {len(self._entries)} (at most {self._most} are kept): {shapes}\n{told}")
+            head = f"shapes {number} of {len(self._entries)} (at most {self._most} are kept): {shapes}"
+            texts.append("\n".join([head, *(f"  {mutation}" for mutation in entry.exported.mutations), told]))
         return "\n\n".join(texts)
 
     def profile(self, *args: Any, repeat: int = 20, **named: Any) -> Any:

@@ -209,10 +209,13 @@ def _replace_control(
     try:
         compiled: torch.nn.Module = _control(node, values, build)
     except UncountedError:
-        compiled = _while(node, [values.get(x.name) for x in given], build, tell)
+        make = _while if is_loop(node) else _branch
+        compiled = make(node, [values.get(x.name) for x in given], build, tell)
     except UnsupportedError:
         return
     inputs = given if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
+    if isinstance(compiled, _Branch):
+        inputs = [node.args[0], *given]
     name = f"tilewright_{node.name}"
     fused.add_submodule(name, compiled)
     with fused.graph.inserting_before(node):
@@ -255,6 +258,26 @@ class _While(torch.nn.Module):
         while self.condition([*state, *others])[0].item():
             state = list(self.body([*state, *others]))
         return state
+
+
+class _Branch(torch.nn.Module):
+    """A branch with a loop in it that data end: both bodies compiled, one called."""
+
+    def __init__(self, then: Run, otherwise: Run) -> None:
+        super().__init__()
+        self.then, self.otherwise = then, otherwise
+
+    def forward(self, condition: torch.Tensor, *args: Any) -> Any:
+        return (self.then if condition.item() else self.otherwise)(args)
+
+
+def _branch(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _Branch:
+    runs = []
+    for body in map(copied, bodies(node)):
+        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+        known = {p: v for p, v in zip(placeholders, values, strict=True) if v is not None}
+        runs.append(compile_parts(body, known, build, tell))
+    return _Branch(*runs)
 
 
 def _while(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _While:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Shape, Value, row
+from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Shape, Size, Value, row
 from tilewright.ir.forms import dtypes
 
 _LAST = np.iinfo(np.int64).max
@@ -55,18 +55,24 @@ def repeat(m: Emitter, out: Value, x: Value, counts: Sequence[int]) -> Results:
 
 
 @row("aten.slice")
-def slice_(m: Emitter, out: Value, x: Value, dim: int = 0, start: int | None = None, end: int | None = None,
+def slice_(m: Emitter, out: Value, x: Value, dim: int = 0, start: Any = None, end: Any = None,
            step: int = 1) -> Results:  # fmt: skip
-    first, stop, _ = slice(start, end, step).indices(x.shape[dim])
     if out.shape == x.shape:
         return x.name
-    return m.sliced(x.name, x.axis(dim), first, max(stop, first), step)
+    axis = x.axis(dim)
+    if any(isinstance(n, Size | Value) for n in (x.shape[axis], start, end)):  # ends beyond are cut by Slice itself
+        return m.sliced(x.name, axis, 0 if start is None else start, _LAST if end is None else end, step)
+    first, stop, _ = slice(start, end, step).indices(x.shape[dim])
+    return m.sliced(x.name, axis, first, max(stop, first), step)
 
 
 @row("aten.select")
-def select(m: Emitter, out: Value, x: Value, dim: int, index: int) -> Results:
+def select(m: Emitter, out: Value, x: Value, dim: int, index: Any) -> Results:
+    axis = x.axis(dim)
+    if isinstance(index, Value) or isinstance(x.shape[axis], Size):
+        return m.new("Gather", x, m.size(index) if not isinstance(index, Value) else index, axis=axis)
     place = index % x.shape[dim]
-    return m.reshape(m.sliced(x.name, x.axis(dim), place, place + 1), out.shape)
+    return m.reshape(m.sliced(x.name, axis, place, place + 1), out.shape)
 
 
 def _split(m: Emitter, x: Value, sizes: Sequence[int], dim: int) -> tuple[str, ...]:
@@ -221,6 +227,15 @@ def index_select(m: Emitter, out: Value, x: Value, dim: int, indices: Value) -> 
     return m.reshape(m.new("Gather", source, m.reshaped(indices, indices.shape or (1,)), axis=x.axis(dim)), out.shape)
 
 
+@row("tilewright.taken")
+def taken(m: Emitter, out: Value, x: Value, dim: int, index: Value) -> Results:
+    """The slice at an index that data tell, which may lie outside where it is not used."""
+    extent = x.shape[dim]
+    lowest, highest = m.number(-extent, dtypes.int64), m.number(extent - 1, dtypes.int64)
+    place = m.new("Min", m.new("Max", m.typed(index, dtypes.int64), lowest), highest)
+    return m.new("Gather", x, place, axis=dim)
+
+
 @row("aten.gather")
 def gather(m: Emitter, out: Value, x: Value, dim: int, indices: Value, **_: Any) -> Results:
     if x.rank == 0 or indices.rank == 0:
@@ -228,16 +243,45 @@ def gather(m: Emitter, out: Value, x: Value, dim: int, indices: Value, **_: Any)
     return m.new("GatherElements", x, indices, axis=x.axis(dim))
 
 
-def _index_places(m: Emitter, x: Value, indices: Sequence[Value | None]) -> list[int]:
-    places = [k for k, index in enumerate(indices) if index is not None]
-    if any(index is not None and index.dtype in (dtypes.bool_, dtypes.uint8) for index in indices):
-        raise m.refuse("a mask as an index decides shapes when the model runs, which is not supported")
-    return places
+@row("aten.nonzero")
+def nonzero(m: Emitter, out: Value, x: Value) -> Results:
+    return m.new("Transpose", m.new("NonZero", x), perm=[1, 0])
+
+
+def _whole_indices(m: Emitter, indices: Sequence[Value | None], count: Any) -> list[Value | None]:
+    """Masks as the indices of what they keep, `count` of them: one for each of their axes."""
+    found: list[Value | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (dtypes.bool_, dtypes.uint8):
+            found.append(index)
+            continue
+        kept = m.new("NonZero", m.typed(index, dtypes.bool_))
+        ones = m.integers([1] * index.rank)
+        rows = (kept,) if index.rank == 1 else m.several("Split", index.rank, kept, ones, axis=0)
+        found += [Value(m.new("Reshape", row, m.integers([-1])), dtypes.int64, (count,)) for row in rows]
+    return found
+
+
+def _are_masks(indices: Sequence[Value | None]) -> bool:
+    return any(i is not None and i.dtype in (dtypes.bool_, dtypes.uint8) for i in indices)
+
+
+def _places_of(indices: Sequence[Value | None]) -> list[int]:
+    return [k for k, index in enumerate(indices) if index is not None]
+
+
+def _common_shape(indices: Sequence[Value]) -> Shape:
+    """The shape that indices have in common."""
+    longest = max((i.shape for i in indices), key=len)
+    if not any(isinstance(n, Size) for i in indices for n in i.shape):
+        return tuple(np.broadcast_shapes(*(i.shape for i in indices)))
+    padded = [(*(1,) * (len(longest) - i.rank), *i.shape) for i in indices]
+    return tuple(next((n for n in column if n != 1), 1) for column in zip(*padded, strict=True))
 
 
 def _stacked(m: Emitter, indices: Sequence[Value]) -> tuple[str, Shape]:
     """Indices of several axes side by side, [..., axes], and the shape they have in common."""
-    shape = np.broadcast_shapes(*(i.shape for i in indices))
+    shape = _common_shape(indices)
     columns = []
     for index in indices:
         wide = Value(m.typed(index, dtypes.int64), dtypes.int64, index.shape)
@@ -247,7 +291,14 @@ def _stacked(m: Emitter, indices: Sequence[Value]) -> tuple[str, Shape]:
 
 @row("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None]) -> Results:
-    places = _index_places(m, x, indices)
+    if _are_masks(indices):
+        # how many a mask keeps is an extent of the result, where no other index is as long
+        count = next((n for n in out.shape if isinstance(n, Size)), None)
+        if count is None:
+            raise m.refuse("a mask beside other indices is not supported; use torch.where")
+        indices = _whole_indices(m, indices, count)
+        m.knows(count, next((v.name, 0) for v in indices if v is not None and v.shape == (count,)))
+    places = _places_of(indices)
     if len(places) == 1:
         return m.new("Gather", x, indices[places[0]], axis=places[0])
     others = [a for a in range(x.rank) if a not in places]
@@ -260,16 +311,36 @@ def index(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None]) -> 
     return m.transposed(found, order)
 
 
+def _masked(m: Emitter, x: Value, mask: Value, values: Value) -> str | None:
+    """Elements chosen by a mask of the first axes, where what they become does not depend on which one it is."""
+    rest = x.rank - mask.rank
+    if values.rank > rest and (values.rank > rest + 1 or values.shape[0] != 1):
+        return None
+    own = values.shape[values.rank - min(values.rank, rest) :]
+    flags = m.reshaped(mask, (*mask.shape, *(1,) * rest))
+    return m.new("Where", flags, m.reshape(m.typed(values, x.dtype), own), x)
+
+
 @row("aten.index_put", "aten._unsafe_index_put")
 def index_put(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None], values: Value,
               accumulate: bool = False) -> Results:  # fmt: skip
     flags = indices[0] if len(indices) == 1 else None
-    if flags is not None and flags.dtype is dtypes.bool_ and prod(values.shape) == 1 and not accumulate:
-        mask = m.reshaped(flags, (*flags.shape, *(1,) * (x.rank - flags.rank)))
-        return m.new("Where", mask, m.reshape(m.typed(values, x.dtype), ()), x)
-    places = _index_places(m, x, indices)
+    if flags is not None and flags.dtype is dtypes.bool_ and not accumulate:
+        chosen_by_mask = _masked(m, x, flags, values)
+        if chosen_by_mask is not None:
+            return chosen_by_mask
+    if _are_masks(indices):
+        masks = [i for i in indices if i is not None and i.dtype in (dtypes.bool_, dtypes.uint8)]
+        if len(masks) > 1:
+            raise m.refuse("several masks as indices are not supported; join them with &")
+        flat = m.reshape(m.cast(m.typed(masks[0], dtypes.bool_), dtypes.int64), (-1,))
+        count = Size(f"kept by {masks[0].name}", None)
+        m.knows(count, m.new("ReduceSum", flat, m.integers([0]), keepdims=0))
+        indices = _whole_indices(m, indices, count)
+    places = _places_of(indices)
     chosen = [i for i in indices if i is not None]
-    if len(places) == 1 and not accumulate and chosen[0].rank <= 1:
+    is_open = any(isinstance(n, Size) for i in chosen for n in i.shape)
+    if len(places) == 1 and not accumulate and chosen[0].rank <= 1 and not is_open:
         return _put_rows(m, x, places[0], chosen[0], values)
     others = [a for a in range(x.rank) if a not in places]
     order = [*places, *others]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -17,7 +17,15 @@ from tilewright.ir.forms.graph import Node
 from tilewright.ops.steps.control import NAMES as CONTROL
 
 Number = bool | int | float
-Shape = tuple[int, ...]
+Shape = tuple[Any, ...]  # of ints; a Size where only data tell the extent
+
+
+@dataclass(frozen=True)
+class Size:
+    """An extent that only data tell, by what PyTorch knows of it: a sum, a product, ... of such and of numbers."""
+
+    text: str  # equal for what PyTorch knows to be equal
+    expression: Any = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,10 @@ Row = Callable[..., Results]
 class Emitter:
     """Collects the nodes and constants of a Graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_trial: bool = False) -> None:
+        """A trial is of single calls, to see whether they are covered: sizes are known to it."""
+        self._is_trial = is_trial
+        self._sizes: dict[str, str | tuple[str, int]] = {}  # a number's name, or a tensor's with the axis
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray] = {}
         self._names: set[str] = set()
@@ -56,8 +67,8 @@ class Emitter:
 
     def inside(self) -> Emitter:
         """For a body inside this Graph, which may read what is made around it: no name is used in both."""
-        inner = Emitter()
-        inner._names, inner._outer = self._names, self
+        inner = Emitter(self._is_trial)
+        inner._names, inner._outer, inner._sizes = self._names, self, dict(self._sizes)
         return inner
 
     def enter(self, label: str, base: str) -> None:
@@ -124,8 +135,48 @@ class Emitter:
             value = (int(value) - low) % (1 << dtype.bits) + low
         return self.constant(np.asarray(value).astype(dtype.numpy))
 
-    def integers(self, values: Sequence[int]) -> str:
-        return self.constant(np.asarray(values, np.int64))
+    def integers(self, values: Sequence[Any]) -> str:
+        """A list of whole numbers, some of which may be told by data: a Size, or a Value that holds one."""
+        if all(isinstance(v, int | np.integer) for v in values):
+            return self.constant(np.asarray(values, np.int64))
+        return self.new("Concat", *(self._listed(v) for v in values), axis=0)
+
+    def _listed(self, value: Any) -> str:
+        if isinstance(value, Size | Value):
+            name = self.size(value) if isinstance(value, Size) else self.typed(value, dtypes.int64)
+            return self.new("Reshape", name, self.integers([1]))
+        return self.integers([value])
+
+    # sizes that data tell
+
+    def knows(self, size: Size, source: str | tuple[str, int]) -> None:
+        """Where a size is found: in a number, or as the extent of a tensor's axis."""
+        self._sizes.setdefault(size.text, source)
+
+    def size(self, size: Any) -> str:
+        """A whole number by its name."""
+        if not isinstance(size, Size):
+            return self.number(int(size), dtypes.int64)
+        found = self._sizes.get(size.text)
+        if found is None:
+            found = self._computed(size)
+        elif isinstance(found, tuple):
+            found = self.new("Gather", self.new("Shape", found[0]), self.number(found[1], dtypes.int64), axis=0)
+        self._sizes[size.text] = found
+        return found
+
+    def _computed(self, size: Size) -> str:
+        """A size that is made of others."""
+        if self._is_trial:
+            return self.number(2, dtypes.int64)
+        op = _ARITHMETIC.get(type(size.expression).__name__)
+        parts = [size_of(part) for part in size.expression.args]
+        if op is None or not parts:
+            raise self.refuse(f"a shape that data decide ({size.text}) is not supported")
+        result = self.size(parts[0])
+        for part in parts[1:]:
+            result = self.new(op, result, self.size(part))
+        return result
 
     # what many rows need
 
@@ -138,27 +189,43 @@ class Emitter:
             return self.number(x, dtype)
         return x.name if x.dtype is dtype else self.cast(x.name, dtype)
 
-    def reshaped(self, x: Value, shape: Sequence[int]) -> str:
+    def reshaped(self, x: Value, shape: Sequence[Any]) -> str:
         return x.name if x.shape == tuple(shape) else self.reshape(x.name, shape)
 
-    def reshape(self, x: str, shape: Sequence[int]) -> str:
+    def reshape(self, x: str, shape: Sequence[Any]) -> str:
+        opened = [k for k, n in enumerate(shape) if isinstance(n, Size)]
+        if len(opened) == 1 and all(n != 0 for n in shape):
+            shape = [-1 if k == opened[0] else n for k, n in enumerate(shape)]
         return self.new("Reshape", x, self.integers(shape), allowzero=1)
 
     def transposed(self, x: str, order: Sequence[int]) -> str:
         return x if list(order) == list(range(len(order))) else self.new("Transpose", x, perm=list(order))
 
-    def sliced(self, x: str, axis: int, start: int, end: int, step: int = 1) -> str:
+    def sliced(self, x: str, axis: int, start: Any, end: Any, step: int = 1) -> str:
         return self.new("Slice", x, *(self.integers([v]) for v in (start, end, axis, step)))
 
-    def expanded(self, x: Value, shape: Sequence[int]) -> str:
+    def expanded(self, x: Value, shape: Sequence[Any]) -> str:
         return x.name if x.shape == tuple(shape) else self.new("Expand", x, self.integers(shape))
 
-    def filled(self, shape: Sequence[int], value: Number, dtype: DType) -> str:
+    def filled(self, shape: Sequence[Any], value: Number, dtype: DType) -> str:
         """A tensor of one value."""
         one = np.asarray([value]).astype(dtype.numpy)
-        if prod(shape) <= 64:
+        if not any(isinstance(n, Size) for n in shape) and prod(shape) <= 64:
             return self.constant(np.full(tuple(shape), one[0], dtype.numpy))
         return self.new("ConstantOfShape", self.integers(shape), value=one)
+
+
+# PyTorch's own expressions, by the name of their kind.
+_ARITHMETIC = {"Add": "Add", "Mul": "Mul", "Max": "Max", "Min": "Min", "FloorDiv": "Div", "CleanDiv": "Div",
+               "PythonMod": "Mod", "Mod": "Mod"}  # fmt: skip
+
+
+def size_of(expression: Any) -> Any:
+    """An extent as PyTorch has it: a number, or a Size."""
+    try:
+        return int(expression)
+    except TypeError:
+        return Size(str(expression), expression)
 
 
 _TABLE: dict[str, Row] = {}  # filled while the tables are imported, then only read

@@ -13,14 +13,18 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ModelError, UnsupportedError
+from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 from tilewright.frontend.pytorch.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
 from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import UncountedError, closure
-from tilewright.frontend.pytorch.mutations import make_bodies_functional
+from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
+from tilewright.frontend.pytorch.python.copies import check_copies
+from tilewright.frontend.pytorch.python.module import rewritten_control
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
+
+Followed = tuple[torch.export.ExportedProgram, tuple[Mutation, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Exported:
     constants: tuple[torch.Tensor, ...]  # parameters whose values are in the Graph
     bases: Mapping[int, torch.Tensor]  # what results are like in PyTorch that outputs are views of
     copying: Callable[[], Graph] | None  # where outputs are views, a Graph that has them all as results of its own
+    mutations: tuple[Mutation, ...]  # what the module changes in place, and what became of that
 
     @property
     def changes_arguments(self) -> bool:
@@ -103,9 +108,31 @@ def export(
         # each begins its memory, so that a place in that is a place in the tensor
         examples = tuple(place.tensor(leaves, ()).detach().clone() for place in origins)
         followed, given, by_name = tied, examples, {}
+    name = type(module).__name__
+    try:
+        return _read(followed, *_program(module, followed, given, by_name), origins, name)
+    except TilewrightError as error:
+        refusal = error
+    # control that tensors decide is written anew where there is source
+    with rewritten_control(module):
+        try:
+            return _read(followed, *_program(module, followed, given, by_name), origins, name)
+        except UnsupportedError as error:
+            raise (error if isinstance(refusal, _FollowError) else refusal) from None
+        except _FollowError:
+            raise refusal from None
+
+
+class _FollowError(ModelError):
+    """PyTorch's exporter does not follow the module."""
+
+
+def _program(
+    module: torch.nn.Module, followed: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]
+) -> Followed:
     try:
         with torch.no_grad(), _without_own_warnings():
-            program = _followed(module, followed, given, by_name)
+            return _followed(module, followed, given, by_name)
     except (
         RuntimeError,
         TypeError,
@@ -115,17 +142,18 @@ def export(
         AttributeError,
         KeyError,
     ) as error:
+        if isinstance(error, TilewrightError):
+            raise
         # whatever the module's own code or the exporter raises
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
+        raise _FollowError(
             f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}"
         ) from error
-    return _read(followed, program, origins, type(module).__name__)
 
 
 def _followed(
     module: torch.nn.Module, followed: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]
-) -> torch.export.ExportedProgram:
+) -> Followed:
     """What the exporter makes of a module that is, or is inside, `followed`: an error where its code changes an
     attribute with every run, which compiled code would not do."""
     before = snapshot(module)
@@ -145,12 +173,13 @@ def _followed(
         return _exported(followed, given, by_name)  # as it runs from the second time on
 
 
-def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> torch.export.ExportedProgram:
+def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> Followed:
     program = torch.export.export(module, given, by_name, strict=False)
-    make_bodies_functional(program.graph_module)
+    check_copies(program.graph_module)
+    mutations = make_bodies_functional(program.graph_module)
     program = program.run_decompositions(decompositions())
     program.graph.eliminate_dead_code()
-    return program
+    return program, mutations
 
 
 @contextmanager
@@ -234,8 +263,9 @@ def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, 
 
 
 def _read(
-    module: torch.nn.Module, program: torch.export.ExportedProgram, origins: Sequence[Place], name: str
-) -> Exported:
+    module: torch.nn.Module, program: torch.export.ExportedProgram, mutations: tuple[Mutation, ...],
+    origins: Sequence[Place], name: str,
+) -> Exported:  # fmt: skip
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
     signature = program.graph_signature
@@ -280,6 +310,7 @@ def _read(
         changes.append((target, _place(results, node)))
         places[node] = target  # the new value is returned as the tensor that has it by then
     views = shared_outputs(returned) | _views_of_changed(returned, pairs, placeholders)
+    views = {n: v for n, v in views.items() if not _is_open(n) and not _is_open(v.base)}
     bases: dict[int, torch.Tensor] = {}
     for node, spec in pairs:
         if spec.kind is not OutputKind.USER_OUTPUT:
@@ -314,7 +345,7 @@ def _read(
     apart = [n for n in dict.fromkeys(given) if n not in placeholders]
     copying = (lambda: graph_of(apart, [n for n in inputs if n in closure(apart)])) if views else None
     return Exported(graph, tuple(places[n] for n in read), tuple(outputs), program.call_spec.out_spec, tuple(changes),
-                    tuple(t for n, t in constants.items() if n in computed), bases, copying)  # fmt: skip
+                    tuple(t for n, t in constants.items() if n in computed), bases, copying, mutations)  # fmt: skip
 
 
 def _views_of_changed(
@@ -341,6 +372,12 @@ def _views_of_changed(
             )
         found[node] = view
     return found
+
+
+def _is_open(node: fx.Node) -> bool:
+    """Whether data tell how a tensor lies in memory: it is given as one of its own."""
+    value = node.meta["val"]
+    return not all(isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
 def _held(module: torch.nn.Module, program: torch.export.ExportedProgram, name: str) -> torch.Tensor:

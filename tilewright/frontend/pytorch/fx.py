@@ -16,9 +16,10 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
 from tilewright.frontend.pytorch.aliases import view_of
 from tilewright.frontend.pytorch.aten import dtype_of
-from tilewright.frontend.pytorch.emitter import Emitter, Row, Value, find_row
+from tilewright.frontend.pytorch.emitter import Emitter, Row, Size, Value, find_row, size_of
 from tilewright.frontend.pytorch.higher_order import Known, emit_control, is_control, why_no_control
 from tilewright.frontend.pytorch.tensors import constant_of
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms import graph as ir
 
 # Checks on shapes and types that held when the module was exported; they give nothing.
@@ -78,8 +79,41 @@ def _emit_all(m: Emitter, nodes: Iterable[fx.Node], known: dict[fx.Node, Known])
             tensor = held_tensor(node)
             if tensor is not None:
                 known[node] = _declared(node, m.constant(constant_of(tensor, node.name), node.name))
-        elif not is_check(node):
+        elif is_size(node):
+            known[node] = _emit_size(m, node, known)
+        elif not is_check(node) and not isinstance(node.meta.get("val"), torch.SymBool):
             known[node] = emit(m, node, known)
+            _note_sizes(m, known[node])
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node is a number that data tell, or is made of such."""
+    return node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
+
+
+def _emit_size(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Value:
+    """A number as a tensor that holds it."""
+    m.enter(f"{node.target} '{label(node)}'", node.name)
+    size = size_of(node.meta["val"].node.expr)
+    source = known.get(node.args[0]) if node.args else None  # type: ignore[arg-type]
+    if node.target is torch.ops.aten._local_scalar_dense.default:
+        assert isinstance(source, Value)
+        dtype = dtypes.int64 if isinstance(node.meta["val"], torch.SymInt) else source.dtype
+        number = Value(m.reshape(m.typed(source, dtype), ()), dtype, ())
+        if isinstance(size, Size):
+            m.knows(size, number.name)
+        return number
+    if isinstance(node.meta["val"], torch.SymFloat):
+        raise m.refuse("arithmetic with a number that data tell is not supported; use tensors")
+    return Value(m.size(size), dtypes.int64, ())
+
+
+def _note_sizes(m: Emitter, found: Known) -> None:
+    """A tensor knows its own extents."""
+    for value in found if isinstance(found, tuple) else (found,):
+        for axis, extent in enumerate(value.shape if value is not None else ()):
+            if isinstance(extent, Size):
+                m.knows(extent, (value.name, axis))  # type: ignore[union-attr]
 
 
 def held_tensor(node: fx.Node) -> torch.Tensor | None:
@@ -157,6 +191,8 @@ def declared(node: fx.Node) -> Known:
     meta = held_tensor(node) if node.op == "get_attr" else node.meta.get("val")
     if isinstance(meta, tuple | list):
         return tuple(_value(part, node) if isinstance(part, torch.Tensor) else None for part in meta)
+    if isinstance(meta, torch.SymInt | torch.SymFloat):
+        return Value(node.name, dtypes.int64 if isinstance(meta, torch.SymInt) else dtypes.float32, ())
     if not isinstance(meta, torch.Tensor):
         raise UnsupportedError(f"{label(node)}: a result that is a {type(meta).__name__} is not supported")
     return _value(meta, node)
@@ -168,11 +204,7 @@ def _value(meta: torch.Tensor, node: fx.Node) -> Value:
         raise UnsupportedError(
             f"{node.target} '{label(node)}': a tensor of {meta.dtype} ({meta.layout}) is not supported"
         )
-    if not all(isinstance(n, int) for n in meta.shape):
-        raise UnsupportedError(
-            f"{node.target} '{label(node)}': a shape that is known only when the module runs is not supported"
-        )
-    return Value(node.name, dtype, tuple(meta.shape))
+    return Value(node.name, dtype, tuple(n if isinstance(n, int) else size_of(n.node.expr) for n in meta.shape))
 
 
 # what is covered
@@ -184,17 +216,23 @@ def why_uncovered(node: fx.Node) -> str | None:
         return _why_not_held(node)
     if node.op != "call_function":
         return f"{node.op} '{node.target}'"
-    if is_check(node):
+    if is_check(node) or isinstance(node.meta.get("val"), torch.SymBool):
         return None
+    if is_size(node):
+        return None if isinstance(node.meta["val"], torch.SymInt) or _is_number(node) else str(node.target)
     if is_control(node):
         return why_no_control(node, uncovered)
     if node.target is not operator.getitem and find_row(str(node.target)) is None:
         return str(node.target)
     try:
-        emit(Emitter(), node, {n: _assumed(n) for n in node.all_input_nodes})
+        emit(Emitter(is_trial=True), node, {n: _assumed(n) for n in node.all_input_nodes})
     except UnsupportedError as error:
         return str(error)
     return None
+
+
+def _is_number(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten._local_scalar_dense.default
 
 
 def _why_not_held(node: fx.Node) -> str | None:
@@ -216,7 +254,7 @@ def _assumed(node: fx.Node) -> Known:
     if node.op != "call_function" or node.target is operator.getitem or find_row(str(node.target)) is None:
         return declared(node)  # of a higher-order operator too
     if isinstance(node.meta.get("val"), tuple | list):
-        return emit(Emitter(), node, {n: declared(n) for n in node.all_input_nodes})
+        return emit(Emitter(is_trial=True), node, {n: declared(n) for n in node.all_input_nodes})
     return declared(node)
 
 

@@ -1,7 +1,7 @@
-"""Changes in place inside branches and loops: what a body changes becomes a result of it, written back where it is called.
+"""Changes in place inside branches and loops: what a body changes becomes a result of it, written back behind the call.
 
-PyTorch makes straight code functional itself. A body that changes a tensor from around it is given a copy of that, and
-gives the copy back when it has changed it; the code around it copies that into the tensor, which is straight code again.
+PyTorch makes straight code functional itself. A body that changes a tensor from around it is lent a copy of that, and
+gives the copy back when it has changed it; the code around it copies that into the tensor: straight code again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch import own_operators  # noqa: F401  (which are registered)
 from tilewright.frontend.pytorch.aliases import storages
 from tilewright.frontend.pytorch.higher_order import bodies, is_control, is_loop, operands, returned
 
 _higher = torch.ops.higher_order
 _aten = torch.ops.aten
+_own = torch.ops.tilewright
 Roots = dict[fx.Node, frozenset[fx.Node]]
 
 
@@ -44,7 +47,7 @@ def roots_of(graph: fx.Graph) -> Roots:
     for node in graph.nodes:
         own = frozenset([node])
         if node.op == "call_function" and node.target is operator.getitem:
-            own = found[node.args[0]]
+            own = own if is_control(node.args[0]) else found[node.args[0]]
         elif isinstance(node.target, torch._ops.OpOverload):
             schema = node.target._schema
             if any(r.alias_info is not None for r in schema.returns):
@@ -76,12 +79,13 @@ def make_bodies_functional(module: fx.GraphModule) -> tuple[Mutation, ...]:
     """Rewrites the bodies inside an exported module, inner ones first, so that none changes what it is given; tells of
     every change in the module."""
     told: list[Mutation] = []
+    _check_none_is_lost(module)
     for node in list(module.graph.nodes):
         if not is_control(node):
             continue
         for body in bodies(node):
             told += make_bodies_functional(body)
-        changed = _changed_operands(node)
+        changed = changed_places(bodies(node))
         if changed:
             _check_apart(node, changed)
             if node.target is _higher.cond:
@@ -90,7 +94,7 @@ def make_bodies_functional(module: fx.GraphModule) -> tuple[Mutation, ...]:
                 _carry(module, node, changed)
             else:
                 raise UnsupportedError(
-                    f"{node.target} '{node.name}' changes a tensor from around it in place{_at(node)}; return it instead"
+                    f"{node.target} '{node.name}' changes a tensor from around it in place{_at(node)}; return it"
                 )
     told += _told(module)
     module.graph.lint()
@@ -98,10 +102,21 @@ def make_bodies_functional(module: fx.GraphModule) -> tuple[Mutation, ...]:
     return tuple(told)
 
 
-def _changed_operands(node: fx.Node) -> list[int]:
-    """Places of operands that some body changes."""
+def _check_none_is_lost(module: fx.GraphModule) -> None:
+    """PyTorch drops a call inside a body whose results nobody uses, and with it what it changes."""
+    named = {str(n.target).partition(".")[0] for n in module.graph.nodes if n.op == "get_attr"}
+    for name, child in module.named_children():
+        if isinstance(child, fx.GraphModule) and name not in named and changed_places([child]):
+            raise UnsupportedError(
+                f"'{name}', a branch or loop inside another, changes tensors in place and gives nothing that is used; "
+                f"use what it gives"
+            )
+
+
+def changed_places(of: Sequence[fx.GraphModule]) -> list[int]:
+    """Places of what bodies are given that some of them change."""
     found: set[int] = set()
-    for body in bodies(node):
+    for body in of:
         placeholders = _placeholders(body)
         roots = roots_of(body.graph)
         for inner in body.graph.nodes:
@@ -125,8 +140,8 @@ def _placeholders(body: fx.GraphModule) -> list[fx.Node]:
     return [n for n in body.graph.nodes if n.op == "placeholder"]
 
 
-def _give(body: fx.GraphModule, changed: Sequence[int]) -> None:
-    """The body on copies of some operands, which are results behind the others."""
+def give_changed(body: fx.GraphModule, changed: Sequence[int], count: int = 0) -> None:
+    """The body on copies of some operands, which are results behind the others; the first `count` are not."""
     graph = body.graph
     placeholders = _placeholders(body)
     first = next(n for n in graph.nodes if n.op != "placeholder")
@@ -135,16 +150,18 @@ def _give(body: fx.GraphModule, changed: Sequence[int]) -> None:
     for k in changed:
         given = placeholders[k]
         with graph.inserting_before(first):
-            copy = _clone(graph, given)
+            copy = _copy(graph, _own.lent.default, given)
         given.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
-        with graph.inserting_before(last):
-            made.append(_clone(graph, copy))  # a tensor of its own: another result may be a view of the copy
+        if k >= count:
+            with graph.inserting_before(last):
+                # a tensor of its own: another result may be a view of what was lent
+                made.append(_copy(graph, _own.given_back.default, copy))
     last.args = ((*returned(body), *made),)
     body.recompile()
 
 
-def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    copy = graph.call_function(_aten.clone.default, (node,))
+def _copy(graph: fx.Graph, target: Any, node: fx.Node) -> fx.Node:
+    copy = graph.call_function(target, (node,))
     copy.meta["val"] = node.meta["val"]
     return copy
 
@@ -152,9 +169,24 @@ def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
 def _give_from_branches(module: fx.GraphModule, node: fx.Node, changed: Sequence[int]) -> None:
     count = len(returned(bodies(node)[0]))
     for body in bodies(node):
-        _give(body, changed)
+        give_changed(body, changed)
     given = operands(node)
     _write_back(module, node, {count + k: given[place] for k, place in enumerate(changed)})
+
+
+def carry_changed(condition: fx.GraphModule, body: fx.GraphModule, count: int, changed: Sequence[int]) -> list[int]:
+    """A loop's bodies, of which the first `count` operands are carried, with those that they change carried behind
+    these; gives their places."""
+    give_changed(body, changed, count)
+    moved = [k for k in changed if k >= count]
+    for each in (condition, body):
+        placeholders = _placeholders(each)
+        order = [*placeholders[:count], *(placeholders[k] for k in moved)]
+        order += [p for p in placeholders if p not in order]
+        for before, after in pairwise(order):
+            before.append(after)
+        each.recompile()
+    return moved
 
 
 def _carry(module: fx.GraphModule, node: fx.Node, changed: Sequence[int]) -> None:
@@ -162,27 +194,17 @@ def _carry(module: fx.GraphModule, node: fx.Node, changed: Sequence[int]) -> Non
     condition, body = bodies(node)
     carried, others = list(node.args[2]), list(node.args[3])  # type: ignore[arg-type]
     count = len(carried)
-    if changed[0] < count or _changes(condition):
+    if changed[0] < count or changed_places([condition]):
         raise UnsupportedError(
             f"{node.target} '{node.name}' changes in place what it carries, or in its condition{_at(node)}; "
             f"make a new tensor: x = x + 1 instead of x += 1"
         )
-    _give(body, changed)
-    for each in (condition, body):
-        placeholders = _placeholders(each)
-        for k, place in enumerate(changed):
-            before = placeholders[count - 1] if k == 0 else placeholders[changed[k - 1]]
-            before.append(placeholders[place])
-        each.recompile()
+    carry_changed(condition, body, count, changed)
     moved = [others[place - count] for place in changed]
     left = [x for place, x in enumerate(others, count) if place not in changed]
     node.args = (node.args[0], node.args[1], (*carried, *moved), tuple(left))
     node.kwargs = {}
     _write_back(module, node, {count + k: x for k, x in enumerate(moved)})
-
-
-def _changes(body: fx.GraphModule) -> bool:
-    return any(changed_by(n) for n in body.graph.nodes)
 
 
 def _write_back(module: fx.GraphModule, node: fx.Node, results: dict[int, fx.Node]) -> None:
@@ -218,7 +240,8 @@ def _told(module: fx.GraphModule) -> list[Mutation]:
             is_given = any(r.op in ("placeholder", "get_attr") for r in roots[target])
             became = "its new value is written back" if is_given else "a new value of it"
             via = f", {node.meta['tells']}" if "tells" in node.meta else ""
-            found.append(Mutation(_short(node), _where(node), f"{'a view of ' if is_view else ''}{names}", became + via))
+            what = f"{'a view of ' if is_view else ''}{names}"
+            found.append(Mutation(_short(node), source_of(node), what, became + via))
     return found
 
 
@@ -226,7 +249,7 @@ def _short(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.").partition(".")[0]
 
 
-def _where(node: fx.Node) -> str:
+def source_of(node: fx.Node) -> str:
     """The last line of the source that made a call."""
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [(file, line) for file, line in lines if not file.startswith("<")]
@@ -234,5 +257,5 @@ def _where(node: fx.Node) -> str:
 
 
 def _at(node: fx.Node) -> str:
-    where = _where(node)
+    where = source_of(node)
     return f" ({where})" if ":" in where else ""

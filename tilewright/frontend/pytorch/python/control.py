@@ -1,0 +1,271 @@
+"""What rewritten source calls while a module is followed: control that tensors decide becomes branches and loops of the
+traced graph, and is Python's own elsewhere."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch.mutations import carry_changed, changed_places, give_changed
+from tilewright.frontend.pytorch.python.bodies import (
+    Containers,
+    Operands,
+    Traced,
+    apart,
+    check_sizes,
+    emit,
+    followed,
+    write_back,
+)
+from tilewright.frontend.pytorch.python.elements import get, put, put_changed
+from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
+from tilewright.frontend.pytorch.python.state import State, agreed, picked
+from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, flag, is_data
+
+_higher = torch.ops.higher_order
+_AUGMENTED = {name: getattr(operator, f"i{function}") for name, function in {
+    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
+    "BitAnd": "and", "BitOr": "or", "BitXor": "xor", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift",
+}.items()}  # fmt: skip
+
+
+class Calls:
+    """What the rewritten functions of one module call."""
+
+    def __init__(self) -> None:
+        self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
+
+    # names and functions
+
+    def held(self, value: Callable[[], Any], name: str) -> Any:
+        try:
+            return value()
+        except NameError:
+            return Unbound(name, "has no value here on every way that the data may take: bind it before")
+
+    def called(self, function: Any) -> Any:
+        """A function as rewritten code calls it: rewritten too, where it is the user's own."""
+        if isinstance(function, FunctionType):
+            own = {torch.cond: self.cond, while_loop: self.while_loop}.get(function)
+            return own if own is not None else self.rewritten(function)
+        if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
+            made = self.rewritten(function.__func__)
+            return function if made is function.__func__ else MethodType(made, function.__self__)
+        return self._number if function is int else function
+
+    def rewritten(self, function: FunctionType) -> Any:
+        room = (function.__module__ or "").partition(".")[0]
+        if room in ("torch", "builtins", "typing", "math", "numpy") or function.__name__ == "<lambda>":
+            return function
+        if CALLS in function.__code__.co_freevars:
+            return function  # a part of what was rewritten
+        code = function.__code__
+        if code not in self._rewrites:
+            try:
+                self._rewrites[code] = rewritten_code(function)
+            except UnsupportedError:
+                self._rewrites[code] = None  # it may have no control that tensors decide
+        made = self._rewrites[code]
+        return function if made is None else with_code(function, made, self)
+
+    def _number(self, *args: Any) -> Any:
+        """What int() gives: of a tensor that holds a whole number one that data tell."""
+        if len(args) == 1 and isinstance(args[0], torch.SymInt):
+            return args[0]
+        if len(args) == 1 and is_data(args[0]) and not args[0].dtype.is_floating_point:
+            return args[0].item()
+        return int(*args)
+
+    # expressions
+
+    def inverse(self, value: Any) -> Any:
+        return torch.logical_not(flag(value)) if is_data(value) else not value
+
+    def all_of(self, *values: Callable[[], Any]) -> Any:
+        return self._joined(torch.logical_and, values, True)
+
+    def any_of(self, *values: Callable[[], Any]) -> Any:
+        return self._joined(torch.logical_or, values, False)
+
+    def _joined(self, join: Callable[..., Any], values: Sequence[Callable[[], Any]], goes_on: bool) -> Any:
+        found: Any = goes_on
+        for value in values:
+            new = value()
+            if is_data(found):
+                found = join(found, flag(new))
+            elif is_data(new):
+                found = flag(new)
+            else:
+                found = new
+                if bool(new) is not goes_on:
+                    return new
+        return found
+
+    def choose(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str) -> Any:
+        if not is_data(test):
+            return then() if test else otherwise()
+        (value,) = self.branch(test, lambda _: (then(),), lambda _: (otherwise(),), ("the value",), (None,), (), where)
+        return value
+
+    def plain(self, test: Any, why: str, where: str) -> bool:
+        """A test of statements that cannot be a branch."""
+        if is_data(test):
+            raise UnsupportedError(
+                f"{where}: a tensor decides whether this is run, and there is {why} in it, which compiled code cannot "
+                f"do; compute both and choose with torch.where, or move it behind the branch or loop"
+            )
+        return bool(test)
+
+    def several(self, values: Any, where: str) -> Any:
+        return values
+
+    # elements
+
+    def get(self, x: Any, key: Any) -> Any:
+        """x[key], where numbers in the key may be tensors."""
+        return get(x, key)
+
+    def put(self, x: Any, key: Any, value: Any) -> None:
+        put(x, key, value)
+
+    def put_changed(self, x: Any, key: Any, kind: str, value: Any) -> None:
+        put_changed(x, key, _AUGMENTED[kind], value)
+
+    # statements
+
+    def branch(
+        self, test: Any, then: Step, otherwise: Step, names: Sequence[str], values: Values, read: Values, where: str
+    ) -> Values:
+        if not is_data(test):
+            found: Values = (then if test else otherwise)(*values)
+            return found
+        kept = Containers(read, where)
+        seen = [Traced(step, values) for step in (then, otherwise)]
+        kept.check()
+        check_sizes([x for t in seen for x in (*t.outer, *pytree.tree_leaves(t.results))], where)
+        outputs, results = agreed([t.results for t in seen], names, where)
+        operands = Operands([t.outer for t in seen])
+        bodies = []
+        for step, picks in zip((then, otherwise), outputs, strict=True):
+            def body(*given: torch.Tensor, step: Step = step, picks: Sequence[tuple[int, ...]] = picks) -> Any:
+                operands.track(given)
+                results = step(*values)
+                return apart([picked(results, pick) for pick in picks], given)
+
+            bodies.append(followed(body, operands.roots))
+        kept.check()
+        shown = [picked(seen[0].results, pick) for pick in outputs[0]]
+        changed = changed_places(bodies)
+        for graph in bodies:
+            give_changed(graph, changed)
+        targets = [operands.roots[k] for k in changed]
+        emitted = emit(_higher.cond, bodies, (flag(test),), (operands.roots,), [*shown, *targets])
+        write_back(targets, emitted[len(shown) :])
+        return results(emitted)
+
+    def repeat(
+        self, test: Step, body: Step, names: Sequence[str], values: Values, augmented: Sequence[str], read: Values,
+        where: str,
+    ) -> Values:  # fmt: skip
+        while True:
+            goes_on = test(*values)
+            if is_data(goes_on):
+                return self._loop(test, body, names, values, augmented, read, where)
+            if not goes_on:
+                return values
+            values = body(*values)
+
+    def count(
+        self, limits: Sequence[Any], body: Step, names: Sequence[str], values: Values, augmented: Sequence[str],
+        read: Values, where: str,
+    ) -> Values:  # fmt: skip
+        start, stop, step = (0, *limits, 1)[:3] if len(limits) == 1 else (*limits, 1)[:3]
+        if not any(map(is_data, (start, stop, step))):
+            for number in range(start, stop, step):
+                values = body(number, *values[1:])
+            return values
+        if is_data(step):
+            raise UnsupportedError(f"{where}: the step of a range is a tensor; make it a number")
+        counter = number(start)
+
+        def goes_on(number: Any, *_: Any) -> Any:
+            return number < stop if step > 0 else number > stop
+
+        def one(number: Any, *others: Any) -> Any:
+            last, *new = body(number, *others)
+            return (number + step, last, *new)
+
+        def with_counter(number: Any, _: Any, *others: Any) -> Any:
+            return one(number, *others)
+
+        unset = Unbound(names[0], "has no value behind a loop over a range that data end")
+        found = self._loop(
+            lambda number, *_: goes_on(number), with_counter, ("the counter", *names), (counter, unset, *values[1:]),
+            augmented, read, where,
+        )  # fmt: skip
+        return found[1:]
+
+    def _loop(
+        self, test: Step, body: Step, names: Sequence[str], values: Values, augmented: Sequence[str], read: Values,
+        where: str,
+    ) -> Values:  # fmt: skip
+        """A loop that data end. Carried are the tensors and numbers that its body binds anew; what it only changes in
+        place is used like any tensor from around it."""
+        kept = Containers(read, where)
+        check_sizes(pytree.tree_leaves(values), where)
+        state = State(names, values, augmented, where)
+        step = state.followed(body)
+        seen = [Traced(test, state.values()), step]
+        kept.check()
+        check_sizes([x for t in seen for x in (*t.outer, *pytree.tree_leaves(t.results))], where)
+        state.check(seen[1].results)
+        carried = state.carried()
+        operands = Operands([t.outer for t in seen], carried)
+        count = len(carried)
+
+        def goes_on(*given: torch.Tensor) -> Any:
+            operands.track(given[count:])
+            return flag(test(*state.values(given[:count]))).clone()
+
+        def one(*given: torch.Tensor) -> Any:
+            operands.track(given[count:])
+            return apart(state.leaves(body(*state.values(given[:count]))), given)
+
+        graphs = [followed(f, [*carried, *operands.roots]) for f in (goes_on, one)]
+        kept.check()
+        if changed_places(graphs[:1]):
+            raise UnsupportedError(f"{where}: the test of a loop changes a tensor in place; do that in the loop")
+        moved = [k - count for k in carry_changed(*graphs, count, changed_places(graphs))]
+        targets = [operands.roots[k] for k in moved]
+        left = tuple(x for k, x in enumerate(operands.roots) if k not in moved)
+        emitted = emit(_higher.while_loop, graphs, (), ((*carried, *targets), left), [*carried, *targets])
+        write_back(targets, emitted[count:])
+        return state.after(emitted[:count])
+
+    # PyTorch's own
+
+    def cond(self, test: Any, then: Any, otherwise: Any, operands: Any = ()) -> Any:
+        given = tuple(operands)
+        one, other = self.called(then), self.called(otherwise)
+        (value,) = self.branch(test, lambda _: (one(*given),), lambda _: (other(*given),), ("the value",), (None,), (),
+                               "torch.cond")  # fmt: skip
+        return value
+
+    def while_loop(self, test: Any, body: Any, carried: Any) -> Any:
+        goes_on, step = self.called(test), self.called(body)
+        names = tuple(f"carried value {k}" for k in range(len(carried)))
+        if not all(is_data(x) for x in pytree.tree_leaves(carried)):
+            raise UnsupportedError("while_loop: an operand that is no tensor; carry a count as torch.tensor(0)")
+
+        def one(*state: Any) -> Any:
+            found = step(*state)
+            return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+        return self._loop(goes_on, one, names, tuple(carried), (), (), "torch.while_loop")

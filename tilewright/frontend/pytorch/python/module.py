@@ -1,0 +1,38 @@
+"""A module with its control rewritten for a while: its own `forward` and those of the modules inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+
+import torch
+
+from tilewright.frontend.pytorch.python.control import Calls
+
+
+@contextmanager
+def rewritten_control(module: torch.nn.Module) -> Iterator[None]:
+    """Meanwhile modules run with rewritten control, and tensors they keep as plain attributes are buffers, which the
+    exporter lets them change."""
+    calls = Calls()
+    held: list[tuple[torch.nn.Module, str]] = []
+    forwards: list[torch.nn.Module] = []
+    try:
+        for each in module.modules():
+            forward = type(each).forward
+            made = calls.rewritten(forward) if isinstance(forward, FunctionType) else forward
+            if made is not forward and "forward" not in vars(each):
+                vars(each)["forward"] = MethodType(made, each)
+                forwards.append(each)
+            for name in [k for k, v in vars(each).items() if isinstance(v, torch.Tensor)]:
+                each._buffers[name] = vars(each).pop(name)
+                each._non_persistent_buffers_set.add(name)
+                held.append((each, name))
+        yield
+    finally:
+        for each in forwards:
+            del vars(each)["forward"]
+        for each, name in held:
+            vars(each)[name] = each._buffers.pop(name)
+            each._non_persistent_buffers_set.discard(name)

@@ -1,0 +1,311 @@
+"""The source of a function with its control written as calls: branches, loops and indices that tensors may decide.
+
+Every `if`, `while` and `for` over a range becomes functions of the names that it binds, and a call that is given them.
+What the call meets decides what it does: a plain value takes Python's way, a tensor becomes a branch or a loop of the
+traced graph. Statements that cannot be functions (they return, break, ...) stay, and say so where a tensor decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Sequence
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from tilewright.errors import UnsupportedError
+
+CALLS = "_tilewright_calls"  # what rewritten functions call by
+_ESCAPES = {ast.Return: "return", ast.Raise: "raise", ast.Yield: "yield", ast.YieldFrom: "yield", ast.Await: "await",
+            ast.Delete: "del", ast.Global: "global", ast.Nonlocal: "nonlocal", ast.Break: "break",
+            ast.Continue: "continue", ast.Import: "import", ast.ImportFrom: "import",
+            ast.ClassDef: "class"}  # fmt: skip
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def rewritten_code(function: FunctionType) -> CodeType:
+    """The code of a function with its control as calls; an UnsupportedError where there is no source to read."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if hasattr(function, "__wrapped__"):
+        raise UnsupportedError(f"{name} is wrapped by a decorator, so that its source cannot be rewritten")
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise UnsupportedError(f"{name} has no source to read its control from") from error
+    definition = next((n for n in tree.body if isinstance(n, ast.FunctionDef)), None)
+    if definition is None:
+        raise UnsupportedError(f"{name} has no definition of its own in the source")
+    ast.increment_lineno(tree, first - 1)
+    changed = _Rewriter(inspect.getsourcefile(function) or "", _locals(definition)).definition(definition)
+    # inside a function that has the names of its closure, so that they are free in it too
+    free = (CALLS, *function.__code__.co_freevars)
+    outer = ast.FunctionDef(
+        "made", ast.arguments([], [ast.arg(n) for n in free], None, [], [], None, []), [changed], [], type_params=[]
+    )
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    whole = compile(module, function.__code__.co_filename, "exec")
+    around = next(c for c in whole.co_consts if isinstance(c, CodeType))
+    return next(c for c in around.co_consts if isinstance(c, CodeType))
+
+
+def with_code(function: FunctionType, code: CodeType, calls: Any) -> FunctionType:
+    """The function with other code, which calls by `calls`: the same globals, closure and defaults."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(CellType(calls) if n == CALLS else cells[n] for n in code.co_freevars)
+    found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
+def _locals(definition: ast.FunctionDef) -> set[str]:
+    arguments = definition.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    more = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+    return {a.arg for a in (*named, *more)} | set(bound_names(definition.body))
+
+
+def bound_names(statements: Iterable[ast.stmt]) -> list[str]:
+    """Names that statements bind, in the order in which they do; not those of functions inside."""
+    found: dict[str, None] = {}
+
+    def look(node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = None
+            return
+        if isinstance(node, ast.Lambda):
+            return
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            for inner in ast.walk(node):  # its own names are of a scope of its own; a walrus binds outside
+                if isinstance(inner, ast.NamedExpr):
+                    found[inner.target.id] = None
+            return
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] = None
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            found[node.name] = None
+        for child in ast.iter_child_nodes(node):
+            look(child)
+
+    for statement in statements:
+        look(statement)
+    return list(found)
+
+
+def augmented_only(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that are bound by `x += ...` alone: of a tensor that is a change in place, and binds nothing new."""
+    augmented = {n.target.id for s in statements for n in ast.walk(s)
+                 if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}  # fmt: skip
+    plain = [n for s in statements for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    targets = {id(n.target) for s in statements for n in ast.walk(s) if isinstance(n, ast.AugAssign)}
+    return augmented - {n.id for n in plain if id(n) not in targets}
+
+
+def escape(statements: Iterable[ast.stmt]) -> str | None:
+    """A word that keeps statements from being a function of their own: they leave it, or change another scope."""
+
+    def look(node: ast.AST, in_loop: bool) -> str | None:
+        if isinstance(node, _SCOPES) and not isinstance(node, ast.ClassDef):
+            return None
+        if type(node) in _ESCAPES and not (in_loop and isinstance(node, ast.Break | ast.Continue)):
+            return _ESCAPES[type(node)]
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return f"an assignment to .{node.attr}"
+        inside = in_loop or isinstance(node, _LOOPS)
+        return next((found for child in ast.iter_child_nodes(node) if (found := look(child, inside))), None)
+
+    return next((found for s in statements if (found := look(s, False))), None)
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, file: str, names: set[str]) -> None:
+        self._file, self._names = file, names
+        self._count = 0
+
+    def definition(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.decorator_list, node.returns = [], None
+        for each in ast.walk(node.args):
+            if isinstance(each, ast.arg):
+                each.annotation = None
+        node.args.defaults = []
+        node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+        # which have defaults is said by the function that this becomes
+        node.body = self._block(node.body)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        """A function inside has names of its own, and those around it."""
+        inner = _Rewriter(self._file, self._names | _locals(node))
+        inner._count = self._count + 1000  # names of what is made are not those around it
+        node.body = inner._block(node.body)
+        return node
+
+    def _block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for statement in statements:
+            made = self.visit(statement)
+            found += made if isinstance(made, list) else [made]
+        return found
+
+    # what is called
+
+    def _call(self, name: str, *args: ast.expr) -> ast.expr:
+        return ast.Call(ast.Attribute(ast.Name(CALLS, ast.Load()), name, ast.Load()), list(args), [])
+
+    def _where(self, node: ast.stmt | ast.expr) -> ast.expr:
+        return ast.Constant(f"{self._file}:{node.lineno}")
+
+    def _late(self, value: ast.expr) -> ast.expr:
+        return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+
+    def _held(self, names: Iterable[str]) -> ast.expr:
+        values = [self._call("held", self._late(ast.Name(n, ast.Load())), ast.Constant(n)) for n in names]
+        return ast.Tuple(values, ast.Load())
+
+    def _function(self, kind: str, names: Sequence[str], body: list[ast.stmt], like: ast.stmt) -> ast.FunctionDef:
+        self._count += 1
+        arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
+        made = ast.FunctionDef(f"_{kind}_{self._count}", arguments, body, [], type_params=[])
+        return ast.copy_location(made, like)
+
+    def _step(self, kind: str, names: Sequence[str], body: Sequence[ast.stmt], like: ast.stmt) -> ast.FunctionDef:
+        """Statements as a function of the names that they bind, which gives these."""
+        given = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
+        return self._function(kind, names, [*self._block(body), given], like)
+
+    def _bind(self, names: Sequence[str], value: ast.expr, like: ast.stmt) -> ast.stmt:
+        target = ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())
+        made: ast.stmt = ast.Assign([target], value) if names else ast.Expr(value)
+        return ast.fix_missing_locations(ast.copy_location(made, like))
+
+    def _read(self, statements: Sequence[ast.AST]) -> list[str]:
+        """Names of the function that statements use: what these hold must not change with a branch."""
+        used = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
+        return sorted(used & self._names)
+
+    def _names_of(self, names: Iterable[str]) -> ast.expr:
+        return ast.Tuple([ast.Constant(n) for n in names], ast.Load())
+
+    def _plain(self, test: ast.expr, why: str, like: ast.stmt) -> ast.expr:
+        return self._call("plain", test, ast.Constant(why), self._where(like))
+
+    # statements
+
+    def visit_If(self, node: ast.If) -> Any:
+        why = escape([*node.body, *node.orelse])
+        read = self._read([*node.body, *node.orelse])
+        names = bound_names([*node.body, *node.orelse])
+        test = self.visit(node.test)
+        if why is not None:
+            node.test = self._plain(test, why, node)
+            node.body, node.orelse = self._block(node.body), self._block(node.orelse)
+            return node
+        then = self._step("then", names, node.body, node)
+        other = self._step("else", names, node.orelse, node)
+        value = self._call("branch", test, ast.Name(then.name, ast.Load()), ast.Name(other.name, ast.Load()),
+                           self._names_of(names), self._held(names), self._held(read), self._where(node))  # fmt: skip
+        return [then, other, self._bind(names, value, node)]
+
+    def visit_While(self, node: ast.While) -> Any:
+        why = escape(node.body) or ("else" if node.orelse else None)
+        read = self._read([*node.body, node.test])
+        names = bound_names(node.body)
+        augmented = augmented_only(node.body)
+        test = self.visit(node.test)
+        if why is not None:
+            node.test = self._plain(test, why, node)
+            node.body, node.orelse = self._block(node.body), self._block(node.orelse)
+            return node
+        goes_on = self._function("test", names, [ast.Return(test)], node)
+        body = self._step("body", names, node.body, node)
+        value = self._call("repeat", ast.Name(goes_on.name, ast.Load()), ast.Name(body.name, ast.Load()),
+                           self._names_of(names), self._held(names), self._names_of(sorted(augmented)),
+                           self._held(read), self._where(node))  # fmt: skip
+        return [goes_on, body, self._bind(names, value, node)]
+
+    def visit_For(self, node: ast.For) -> Any:
+        is_range = isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
+        is_range = is_range and node.iter.func.id == "range" and not node.iter.keywords  # type: ignore[attr-defined]
+        if not is_range or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
+            node.iter = self._call("several", self.visit(node.iter), self._where(node))
+            node.body, node.orelse = self._block(node.body), self._block(node.orelse)
+            return node
+        read = self._read(node.body)
+        names = list(dict.fromkeys([node.target.id, *bound_names(node.body)]))
+        augmented = augmented_only(node.body) - {node.target.id}
+        limits = ast.Tuple([self.visit(a) for a in node.iter.args], ast.Load())  # type: ignore[attr-defined]
+        body = self._step("body", names, node.body, node)
+        value = self._call("count", limits, ast.Name(body.name, ast.Load()), self._names_of(names), self._held(names),
+                           self._names_of(sorted(augmented)), self._held(read), self._where(node))  # fmt: skip
+        return [body, self._bind(names, value, node)]
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """`x[i] = y` by a call, as a part of a tuple too."""
+        found: list[ast.stmt] = []
+
+        def without(target: ast.expr) -> ast.expr:
+            if isinstance(target, ast.Subscript):
+                self._count += 1
+                name = f"_value_{self._count}"
+                put = self._call("put", self.visit(target.value), self._key(target.slice), ast.Name(name, ast.Load()))
+                found.append(ast.Expr(put))
+                return ast.Name(name, ast.Store())
+            if isinstance(target, ast.Tuple | ast.List):
+                target.elts = [without(each) for each in target.elts]
+            return target
+
+        node.value = self.visit(node.value)
+        node.targets = [without(target) for target in node.targets]
+        return [node, *(ast.fix_missing_locations(ast.copy_location(s, node)) for s in found)]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        value = self.visit(node.value)
+        kind = ast.Constant(type(node.op).__name__)
+        if isinstance(node.target, ast.Subscript):
+            owner, key = self.visit(node.target.value), self._key(node.target.slice)
+            changed = self._call("put_changed", owner, key, kind, value)
+            return ast.fix_missing_locations(ast.copy_location(ast.Expr(changed), node))
+        node.value = value
+        return node
+
+    # expressions
+
+    def _key(self, key: ast.expr) -> ast.expr:
+        """What stands between brackets, as a value."""
+        if isinstance(key, ast.Slice):
+            parts = [ast.Constant(None) if p is None else self.visit(p) for p in (key.lower, key.upper, key.step)]
+            return ast.Call(ast.Name("slice", ast.Load()), parts, [])
+        if isinstance(key, ast.Tuple):
+            return ast.Tuple([self._key(each) for each in key.elts], ast.Load())
+        made: ast.expr = self.visit(key)
+        return made
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        return ast.copy_location(self._call("get", self.visit(node.value), self._key(node.slice)), node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        name = "all_of" if isinstance(node.op, ast.And) else "any_of"
+        return ast.copy_location(self._call(name, *(self._late(self.visit(v)) for v in node.values)), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return ast.copy_location(self._call("inverse", operand), node)
+        node.operand = operand
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        late = [self._late(self.visit(v)) for v in (node.body, node.orelse)]
+        return ast.copy_location(self._call("choose", self.visit(node.test), *late, self._where(node)), node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        is_own = isinstance(node.func, ast.Name) and node.func.id in ("super", "locals", "globals", "vars")
+        made = self.generic_visit(node)
+        if is_own or not isinstance(node.func, ast.Name | ast.Attribute):
+            return made
+        node.func = ast.copy_location(self._call("called", node.func), node.func)
+        return node

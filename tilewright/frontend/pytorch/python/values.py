@@ -1,0 +1,62 @@
+"""Values as rewritten code meets them: tensors, plain ones, and names that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import UnsupportedError
+
+Values = tuple[Any, ...]
+Step = Callable[..., Any]
+
+
+class Unbound:
+    """The value of a name that has none, or another one in each branch: an error where it is used."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._text = f"'{name}' {why}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedError(self._text)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        raise UnsupportedError(next(x._text for x in leaves if isinstance(x, Unbound)))
+
+    def _refuse(self, *_: Any) -> Any:
+        raise UnsupportedError(self._text)
+
+    __bool__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __getitem__ = _refuse
+    __setitem__ = __call__ = __iter__ = __len__ = __lt__ = __gt__ = __le__ = __ge__ = __neg__ = __index__ = _refuse
+
+
+def is_data(value: Any) -> bool:
+    """Whether only the data tell a value."""
+    return isinstance(value, torch.Tensor)
+
+
+def flag(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return torch.full((), bool(value), dtype=torch.bool)
+    found: torch.Tensor = value.reshape(())
+    return found if found.dtype is torch.bool else found != 0
+
+
+def number(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.int64)
+
+
+def kind_of(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether a value is the one it was."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return one is other
+    return one is other or bool(type(one) is type(other) and one == other)
