@@ -21,7 +21,7 @@ from tilewright.errors import TilewrightError
 from tilewright.pytorch.backend import compile_for_dynamo
 from tilewright.pytorch.module import compile_module
 
-QUICK = ("view_of_view", "branch_that_changes", "python_if_with_view", "python_while_with_view", "Attribute")
+QUICK = ("python_if_with_view", "python_while_with_view", "boxes_masked")
 
 
 @pytest.fixture(autouse=True)

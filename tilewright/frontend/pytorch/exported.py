@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any, Literal
 
 import numpy as np
@@ -174,7 +176,8 @@ def _followed(
 
 
 def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> Followed:
-    program = torch.export.export(module, given, by_name, strict=False)
+    with _without_printed_graphs():
+        program = torch.export.export(module, given, by_name, strict=False)
     check_copies(program.graph_module)
     mutations = make_bodies_functional(program.graph_module)
     program = program.run_decompositions(decompositions())
@@ -220,6 +223,15 @@ def _without_own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
         yield
+
+
+@contextmanager
+def _without_printed_graphs() -> Iterator[None]:
+    """Where PyTorch's exporter fails, it prints all that it had followed by then."""
+    printed = StringIO()
+    with redirect_stderr(printed):
+        yield
+    sys.stderr.write(printed.getvalue())
 
 
 class _Tied(torch.nn.Module):

@@ -64,8 +64,7 @@ def followed(body: Callable[..., Any], given: Sequence[torch.Tensor]) -> fx.Grap
         for each in (*lifted, node):
             each.replace_all_uses_with(made)
             graph.erase_node(each)
-    module.delete_all_unused_submodules()
-    for name in [k for k, _ in module.named_buffers() if not any(n.target == k for n in graph.nodes)]:
+    for name in [k for k, _ in module.named_buffers(recurse=False) if not any(n.target == k for n in graph.nodes)]:
         delattr(module, name)
     module.recompile()
     return module

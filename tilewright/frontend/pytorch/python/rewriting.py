@@ -42,13 +42,18 @@ def rewritten_code(function: FunctionType) -> CodeType:
     changed = _Rewriter(inspect.getsourcefile(function) or "", _locals(definition)).definition(definition)
     # inside a function that has the names of its closure, so that they are free in it too
     free = (CALLS, *function.__code__.co_freevars)
-    outer = ast.FunctionDef(
-        "made", ast.arguments([], [ast.arg(n) for n in free], None, [], [], None, []), [changed], [], type_params=[]
-    )
-    module = ast.fix_missing_locations(ast.Module([outer], []))
+    module = ast.fix_missing_locations(ast.Module([_definition("made", free, [changed])], []))
     whole = compile(module, function.__code__.co_filename, "exec")
     around = next(c for c in whole.co_consts if isinstance(c, CodeType))
     return next(c for c in around.co_consts if isinstance(c, CodeType))
+
+
+def _definition(name: str, arguments: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
+    """By the parser, since versions of Python differ in what a definition has."""
+    (made,) = ast.parse(f"def {name}({', '.join(arguments)}): pass").body
+    assert isinstance(made, ast.FunctionDef)
+    made.body = body
+    return made
 
 
 def with_code(function: FunctionType, code: CodeType, calls: Any) -> FunctionType:
@@ -166,9 +171,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _function(self, kind: str, names: Sequence[str], body: list[ast.stmt], like: ast.stmt) -> ast.FunctionDef:
         self._count += 1
-        arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
-        made = ast.FunctionDef(f"_{kind}_{self._count}", arguments, body, [], type_params=[])
-        return ast.copy_location(made, like)
+        return ast.copy_location(_definition(f"_{kind}_{self._count}", names, body), like)
 
     def _step(self, kind: str, names: Sequence[str], body: Sequence[ast.stmt], like: ast.stmt) -> ast.FunctionDef:
         """Statements as a function of the names that they bind, which gives these."""

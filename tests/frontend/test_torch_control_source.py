@@ -1,0 +1,197 @@
+"""Control in the source of a module that tensors decide: what is refused says where and why, and no change is lost."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tilewright
+from tests.frontend.torch_imperative import Function, ramp
+from tests.frontend.torch_programs import interpreted
+from tilewright import Options
+from tilewright.errors import UnsupportedError
+from tilewright.pytorch.module import CompiledModule, compile_module
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def compiled(function: Callable[..., Any], *args: Any) -> CompiledModule:
+    return compile_module(Function(function).eval(), args, interpreted)
+
+
+def returning_early(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x
+
+
+def breaking(x: Tensor) -> Tensor:
+    while x.sum() > 0:
+        x = x - 1
+        if x.max() < 0:
+            break
+    return x
+
+
+def growing(x: Tensor) -> Tensor:
+    while x.sum() < 10:
+        x = torch.cat([x, x])
+    return x
+
+
+def turning(x: Tensor) -> Tensor:
+    while x.sum() < 10:
+        x = x.long() + 4
+    return x
+
+
+def listing(x: Tensor) -> Tensor:
+    found = []
+    while x.sum() > 0:
+        x = x - 1
+        found.append(x)
+    return torch.stack(found)
+
+
+def bound_once(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        y = x * 2
+    return y + 1
+
+
+def counting_otherwise(x: Tensor) -> Tensor:
+    n = 1
+    if x.sum() > 0:
+        n = 2
+    return x * n
+
+
+def changing_a_view_or_not(x: Tensor) -> Tensor:
+    y = x * 1
+    z = y
+    if x.sum() > 0:
+        z = y * 2
+    z.add_(1)
+    return y
+
+
+def changing_what_data_chose(x: Tensor) -> Tensor:
+    y = x * 1
+    y[x[:, 0].argmax()].add_(1)
+    return y
+
+
+class Setting(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            self.last = x
+        return x
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "return": (returning_early, r"control_source.py:\d+: a tensor decides .* there is return in it"),
+    "break": (breaking, r"control_source.py:\d+: a tensor decides .* there is break in it"),
+    "shape": (growing, r"control_source.py:\d+: 'x' changes from float32\[4, 3\] to float32\[8, 3\] with a step"),
+    "type": (turning, r"control_source.py:\d+: 'x' changes from float32\[4, 3\] to int64\[4, 3\] with a step"),
+    "list": (listing, r"control_source.py:\d+: a list is changed where a tensor decides how often"),
+    "name": (bound_once, r"'y' is bound in one only in the two branches at .*control_source.py:\d+"),
+    "number": (counting_otherwise, r"'n' is another plain value \(make it a tensor\) in the two branches"),
+    "view": (changing_a_view_or_not, r":\d+: a tensor is changed in place that is a view of another"),
+    "chosen": (changing_what_data_chose, r"write x\[i\] = ... instead of changing x\[i\]"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("list", "view") else pytest.mark.slow) for n in REFUSED]
+)
+def test_what_cannot_be_followed_is_named_with_its_line(name: str) -> None:
+    function, text = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=text) as caught:
+        compiled(function, ramp(4, 3))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_an_attribute_set_in_a_branch_is_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"there is an assignment to \.last in it"):
+        compile_module(Setting().eval(), (ramp(4, 3),), interpreted)
+
+
+def nested(x: Tensor) -> Any:
+    """Changes in a loop of a branch of a loop, none of which gives anything but these."""
+    y = x * 1
+    row = y[1]
+    n = torch.zeros((), dtype=torch.int64)
+    while n < 3 and y.sum() < 50:
+        if row.sum() > 0:
+            while row.max() < 4:
+                row += 1
+            y[2:][0].mul_(2)
+        else:
+            y[0][1:] -= 1
+        n = n + 1
+    return y, row * 1, n
+
+
+def test_changes_inside_nested_bodies_are_kept() -> None:
+    fast = compiled(nested, ramp(4, 3))
+    for shift in (0.0, 1.0, -2.0):
+        torch.testing.assert_close(fast(ramp(4, 3) + shift), nested(ramp(4, 3) + shift))
+
+
+@pytest.mark.slow
+def test_a_counter_that_is_a_number_is_carried() -> None:
+    def halved(x: Tensor) -> Any:
+        n = 0
+        while x.abs().max() > 1 and n < 10:
+            x = x / 2
+            n += 1
+        return x * n
+
+    fast = compiled(halved, ramp(3) * 8)
+    for scale in (8, 1, 1e9):
+        torch.testing.assert_close(fast(ramp(3) * scale), halved(ramp(3) * scale))
+
+
+class Changing(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        if x.sum() > 0:
+            y[1:][0].add_(1)
+        x.mul_(2)
+        return y
+
+
+def test_explain_tells_of_every_change() -> None:
+    text = compile_module(Changing().eval(), (ramp(4, 3),), interpreted).explain()
+    assert "add_ at test_torch_control_source.py" in text and "changes a view of 'lent_default'" in text
+    assert "mul_ at test_torch_control_source.py" in text and "changes 'x': its new value is written back" in text
+
+
+@pytest.mark.slow
+def test_sizes_that_data_tell_as_machine_code(kernel_cache: Path) -> None:
+    """In parts, whose number does not grow with the number of sizes."""
+
+    def kept(boxes: Tensor, scores: Tensor) -> Any:
+        chosen = boxes[scores > 0]
+        return chosen * 2, chosen.sum(0)
+
+    boxes, scores = ramp(40, 4), ramp(40)
+    options = Options(cache_dir=kernel_cache, threads=1)
+    fast = tilewright.compile(Function(kept).eval(), (boxes, scores), options=options)
+    for shift in (0.0, 0.1, 0.2, 0.3, 2.0, -2.0):
+        for found, wanted in zip(fast(boxes, scores + shift), kept(boxes, scores + shift), strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert fast.compilations == 1 and "runs in parts" in fast.explain()
