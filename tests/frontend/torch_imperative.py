@@ -353,6 +353,16 @@ def long_for(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@case(*(lambda k=k: (mixed(6, 3), torch.tensor(k)) for k in (2, 0, 5)))
+def for_over_data(x: torch.Tensor, count: torch.Tensor) -> Any:
+    y = torch.zeros(6)
+    z = x[0]
+    for t in range(count):
+        y[t] = z.sum() + t
+        z = torch.tanh(z + x[t])
+    return y, z
+
+
 # whole algorithms
 
 

@@ -113,8 +113,8 @@ def export(
     name = type(module).__name__
     try:
         return _read(followed, *_program(module, followed, given, by_name), origins, name)
-    except TilewrightError as error:
-        refusal = error
+    except (_FollowError, UnsupportedError) as error:
+        refusal: TilewrightError = error
     # control that tensors decide is written anew where there is source
     with rewritten_control(module):
         try:
@@ -142,7 +142,9 @@ def _program(
         AssertionError,
         NotImplementedError,
         AttributeError,
-        KeyError,
+        LookupError,
+        NameError,
+        StopIteration,
     ) as error:
         if isinstance(error, TilewrightError):
             raise

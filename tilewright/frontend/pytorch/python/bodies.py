@@ -28,8 +28,6 @@ class Traced:
     """A body followed once by itself: what it gave, and which tensors it used of those that are followed outside."""
 
     def __init__(self, step: Step, values: Values) -> None:
-        mode = get_proxy_mode()
-        assert mode is not None
         given = [x for x in pytree.tree_leaves(values) if is_data(x)]
 
         def once(*_: torch.Tensor) -> Any:
@@ -96,7 +94,7 @@ class Operands:
             if _is_followed(x):
                 groups.setdefault(x.untyped_storage()._cdata, []).append(x)
         self._views: list[tuple[int, torch.Tensor]] = []
-        roots = []
+        roots: list[torch.Tensor] = []
         for group in groups.values():
             root = group[0] if len(group) == 1 else _root(group)
             self._views += [(len(roots), x) for x in group if x is not root]
@@ -105,18 +103,13 @@ class Operands:
 
     def track(self, given: Sequence[torch.Tensor]) -> None:
         """Inside a body: the tensors from around it are what it was given, or views of that."""
-        mode = get_proxy_mode()
-        assert mode is not None
+        tracer = _tracer()
         for root, own in zip(self.roots, given, strict=True):
             if root is not own:
-                track_tensor(root, _proxy(own, mode.tracer), constant=None, tracer=mode.tracer)
+                track_tensor(root, tracer.unwrap_proxy(own), constant=None, tracer=tracer)
         for place, view in self._views:
             made = given[place].as_strided(view.shape, view.stride(), view.storage_offset())
-            track_tensor(view, _proxy(made, mode.tracer), constant=None, tracer=mode.tracer)
-
-
-def _proxy(x: torch.Tensor, tracer: Any) -> Any:
-    return tracer.unwrap_proxy(x)
+            track_tensor(view, tracer.unwrap_proxy(made), constant=None, tracer=tracer)
 
 
 def _is_followed(x: torch.Tensor) -> bool:
@@ -147,9 +140,14 @@ def apart(results: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.T
 
 
 def _has_proxy(x: torch.Tensor) -> bool:
+    return isinstance(_tracer().unwrap_proxy(x), fx.Proxy)
+
+
+def _tracer() -> Any:
+    """What follows the code right now."""
     mode = get_proxy_mode()
     assert mode is not None
-    return isinstance(mode.tracer.unwrap_proxy(x), fx.Proxy)
+    return mode.tracer
 
 
 def emit(
@@ -157,9 +155,7 @@ def emit(
     like: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:  # fmt: skip
     """A call of a higher-order operator in the graph that is followed; what it gives is like these."""
-    mode = get_proxy_mode()
-    assert mode is not None
-    tracer = mode.tracer
+    tracer = _tracer()
     for number, graph in enumerate(graphs):
         name = f"{target.name()}_{number}"
         count = 0
@@ -170,8 +166,8 @@ def emit(
     proxy = tracer.create_proxy("call_function", target, args, {})
     with disable_proxy_modes_tracing():
         results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in like]
-    found: list[torch.Tensor] = track_tensor_tree(tuple(results), proxy, constant=None, tracer=tracer)
-    return list(found)
+    found: list[torch.Tensor] = track_tensor_tree(results, proxy, constant=None, tracer=tracer)
+    return found
 
 
 def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -27,7 +27,7 @@ from tilewright.frontend.pytorch.python.bodies import (
 from tilewright.frontend.pytorch.python.elements import get, put, put_changed
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
 from tilewright.frontend.pytorch.python.state import State, agreed, picked
-from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, flag, is_data
+from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, flag, is_data, number
 
 _higher = torch.ops.higher_order
 _AUGMENTED = {name: getattr(operator, f"i{function}") for name, function in {
@@ -188,26 +188,22 @@ class Calls:
     ) -> Values:  # fmt: skip
         start, stop, step = (0, *limits, 1)[:3] if len(limits) == 1 else (*limits, 1)[:3]
         if not any(map(is_data, (start, stop, step))):
-            for number in range(start, stop, step):
-                values = body(number, *values[1:])
+            for place in range(start, stop, step):
+                values = body(place, *values[1:])
             return values
         if is_data(step):
             raise UnsupportedError(f"{where}: the step of a range is a tensor; make it a number")
         counter = number(start)
 
-        def goes_on(number: Any, *_: Any) -> Any:
-            return number < stop if step > 0 else number > stop
+        def goes_on(place: Any, *_: Any) -> Any:
+            return place < stop if step > 0 else place > stop
 
-        def one(number: Any, *others: Any) -> Any:
-            last, *new = body(number, *others)
-            return (number + step, last, *new)
-
-        def with_counter(number: Any, _: Any, *others: Any) -> Any:
-            return one(number, *others)
+        def one(place: Any, _: Any, *others: Any) -> Any:
+            return (place + step, *body(place, *others))
 
         unset = Unbound(names[0], "has no value behind a loop over a range that data end")
         found = self._loop(
-            lambda number, *_: goes_on(number), with_counter, ("the counter", *names), (counter, unset, *values[1:]),
+            goes_on, one, ("the counter", *names), (counter, unset, *values[1:]),
             augmented, read, where,
         )  # fmt: skip
         return found[1:]

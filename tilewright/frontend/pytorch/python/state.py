@@ -30,8 +30,7 @@ def agreed(
         one, other = results[0][number], results[1][number]
         problem = _difference(one, other)
         if problem is not None:
-            unbound = Unbound(name, f"{problem} in the two branches at {where}: make it the same in both")
-            made.append(lambda _, unbound=unbound: unbound)
+            made.append(_always(Unbound(name, f"{problem} in the two branches at {where}: make it the same in both")))
             continue
         leaves, structure = pytree.tree_flatten(one)
         places: list[Any] = []
@@ -47,6 +46,10 @@ def agreed(
 
         made.append(build)
     return [picks, picks], lambda found: tuple(build(found) for build in made)
+
+
+def _always(value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    return lambda _: value
 
 
 def _difference(one: Any, other: Any) -> str | None:
