@@ -151,7 +151,8 @@ def give_changed(body: fx.GraphModule, changed: Sequence[int], count: int = 0) -
         given = placeholders[k]
         with graph.inserting_before(first):
             copy = _copy(graph, _own.lent.default, given)
-        given.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+        given.replace_all_uses_with(copy)
+        copy.args = (given,)  # it too was a use
         if k >= count:
             with graph.inserting_before(last):
                 # a tensor of its own: another result may be a view of what was lent

@@ -238,7 +238,7 @@ class Calls:
         kept.check()
         if changed_places(graphs[:1]):
             raise UnsupportedError(f"{where}: the test of a loop changes a tensor in place; do that in the loop")
-        moved = [k - count for k in carry_changed(*graphs, count, changed_places(graphs))]
+        moved = [k - count for k in carry_changed(graphs[0], graphs[1], count, changed_places(graphs))]
         targets = [operands.roots[k] for k in moved]
         left = tuple(x for k, x in enumerate(operands.roots) if k not in moved)
         emitted = emit(_higher.while_loop, graphs, (), ((*carried, *targets), left), [*carried, *targets])

@@ -74,10 +74,10 @@ def check_copies(module: fx.GraphModule) -> None:
             for source in node.all_input_nodes:
                 found[joined.find(source)].reads.append(path)
     for path, mark in marks:
-        copy, source = (found[joined.find(n)] for n in (mark, mark.args[0]))  # type: ignore[arg-type]
-        if copy is not source:
-            for one, other in ((copy, source), (source, copy)):
-                _check(path, one, other, copy.is_lasting)
+        own, shared = found[joined.find(mark)], found[joined.find(mark.args[0])]  # type: ignore[arg-type]
+        if own is not shared:
+            _check(path, own, shared, own.is_lasting)
+            _check(path, shared, own, own.is_lasting)
 
 
 def _check(mark: Path, one: _Class, other: _Class, is_lasting: bool) -> None:
