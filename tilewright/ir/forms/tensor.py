@@ -141,6 +141,13 @@ class Layout:
         return np.ascontiguousarray(packed).reshape(shape)
 
 
+def extents(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor that has no symbols in it."""
+    if any(not isinstance(e, int) for e in tensor.shape):
+        raise ValueError(f"shape {tensor.shape} is symbolic")
+    return tensor.shape  # type: ignore[return-value]
+
+
 def elements(shape: tuple[Extent, ...]) -> int:
     """Number of elements of a shape of integers."""
     if any(not isinstance(s, int) for s in shape):

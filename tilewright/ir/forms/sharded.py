@@ -1,0 +1,160 @@
+"""A Program over a mesh of ranks: what part of each compute a rank does, and what ranks exchange in between.
+
+    Sharded = stages, one behind the other, each on ranks of its own
+    Stage   = mesh, its first rank, and steps in order
+    Piece   = a compute: by mesh axis, which of its axes is cut; of every tensor it reads, which spread it is read in
+    Exchange = one tensor from one spread to another along one mesh axis, or from stage to stage
+
+Every rank does every step of its stage. A tensor may lie there in several spreads at a time. Each stage has the inputs
+whole on all of its ranks, and each rank has of the constants what its pieces read. The outputs end whole on the ranks of
+the last stage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce
+from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.mesh import Mesh, Part, Spread
+from tilewright.ir.forms.tensor import Tensor
+
+EXCHANGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "halo", "send")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A compute, of which every rank does a part. `cuts` has by mesh axis the axis that is cut, of the output or of
+    those summed over, a tensor whose rows are looked up and shared out, or None where all ranks do the same."""
+
+    compute: Compute
+    cuts: tuple[Axis | Tensor | None, ...]
+    reads: Mapping[Tensor, Spread]
+    gives: Spread
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One tensor, from one spread to another: along one mesh axis, or sent whole from the stage before (axis None)."""
+
+    kind: str
+    tensor: Tensor
+    axis: int | None
+    before: Spread
+    after: Spread
+
+
+Step = Piece | Exchange
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps in order on ranks that follow each other from `first`."""
+
+    mesh: Mesh
+    first: int
+    steps: tuple[Step, ...]
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.mesh.ranks)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    program: Program
+    stages: tuple[Stage, ...]
+    seconds: float = field(default=0.0, compare=False)  # predicted, of one run
+
+    @property
+    def ranks(self) -> int:
+        return sum(stage.mesh.ranks for stage in self.stages)
+
+    def stage_of(self, rank: int) -> Stage:
+        return next(stage for stage in self.stages if rank in stage.ranks)
+
+    def exchanges(self) -> Iterator[tuple[Stage, Exchange]]:
+        for stage in self.stages:
+            yield from ((stage, step) for step in stage.steps if isinstance(step, Exchange))
+
+    def to_json(self) -> str:
+        """All but the Program, whose tensors and axes are named."""
+        return json.dumps({"stages": [_stage_data(stage) for stage in self.stages]}, indent=1) + "\n"
+
+
+def from_json(text: str, program: Program) -> Sharded:
+    """What `to_json` wrote, for the same Program."""
+    data = json.loads(text)
+    tensors = {tensor.name: tensor for tensor in program.tensors()}
+    makers = {t.name: c for c in program.computes for t in c.outputs}
+    return Sharded(program, tuple(_stage(each, tensors, makers) for each in data["stages"]))
+
+
+def cut_axes(compute: Compute) -> dict[str, Axis]:
+    """Axes along which a compute can be cut, by names that tell those of the output and those summed over apart."""
+    if not isinstance(compute, Map | Reduce):
+        return {}
+    found = {f"o{i}": axis for i, axis in enumerate(compute.axes)}
+    if isinstance(compute, Reduce):
+        found.update({f"r{i}": axis for i, axis in enumerate(compute.reduce_axes)})
+    return found
+
+
+def cut_name(compute: Compute, cut: Axis | Tensor | None) -> str | None:
+    if cut is None:
+        return None
+    if isinstance(cut, Tensor):
+        return f"rows of {cut.name}"
+    return next(name for name, axis in cut_axes(compute).items() if axis is cut)
+
+
+def _stage_data(stage: Stage) -> dict[str, Any]:
+    steps = [_piece_data(s) if isinstance(s, Piece) else _exchange_data(s) for s in stage.steps]
+    return {"mesh": [list(axis) for axis in stage.mesh.axes], "first": stage.first, "steps": steps}
+
+
+def _piece_data(piece: Piece) -> dict[str, Any]:
+    return {
+        "compute": piece.compute.outputs[0].name,
+        "cuts": [cut_name(piece.compute, cut) for cut in piece.cuts],
+        "reads": {tensor.name: _spread_data(spread) for tensor, spread in piece.reads.items()},
+        "gives": _spread_data(piece.gives),
+    }
+
+
+def _exchange_data(step: Exchange) -> dict[str, Any]:
+    return {"exchange": step.kind, "tensor": step.tensor.name, "axis": step.axis, "before": _spread_data(step.before),
+            "after": _spread_data(step.after)}  # fmt: skip
+
+
+def _spread_data(spread: Spread) -> list[list[Any]]:
+    return [[part.dim, part.before, part.after, part.operator] for part in spread.parts]
+
+
+def _spread(data: list[list[Any]]) -> Spread:
+    return Spread(tuple(Part(*each) for each in data))
+
+
+def _stage(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Stage:
+    steps = tuple(_step(each, tensors, makers) for each in data["steps"])
+    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps)
+
+
+def _step(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Step:
+    if "exchange" in data:
+        return Exchange(data["exchange"], tensors[data["tensor"]], data["axis"], _spread(data["before"]),
+                        _spread(data["after"]))  # fmt: skip
+    compute = makers[data["compute"]]
+    known = cut_axes(compute)
+    cuts = tuple(_cut(name, known, tensors) for name in data["cuts"])
+    reads = {tensors[name]: _spread(each) for name, each in data["reads"].items()}
+    return Piece(compute, cuts, reads, _spread(data["gives"]))
+
+
+def _cut(name: str | None, axes: Mapping[str, Axis], tensors: Mapping[str, Tensor]) -> Axis | Tensor | None:
+    if name is None:
+        return None
+    return tensors[name.removeprefix("rows of ")] if name.startswith("rows of ") else axes[name]
