@@ -10,7 +10,7 @@ from tilewright.ir.forms.compute import Map, Program, Reduce, plain_monoid
 from tilewright.ir.forms.expr import Axis, op, symbol, var
 from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.target import Cluster, MemoryLevel, Target, machine
+from tilewright.target import Cluster, Link, MemoryLevel, Target, machine
 from tilewright.tile_graph.plan.form import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -124,7 +124,7 @@ LAYERS = """
     y[i0:10, i1:24] = exp(z[i0, i1]) + z[i0, 23 - i1]
 """
 
-CLUSTER = Cluster(H200, HOST, devices=4, link=4e11, link_latency=1e-6)
+CLUSTER = Cluster(H200, HOST, (Link("link", 4, 4e11, 1e-6),))
 
 
 def over_devices(axis: str, extent: int, size: int, binds: tuple[Bind, ...], body: tuple[Tile, ...],

@@ -30,6 +30,7 @@ from tilewright.calls.arguments import (
     count_inputs,
     is_model_proto,
     no_model,
+    random_arrays,
 )
 from tilewright.calls.background import Background, can_start
 from tilewright.calls.profiles import KernelTime, Profile
@@ -559,13 +560,7 @@ class Model(NotPickled):
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs to try the model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
         check_whole_number("seed", seed, least=0)
-        rng = np.random.default_rng(seed)
-        arrays: dict[str, Array] = {}
-        for port in self._inputs:
-            is_whole = port.dtype.kind in "iub"
-            values = rng.integers(0, 2, port.shape) if is_whole else rng.standard_normal(port.shape)
-            arrays[port.name] = np.asarray(values).astype(port.dtype)
-        return arrays
+        return random_arrays(self._inputs, seed)
 
     def __repr__(self) -> str:
         takes = ", ".join(str(port) for port in self._inputs)

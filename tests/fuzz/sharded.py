@@ -3,21 +3,24 @@ share a program out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from tests.fuzz.programs import random_arrays
+from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.analysis.pieces import gives, part_of
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import Axis
-from tilewright.ir.forms.mesh import OPERATORS, Mesh, Part, Spread, slices
-from tilewright.ir.forms.sharded import Exchange, Piece, Sharded, Stage, Step
+from tilewright.ir.forms.mesh import OPERATORS, Mesh, Spread, slices
+from tilewright.ir.forms.sharded import Piece, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor, extents
-from tilewright.ir.meaning.interpret import bind_inputs, evaluate_computes
+from tilewright.ir.meaning.interpret import bind_inputs, evaluate, evaluate_computes
 from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import strategies
+from tilewright.transform.spmd import Segment, Transfer, rank_program
 
+UFUNCS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 Values = dict[Tensor, np.ndarray]
 
 
@@ -93,8 +96,51 @@ def random_sharded(program: Program, mesh: Mesh, rng: np.random.Generator) -> Sh
     return Sharded(program, (Stage(mesh, 0, tuple(steps)),))
 
 
-def kinds(sharded: Sharded) -> set[str]:
-    return {step.kind for _, step in sharded.exchanges()}
+def run_ranks(sharded: Sharded, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, int]]:
+    """All ranks' own Programs by the interpreter, in turns, with what passes between them in boxes. Gives what rank 0
+    has in the end, and the bytes of weights on every rank."""
+    programs = [rank_program(sharded, rank) for rank in range(sharded.ranks)]
+    names = sharded.program.input_names or tuple(t.name for t in sharded.program.inputs)
+    given = {t.name: inputs.get(t.name, inputs.get(n)) for t, n in zip(sharded.program.inputs, names, strict=True)}
+    values = [dict(given) for _ in programs]
+    boxes: dict[tuple[int, int], list[np.ndarray]] = {}
+    places = [0] * len(programs)
+    sent: set[tuple[int, int]] = set()
+    while any(place < len(p.steps) for place, p in zip(places, programs, strict=True)):
+        moved = False
+        for rank, program in enumerate(programs):
+            while places[rank] < len(program.steps) and _step(program.steps[places[rank]], rank, places[rank], values[rank],
+                                                              boxes, sent):  # fmt: skip
+                places[rank] += 1
+                moved = True
+        assert moved, "every rank waits for another"
+    assert not any(boxes.values()), "something was sent that nobody took"
+    known = {t.name: a for t, a in sharded.program.constants.items()} | values[0]
+    return {name: known[local] for name, local in programs[0].outputs.items()}, {p.rank: p.weights for p in programs}
 
 
-__all__ = ["Exchange", "Part", "axes_to_cut", "is_enough", "kinds", "random_sharded", "values_of"]
+def _step(
+    step: Segment | Transfer, rank: int, number: int, values: dict[str, np.ndarray],
+    boxes: dict[tuple[int, int], list[np.ndarray]], sent: set[tuple[int, int]],
+) -> bool:  # fmt: skip
+    if isinstance(step, Segment):
+        verify_program(step.program)
+        values.update(evaluate(step.program, values))
+        return True
+    everywhere = step.kind == "all-reduce"
+    sends = [(peer, ()) for peer in step.peers if peer != rank] if everywhere else step.sends
+    if (rank, number) not in sent:
+        for peer, place in sends:
+            boxes.setdefault((rank, peer), []).append(values[step.source][place])
+        sent.add((rank, number))
+    takes = [(peer, ()) for peer in step.peers] if everywhere else step.takes
+    others = [peer for peer, _ in takes if peer != rank]
+    if any(not boxes.get((peer, rank)) for peer in others):
+        return False
+    if takes:
+        found = np.zeros(step.shape, step.dtype)
+        for turn, (peer, place) in enumerate(takes):
+            own = values[step.source][() if everywhere else step.own] if peer == rank else boxes[peer, rank].pop(0)
+            found[place] = own if step.operator is None or not turn else UFUNCS[step.operator](found[place], own)
+        values[step.target] = found
+    return True

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz.programs import random_arrays, random_program
-from tests.fuzz.sharded import axes_to_cut, is_enough, random_sharded, values_of
+from tests.fuzz.sharded import axes_to_cut, is_enough, random_sharded, run_ranks, values_of
 from tests.fuzz.test_programs import told
 from tilewright.ir.forms.compute import Map, Reduce, reads
 from tilewright.ir.forms.mesh import Mesh, Part, Spread
@@ -62,6 +62,8 @@ def test_shared_out_at_random_gives_the_same(seed: int) -> None:
         again = from_json(sharded.to_json(), program)
         assert again == sharded
         right, found = evaluate(program, inputs), evaluate_sharded(again, inputs)
+        by_ranks, _ = run_ranks(again, inputs)
         for name, array in right.items():
             tolerance = 2e-2 if array.dtype == np.float16 else 1e-4
             np.testing.assert_allclose(found[name], array, tolerance, tolerance)
+            np.testing.assert_allclose(by_ranks[name], array, tolerance, tolerance)

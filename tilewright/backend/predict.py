@@ -181,7 +181,8 @@ class _Tree:
             sent = 2 * (size // self.devices) * others * self.devices
         self._count(LINK, LINK, sent)
         turns = others * (2 if hold.fill == "all-reduce" else 1)
-        return turns * self.cluster.link_latency + sent / self.devices / self.cluster.link
+        link = self.cluster.links[0]
+        return turns * link.latency + sent / self.devices / link.bandwidth
 
 
 def _flat(tile: Tile, axes: Axes, sizes: Mapping[str, int]) -> list[tuple[Tile, int]]:

@@ -71,6 +71,17 @@ def by_name(names: Sequence[str], results: Sequence[Any]) -> dict[str, Any]:
     return named
 
 
+def random_arrays(ports: Sequence[Port], seed: int) -> dict[str, Array]:
+    """Arrays to try a model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Array] = {}
+    for port in ports:
+        is_whole = port.dtype.kind in "iub"
+        values = rng.integers(0, 2, port.shape) if is_whole else rng.standard_normal(port.shape)
+        arrays[port.name] = np.asarray(values).astype(port.dtype)
+    return arrays
+
+
 def as_array(value: Any, name: str) -> Array:
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"input {name!r} is a masked array, and a model knows no masks; fill it with .filled(...)")

@@ -114,8 +114,11 @@ STAGES = (
 _PLANNED = STAGES.index("plan") + 1
 
 
-def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = None) -> Artifact:
-    """A Graph to something that runs; stops early where the options say so. A `tuner` may better the plan."""
+def build(
+    model: Graph | Program, target: Target, options: Options, tuner: Tuner | None = None, memo: Memo | None = None
+) -> Artifact:
+    """A Graph, or a Program that was made of one, to something that runs; stops early where the options say so. A
+    `tuner` may better the plan. Programs that have much in common share a `memo`."""
     stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
     if options.stop_after is not None and options.stop_after not in stage_names:
         raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(stage_names)}")
@@ -125,8 +128,8 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     stages = Stages(options, target)
     run = stages.run
     backend = backend_for(target)
-    memo = Memo()
-    if graph.part is not None:
+    memo = memo or Memo()
+    if isinstance(model, Graph) and model.part is not None:
         # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
         own_windows = "direct" if options.convolution == "direct" else "auto"
         options = replace(options, contraction="direct", convolution=own_windows)
@@ -135,8 +138,10 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
         options, planned_for = hurried(options), backend.hurried(target)
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), uncollected(), backend.early(target, options) as early:
-        graph = run("graph", lambda: graph)
-        program = run("program", lower, graph)
+        if isinstance(model, Graph):
+            program = run("program", lower, run("graph", lambda: model))
+        else:
+            program = run("program", lambda: model)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", fold_constants, program, backend.least_rows)
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
@@ -151,6 +156,7 @@ def build(graph: Graph, target: Target, options: Options, tuner: Tuner | None = 
     done = stages.results
     programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
+    graph = model if isinstance(model, Graph) else Graph("", (), (), (), {})
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
         done.get("machine"),

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import OptionError
+from tilewright.target.cluster import Cluster, Link
 from tilewright.target.machine import MemoryLevel, Target, usual_costs
 
 SUFFIX = ".json"
 _WAY_OUT = "'tilewright devices cpu --json' prints a whole description to start from"
+_CLUSTER_WAY_OUT = "docs/devices.md has a whole description to start from"
 _CPU_LEVELS = ("registers", "the nearest cache", "that of a core's tiles")
 _GPU_LEVELS = ("registers", "a block's shared memory", "the cache of all blocks")
 
@@ -42,14 +44,32 @@ def from_json(text: str, where: str = "the machine description") -> Target:
     return target
 
 
+def read_cluster(path: Path, device: Callable[[str], Target]) -> Cluster:
+    """The cluster that a file describes; `device` finds the machine it names."""
+    try:
+        text = path.read_text()
+        given = json.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise OptionError(f"cannot read the cluster description {path}: {reason}; {_CLUSTER_WAY_OUT}") from error
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{path} is not JSON: line {error.lineno}: {error.msg}; {_CLUSTER_WAY_OUT}") from error
+    reader = _Reader(str(path), _CLUSTER_WAY_OUT)
+    values = reader.record(given, "", Cluster, _CLUSTER)
+    names = [link.name for link in values.get("links", ())]
+    if len(set(names)) < len(names):
+        raise reader.wrong(f"two of the links have the same name: {', '.join(names)}")
+    return Cluster(**{"name": path.stem, **values, "device": device(values["device"])})
+
+
 class _Reader:
     """Takes a description apart; every complaint says where it is and what to do."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, where: str, way_out: str = _WAY_OUT) -> None:
+        self.where, self.way_out = where, way_out
 
     def wrong(self, what: str) -> OptionError:
-        return OptionError(f"{self.where}: {what}; {_WAY_OUT}")
+        return OptionError(f"{self.where}: {what}; {self.way_out}")
 
     def record(self, given: Any, place: str, kind: type, readers: Mapping[str, _Read]) -> dict[str, Any]:
         """The fields of a record by name, each through its reader."""
@@ -64,7 +84,7 @@ class _Reader:
             if each.default is MISSING and each.name not in given:
                 raise self.wrong(f"the field '{place}{each.name}' is missing")
         values = {name: readers[name](self, value, place + name) for name, value in given.items()}
-        return values if kind is MemoryLevel else {"source": "by hand"} | values
+        return {"source": "by hand"} | values if kind is Target else values
 
     def check(self, target: Target) -> None:
         """What no field shows alone."""
@@ -150,6 +170,15 @@ def _levels(reader: _Reader, value: Any, place: str) -> tuple[MemoryLevel, ...]:
     return tuple(MemoryLevel(**reader.record(each, f"{place}[{i}].", MemoryLevel, _LEVEL)) for i, each in records)
 
 
+def _host(reader: _Reader, value: Any, place: str) -> MemoryLevel:
+    return MemoryLevel(**reader.record(value, f"{place}.", MemoryLevel, _LEVEL))
+
+
+def _links(reader: _Reader, value: Any, place: str) -> tuple[Link, ...]:
+    records = enumerate(_list(reader, value, place))
+    return tuple(Link(**reader.record(each, f"{place}[{i}].", Link, _LINK)) for i, each in records)
+
+
 def _names(reader: _Reader, value: Any, place: str) -> tuple[str, ...]:
     return tuple(_text(reader, each, f"{place}[{i}]") for i, each in enumerate(_list(reader, value, place)))
 
@@ -174,3 +203,5 @@ _TARGET: dict[str, _Read] = {
     "near_ways": _count, "instruction_cache": _count, "stream_cost": _measured, "lane_check": _measured,
     "foreign": _part, "cold_start": _measured, "barriers": _rates, "source": _text,
 }  # fmt: skip
+_LINK: dict[str, _Read] = {"name": _text, "size": _count, "bandwidth": _rate, "latency": _measured}
+_CLUSTER: dict[str, _Read] = {"name": _text, "device": _text, "host": _host, "links": _links}

@@ -1,10 +1,21 @@
-"""Devices of one kind behind one host: what a Plan is made for that reaches beyond a device's own memory."""
+"""Devices of one kind behind one host, in a mesh: what is planned for that reaches beyond a device's own memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.target.machine import MemoryLevel, Target
+
+
+@dataclass(frozen=True)
+class Link:
+    """One axis of the mesh: how many devices lie along it, and what is between them."""
+
+    name: str
+    size: int
+    bandwidth: float  # bytes a second that a device sends to others along the axis and receives from them, both at a time
+    latency: float  # seconds of one exchange between two of them
 
 
 @dataclass(frozen=True)
@@ -13,9 +24,12 @@ class Cluster:
 
     device: Target
     host: MemoryLevel  # its bandwidth and latency are those of the way to one device, all of them busy
-    devices: int = 1
-    link: float = 0.0  # bytes a second that a device sends to others and receives from them, both at a time
-    link_latency: float = 0.0  # seconds of one exchange between two of them
+    links: tuple[Link, ...] = ()  # the outermost first
+    name: str = ""
+
+    @property
+    def devices(self) -> int:
+        return prod(link.size for link in self.links)
 
     @property
     def levels(self) -> tuple[MemoryLevel, ...]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from tilewright.errors import OptionError
 from tilewright.runtime.cores import usable_processors
 from tilewright.target import system
-from tilewright.target.by_hand import SUFFIX, read_target
+from tilewright.target.by_hand import SUFFIX, read_cluster, read_target
+from tilewright.target.cluster import Cluster
 from tilewright.target.machine import MemoryLevel, Target, usual_costs
 
 _FEATURES = (
@@ -17,6 +18,7 @@ _FEATURES = (
     "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
 _STORED = Path(__file__).with_name("machines")
+_CLUSTERS = _STORED / "clusters"
 GPUS = ("cuda", "cuda-emulated")
 _USUAL_GPU = "h200"  # what CUDA code is planned for where there is no GPU to ask
 _CLOCK = 2.5e9  # a common sustained clock
@@ -61,6 +63,22 @@ def machine(
         return read_target(_STORED / f"{name}{SUFFIX}")
     known = ", ".join(("cpu", *GPUS, *stored_machines()))
     raise OptionError(f"unknown target '{name}': choose one of {known}, or a {SUFFIX} file")
+
+
+def cluster(name: str, device: Callable[[str], Target] = machine) -> Cluster:
+    """The cluster of that name: a description that comes with Tilewright, or one in a .json file. `device` finds the
+    machine that it names."""
+    if name.endswith(SUFFIX):
+        return read_cluster(Path(name), device)
+    known = stored_clusters()
+    if name in known:
+        return read_cluster(_CLUSTERS / f"{name}{SUFFIX}", device)
+    raise OptionError(f"unknown cluster '{name}': choose one of {', '.join(known)}, or a {SUFFIX} file")
+
+
+def stored_clusters() -> tuple[str, ...]:
+    """Names of the clusters whose descriptions come with Tilewright."""
+    return tuple(sorted(path.stem for path in _CLUSTERS.glob(f"*{SUFFIX}")))
 
 
 def stored_machines(kind: str | None = None) -> tuple[str, ...]:

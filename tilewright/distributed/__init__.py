@@ -1,0 +1,1 @@
+"""One model on several ranks: shared out, compiled a rank, run together."""

@@ -1,0 +1,320 @@
+"""Ranks as ordinary Programs: of a Sharded Program, what one rank computes and what passes between it and others.
+
+    y: cut i1 over tp; all-reduce y   becomes   on rank 1   segment {y[i1:half] = ...}, transfer y, segment {...}
+
+Every compute has the extents of its rank's part and reads what lies there; constants are cut to what is read. What ranks
+exchange cuts a rank's Program into segments, each compiled as any Program is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.errors import InternalError
+from tilewright.ir.analysis.pieces import part_of
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
+from tilewright.ir.forms.mesh import Place, Spread, inside, overlap, relative, slices
+from tilewright.ir.forms.sharded import Exchange, Piece, Sharded, Stage
+from tilewright.ir.forms.tensor import Tensor, extents
+from tilewright.transform.clean.fold import replace_tensors
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Computes between two transfers, as a Program of its own."""
+
+    program: Program
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One array from what ranks have: which parts of the one named `source` go to which ranks, and where in the new one
+    named `target` what comes from others lies. Parts that lie upon each other are put together by `operator`, in the
+    order of the ranks. An all-reduce, of whole arrays, says who takes part instead."""
+
+    kind: str
+    source: str
+    target: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    operator: str | None = None
+    sends: tuple[tuple[int, Slices], ...] = ()
+    takes: tuple[tuple[int, Slices], ...] = ()  # this rank's own part among them, from itself
+    own: Slices | None = None  # of the source
+    peers: tuple[int, ...] = ()
+    axis: str = ""  # of the mesh, for people
+
+
+RankStep = Segment | Transfer
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """All that one rank does in a run, in order. Inputs come from rank 0, and results end there."""
+
+    rank: int
+    inputs: tuple[Tensor, ...]  # that it reads
+    steps: tuple[RankStep, ...]
+    outputs: Mapping[str, str]  # on rank 0: the array that each of the Program's outputs is, by name
+
+    @property
+    def segments(self) -> tuple[Program, ...]:
+        return tuple(step.program for step in self.steps if isinstance(step, Segment))
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the constants that the rank has, those of several segments once."""
+        arrays = {id(a): a for p in self.segments for a in p.constants.values()}
+        return sum(array.nbytes for array in arrays.values())
+
+
+def rank_program(sharded: Sharded, rank: int) -> RankProgram:
+    """What one of the ranks does."""
+    return _Rank(sharded, rank).run()
+
+
+@dataclass
+class _Rank:
+    sharded: Sharded
+    rank: int
+    stage: Stage = field(init=False)
+    here: dict[tuple[Tensor, Spread], Tensor] = field(default_factory=dict)
+    constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    pending: list[Compute] = field(default_factory=list)
+    steps: list[list[Compute] | Transfer] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.stage = self.sharded.stage_of(self.rank)
+        self.at = self.stage.mesh.coordinates[self.rank - self.stage.first]
+        self.names.update(tensor.name for tensor in self.sharded.program.tensors())
+
+    def run(self) -> RankProgram:
+        for step in self.stage.steps:
+            if isinstance(step, Exchange):
+                self._exchange(step)
+            else:
+                self._piece(step)
+        self._flush()
+        self._send_on()
+        outputs = self._outputs()
+        return self._assembled(outputs)
+
+    # --- what lies here
+
+    def _place(self, tensor: Tensor, spread: Spread, rank: int | None = None) -> Place:
+        at = self.at if rank is None else self.stage.mesh.coordinates[rank - self.stage.first]
+        return spread.place(extents(tensor), self.stage.mesh, at)
+
+    def _local(self, tensor: Tensor, spread: Spread) -> Tensor:
+        """The rank's tensor in the place of one in a spread."""
+        found = self.here.get((tensor, spread))
+        if found is not None:
+            return found
+        program = self.sharded.program
+        if tensor in program.inputs:
+            found = tensor  # inputs are whole everywhere, whoever reads a part of them
+        elif tensor in program.constants:
+            found = self._constant(tensor, spread)
+        else:
+            raise InternalError(f"rank {self.rank}: '{tensor.name}' is not there as {spread}")
+        self.here[tensor, spread] = found
+        return found
+
+    def _constant(self, tensor: Tensor, spread: Spread) -> Tensor:
+        array = self.sharded.program.constants[tensor]
+        if spread.is_whole:
+            self.constants[tensor] = array
+            return tensor
+        place = self._place(tensor, spread)
+        same = [t for (other, s), t in self.here.items() if other is tensor and self._place(tensor, s) == place]
+        if same:
+            return same[0]
+        made = self._new(tensor, place)
+        self.constants[made] = np.ascontiguousarray(array[slices(place)])
+        return made
+
+    def _new(self, tensor: Tensor, place: Place) -> Tensor:
+        name, number = tensor.name, 1
+        while name in self.names:
+            number += 1
+            name = f"{tensor.name}__{number}"
+        self.names.add(name)
+        return Tensor(name, tuple(count for _, count in place), tensor.dtype)
+
+    def _held(self, piece: Piece) -> dict[Tensor, tuple[Tensor, Place]]:
+        found: dict[Tensor, tuple[Tensor, Place]] = {}
+        for tensor, spread in piece.reads.items():
+            local = self._local(tensor, spread)
+            whole = local is tensor
+            place = tuple((0, n) for n in extents(tensor)) if whole else self._place(tensor, spread)
+            found[tensor] = (local, place)
+        return found
+
+    # --- steps
+
+    def _piece(self, piece: Piece) -> None:
+        compute = piece.compute
+        if not isinstance(compute, Map | Reduce):
+            moved = {t: self._local(t, spread) for t, spread in piece.reads.items()}
+            self.pending.append(replace_tensors(compute, moved))
+            self.here.update({(t, piece.gives): t for t in compute.outputs})
+            return
+        outputs = tuple(
+            t if piece.gives.is_whole else self._new(t, self._place(t, piece.gives)) for t in compute.outputs
+        )
+        self.here.update({(t, piece.gives): new for t, new in zip(compute.outputs, outputs, strict=True)})
+        self.pending.append(part_of(piece, self.stage.mesh, self.at, outputs, self._held(piece)))
+
+    def _flush(self) -> None:
+        if self.pending:
+            self.steps.append(self.pending)
+            self.pending = []
+
+    def _exchange(self, step: Exchange) -> None:
+        if step.kind == "send":
+            self._take(step)
+            return
+        source = self._local(step.tensor, step.before)
+        if any(source in compute.outputs for compute in self.pending):
+            self._flush()
+        target = self._new(step.tensor, self._place(step.tensor, step.after))
+        self.here[step.tensor, step.after] = target
+        self.steps.append(self._between(step, source, target))
+
+    def _between(self, step: Exchange, source: Tensor, target: Tensor) -> Transfer:
+        """What passes along one mesh axis."""
+        assert step.axis is not None
+        mine = self.rank - self.stage.first
+        group = next(peers for peers in self.stage.mesh.peers(step.axis) if mine in peers)
+        peers = tuple(self.stage.first + peer for peer in group)
+        operator = step.before.parts[step.axis].operator
+        about = (step.kind, source.name, target.name, extents(target), target.dtype.numpy, operator)
+        name = self.stage.mesh.axes[step.axis][0]
+        if step.kind == "all-reduce":
+            return Transfer(*about, peers=peers, axis=name)
+        had, wanted = self._place(step.tensor, step.before), self._place(step.tensor, step.after)
+        sends, takes = [], []
+        own: Slices | None = None
+        for peer in peers:
+            for_peer = self._taken(step, had, self._place(step.tensor, step.after, peer), operator, self.rank, peer)
+            from_peer = self._taken(step, self._place(step.tensor, step.before, peer), wanted, operator, peer, self.rank)
+            if from_peer is not None:
+                takes.append((peer, slices(relative(from_peer, wanted))))
+                own = slices(relative(from_peer, had)) if peer == self.rank else own
+            if for_peer is not None and peer != self.rank:
+                sends.append((peer, slices(relative(for_peer, had))))
+        return Transfer(*about, tuple(sends), tuple(takes), own, peers, name)
+
+    def _taken(
+        self, step: Exchange, had: Place, wanted: Place, operator: str | None, source: int, target: int
+    ) -> Place | None:
+        """What one rank takes of what another has; of blocks that reach into each other, from whose block it is."""
+        common = overlap(wanted, had)
+        if common is None or operator is not None:
+            return common
+        mine = self._place(step.tensor, step.before, target)
+        return None if source != target and inside(common, mine) else common
+
+    # --- between stages, and the ends
+
+    def _take(self, step: Exchange) -> None:
+        """Whole from a rank of the stage that made it."""
+        self._flush()
+        maker = self._maker(step.tensor)
+        peer = maker.first + (self.rank - self.stage.first) % maker.mesh.ranks
+        self.here[step.tensor, step.after] = step.tensor
+        self.steps.append(_whole("send", step.tensor, step.tensor.name, takes=peer))
+
+    def _send_on(self) -> None:
+        """What later stages take whole from this rank."""
+        for stage in self.sharded.stages:
+            if stage.first <= self.stage.first:
+                continue
+            for step in stage.steps:
+                if not isinstance(step, Exchange) or step.kind != "send" or self._maker(step.tensor) is not self.stage:
+                    continue
+                mine = self.rank - self.stage.first
+                for number, rank in enumerate(stage.ranks):
+                    if number % self.stage.mesh.ranks == mine:
+                        self.steps.append(_whole("send", step.tensor, self._name(step.tensor), sends=rank))
+
+    def _maker(self, tensor: Tensor) -> Stage:
+        """The stage that computes a tensor."""
+        for stage in self.sharded.stages:
+            if any(isinstance(s, Piece) and tensor in s.compute.outputs for s in stage.steps):
+                return stage
+        raise InternalError(f"no stage computes '{tensor.name}'")
+
+    def _name(self, tensor: Tensor) -> str:
+        return self._local(tensor, Spread.whole(self.stage.mesh)).name
+
+    def _outputs(self) -> dict[str, str]:
+        """Results that end on another rank are sent to rank 0."""
+        found: dict[str, str] = {}
+        program = self.sharded.program
+        for tensor in program.outputs:
+            if tensor in program.inputs or tensor in program.constants:
+                found[tensor.name] = tensor.name
+                continue
+            maker = self._maker(tensor)
+            if maker.first == 0:
+                found[tensor.name] = self._name(tensor) if self.rank == 0 else ""
+            elif self.rank == maker.first:
+                self.steps.append(_whole("send", tensor, self._name(tensor), sends=0))
+            elif self.rank == 0:
+                self.steps.append(_whole("send", tensor, tensor.name, takes=maker.first))
+                found[tensor.name] = tensor.name
+        return found if self.rank == 0 else {}
+
+    # --- segments
+
+    def _assembled(self, outputs: Mapping[str, str]) -> RankProgram:
+        needed = set(outputs.values())
+        found: list[RankStep] = []
+        for step in reversed(self.steps):
+            if isinstance(step, Transfer):
+                needed.add(step.source)
+                found.append(step)
+                continue
+            program = self._program(step, needed)
+            if program is not None:
+                needed.update(t.name for t in program.inputs)
+                found.append(Segment(program))
+        inputs = tuple(t for t in self.sharded.program.inputs if t.name in needed)
+        return RankProgram(self.rank, inputs, tuple(reversed(found)), outputs)
+
+    def _program(self, computes: list[Compute], needed: set[str]) -> Program | None:
+        """Of some computes what others need of them; None where that is nothing."""
+        kept: list[Compute] = []
+        wanted = set(needed)
+        for compute in reversed(computes):
+            if any(t.name in wanted for t in compute.outputs):
+                kept.insert(0, compute)
+                wanted.update(t.name for t in reads(compute))
+        if not kept:
+            return None
+        made = {t for c in kept for t in c.outputs}
+        read = dict.fromkeys(t for c in kept for t in reads(c) if t not in made)
+        constants = {t: self.constants[t] for t in read if t in self.constants}
+        inputs = tuple(t for t in read if t not in constants)
+        return Program(inputs, tuple(_in_order(kept, needed)), tuple(kept), constants)
+
+
+def _in_order(computes: list[Compute], needed: set[str]) -> Iterator[Tensor]:
+    yield from (t for c in computes for t in c.outputs if t.name in needed)
+
+
+def _whole(kind: str, tensor: Tensor, name: str, takes: int | None = None, sends: int | None = None) -> Transfer:
+    """All of a tensor from one rank to another."""
+    place = slices(tuple((0, n) for n in extents(tensor)))
+    peers = tuple(rank for rank in (takes, sends) if rank is not None)
+    return Transfer(
+        kind, name, name, extents(tensor), tensor.dtype.numpy,
+        sends=() if sends is None else ((sends, place),), takes=() if takes is None else ((takes, place),), peers=peers,
+    )  # fmt: skip
