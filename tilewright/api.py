@@ -51,7 +51,7 @@ from tilewright.errors import (
     UndecidedError,
     printable,
 )
-from tilewright.options import Options, check_whole_number, remark_on_threads
+from tilewright.options import Options, check_seconds, check_whole_number, remark_on_threads
 from tilewright.packages import stored
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import torch
 
     from tilewright.compiler.pipeline import Artifact
+    from tilewright.distributed.model import RankedModel
     from tilewright.ir.forms.graph import Graph
     from tilewright.ir.forms.loops import Call
     from tilewright.packages.files import ShippedArtifact
@@ -77,8 +78,18 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
-    options: Options | None = ...,
+    options: Options | None = ..., mesh: None = None, timeout: float = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, mesh: str,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    options: Options | None = ..., timeout: float = ...,
+) -> RankedModel: ...  # fmt: skip
 
 
 @overload
@@ -108,7 +119,9 @@ def compile(
     fallback: str | None = None,
     tune: int | None = None,
     options: Options | None = None,
-) -> Model | OpenModel | StagedModel | CompiledModule:
+    mesh: str | None = None,
+    timeout: float = 60.0,
+) -> Model | OpenModel | StagedModel | CompiledModule | RankedModel:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
@@ -133,6 +146,9 @@ def compile(
 
         fast = tilewright.compile(module.eval(), (torch.zeros(1, 3, 224, 224),))
         logits = fast(image)
+
+    With a `mesh`, such as "tp=2", the model is shared out to the processes that torchrun has started, of which this is
+    one; none waits for another longer than `timeout` seconds (docs/devices.md).
     """
     given: dict[str, Any] = {
         "target": target,
@@ -152,6 +168,8 @@ def compile(
     chosen = Options.from_environment(**given) if options is None else options.override(**given)
     remark_on_threads(chosen.threads)
     fixed_shapes = checked_shapes(shapes)
+    if mesh is not None and _is_torch_module(model):
+        raise OptionError("a mesh is for ONNX models: export the module with torch.onnx.export")
     if _is_torch_module(model):
         if shapes:
             raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
@@ -166,6 +184,8 @@ def compile(
     source = checked_path(model).absolute() if isinstance(model, str | os.PathLike) else model
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    if mesh is not None:
+        return _ranked_model(source, fixed_shapes, chosen, mesh, timeout)
     looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
     try:
         return _model(source, fixed_shapes, chosen)
@@ -183,6 +203,18 @@ def compile(
         if isinstance(error, UndecidedError) and is_settled_by_few(error, source, fixed_shapes):
             return _open_model(source, fixed_shapes, chosen, error)
         return in_parts(source, fixed_shapes, {}, chosen, error, partial(compile_at_call, options=chosen))
+
+
+def _ranked_model(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options, mesh: str, timeout: float
+) -> RankedModel:
+    """The model shared out to the ranks there are."""
+    from tilewright.distributed.compiling import compile_ranked
+    from tilewright.distributed.meshes import parse_mesh
+    from tilewright.frontend.onnx.model import load
+
+    check_seconds("timeout", timeout)
+    return compile_ranked(lambda: load(source, shapes), parse_mesh(mesh), chosen, timeout)
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:

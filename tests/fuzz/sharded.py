@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tests.fuzz.programs import random_arrays
-from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.analysis.pieces import gives, part_of
+from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import OPERATORS, Mesh, Spread, slices
@@ -109,8 +109,9 @@ def run_ranks(sharded: Sharded, inputs: Mapping[str, np.ndarray]) -> tuple[dict[
     while any(place < len(p.steps) for place, p in zip(places, programs, strict=True)):
         moved = False
         for rank, program in enumerate(programs):
-            while places[rank] < len(program.steps) and _step(program.steps[places[rank]], rank, places[rank], values[rank],
-                                                              boxes, sent):  # fmt: skip
+            while (at := places[rank]) < len(program.steps):
+                if not _step(program.steps[at], rank, at, values[rank], boxes, sent):
+                    break
                 places[rank] += 1
                 moved = True
         assert moved, "every rank waits for another"

@@ -156,9 +156,12 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
-def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> AnyModel:
+def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Any:
     """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
     directory holds a model that is compiled already."""
+    mesh = getattr(arguments, "mesh", None)
+    if arguments.model.is_dir() and mesh is not None:
+        raise OptionError(f"{arguments.model} is compiled already: --mesh takes the model file")
     if arguments.model.is_dir():
         return load(arguments.model, threads=arguments.threads, trust=arguments.trust)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
@@ -181,6 +184,9 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
             verify=arguments.verify,
             progress=tell,
         )
+        if mesh is not None:
+            return compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options, mesh=mesh,
+                           timeout=arguments.timeout)  # fmt: skip
         model = compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options)
         if given is not None and isinstance(model, OpenModel):
             model.prepare(restore_types(given, model.inputs))

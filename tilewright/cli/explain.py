@@ -9,6 +9,8 @@ from typing import Any
 
 from tilewright.cli import common
 from tilewright.errors import OptionError
+from tilewright.options import Options
+from tilewright.target import cluster, stored_clusters
 
 DESCRIPTION = """\
 Compile a model and say what became of it: its kernels, which operators each holds, the memory level
@@ -18,7 +20,8 @@ EXAMPLE = """\
   tilewright explain model.onnx
   tilewright explain model.onnx --schedule none
   tilewright explain model.onnx --html model.html --measure
-  tilewright explain model.onnx --json"""
+  tilewright explain model.onnx --json
+  tilewright explain model.onnx --mesh tp=4 --cluster h200_8"""
 
 
 _REPEAT = 10  # runs of a profile, whose medians are shown
@@ -33,6 +36,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
     parser.add_argument("--measure", action="store_true", help="time every kernel too, on random inputs")
     common.add_compile_options(parser)
+    group = parser.add_argument_group("several processes")
+    group.add_argument("--mesh", metavar="tp=2", help="say how the model would be shared out: axes and their sizes")
+    group.add_argument(
+        "--cluster", metavar="NAME",
+        help=f"the machines to share it out to: {', '.join(stored_clusters())}, or a .json file that describes them",
+    )  # fmt: skip
     parser.set_defaults(command=run)
 
 
@@ -41,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tilewright.report.explain_html import explain_html
     from tilewright.report.facts import explain_json
 
+    if arguments.mesh is not None or arguments.cluster is not None:
+        return show_ranks(arguments)
     if arguments.model.is_dir() and arguments.inputs is None and not arguments.measure:
         return show_saved(arguments)
     given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
@@ -59,6 +70,27 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(common.printable(told))
     else:
         sys.stdout.write(f"wrote {arguments.html}\n")
+    return 0
+
+
+def show_ranks(arguments: argparse.Namespace) -> int:
+    """How a model is shared out to a cluster, as predicted; nothing is compiled, and no other process is needed."""
+    from tilewright.distributed.compiling import shared_out
+    from tilewright.distributed.meshes import PROCESSES, MeshText, parse_mesh
+    from tilewright.frontend.onnx.model import load
+    from tilewright.report.ranks import ranks_text
+
+    if arguments.html is not None or arguments.measure:
+        raise OptionError("how a model is shared out is told as text or --json: leave out --html and --measure")
+    options = Options.from_environment(target=arguments.target, threads=arguments.threads)
+    name = arguments.cluster or PROCESSES
+    if arguments.mesh is not None:
+        mesh = parse_mesh(arguments.mesh)
+    else:
+        mesh = MeshText(tuple((link.name, link.size) for link in cluster(name).links))
+    shapes: dict[str, tuple[int, ...]] = dict(arguments.shape)
+    sharded = shared_out(load(arguments.model, shapes), mesh, options, name)
+    sys.stdout.write(sharded.to_json() if arguments.json else common.printable(ranks_text(sharded)))
     return 0
 
 

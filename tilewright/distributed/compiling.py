@@ -66,12 +66,14 @@ def _compiled(
     program = program_of(graph)
     ranks.same(_digest(program, mesh, options), "model")
     told = shared_out(graph, mesh, options, cluster, program).to_json() if ranks.rank == 0 else None
+    ranks.wait("sharing the model out")
     sharded = from_json(ranks.text(told), program)
     check_sharded(sharded)
     mine = rank_program(sharded, ranks.rank)
     goal = _device(options.target, options)
     memo = Memo()
     steps = [_segment(step, goal, options, memo) if isinstance(step, Segment) else step for step in mine.steps]
+    ranks.wait("compiling")
     return RankedModel(sharded, mine, steps, ranks)
 
 
@@ -90,6 +92,8 @@ def _digest(program: Program, mesh: MeshText, options: Options) -> bytes:
 
 def _device(name: str, options: Options) -> Target:
     chosen = options.target if name == "cpu" else name
-    return machine(chosen, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=options.progress)
+    return machine(
+        chosen, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=options.progress
+    )
 
 

@@ -19,7 +19,7 @@ def ranks_text(sharded: Sharded) -> str:
     """Stages, shards, and bytes on links."""
     lines = [f"{sharded.ranks} ranks, {len(sharded.stages)} {'stage' if len(sharded.stages) == 1 else 'stages'}"]
     if sharded.seconds:
-        lines.append(f"predicted: {1e3 * sharded.seconds:.3g} ms a run, by the description of the machine and its links")
+        lines.append(f"predicted: {1e3 * sharded.seconds:.3g} ms a run, by descriptions of the machine and its links")
     whole = sum(array.nbytes for array in sharded.program.constants.values())
     for number, stage in enumerate(sharded.stages):
         lines += ["", f"stage {number}: ranks {_range(stage)}, mesh {stage.mesh}"]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
 
+_COMPILING = 3600.0  # seconds that a rank may compile while others are done
 _REDUCED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -94,6 +95,13 @@ class Ranks:
         if others:
             names = ", ".join(map(str, others))
             raise RankError(f"rank {names} has another {what} than rank 0: give every rank the same model and options")
+
+    def wait(self, step: str) -> None:
+        """Until all ranks are here, who may have been compiling for long; one that is gone is told at once."""
+        try:
+            self._distributed.monitored_barrier(timeout=timedelta(seconds=max(self.timeout, _COMPILING)))
+        except RuntimeError as error:
+            raise self._lost(step, error) from error
 
     def text(self, told: str | None) -> str:
         """What rank 0 tells all."""

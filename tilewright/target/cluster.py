@@ -14,7 +14,7 @@ class Link:
 
     name: str
     size: int
-    bandwidth: float  # bytes a second that a device sends to others along the axis and receives from them, both at a time
+    bandwidth: float  # bytes a second that a device sends along the axis, and receives at the same time
     latency: float  # seconds of one exchange between two of them
 
 

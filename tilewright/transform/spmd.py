@@ -2,8 +2,8 @@
 
     y: cut i1 over tp; all-reduce y   becomes   on rank 1   segment {y[i1:half] = ...}, transfer y, segment {...}
 
-Every compute has the extents of its rank's part and reads what lies there; constants are cut to what is read. What ranks
-exchange cuts a rank's Program into segments, each compiled as any Program is.
+Every compute has the extents of its rank's part and reads what lies there; constants are cut to what is read. What
+ranks exchange cuts a rank's Program into segments, each compiled as any Program is.
 """
 
 from __future__ import annotations
@@ -202,8 +202,9 @@ class _Rank:
         sends, takes = [], []
         own: Slices | None = None
         for peer in peers:
-            for_peer = self._taken(step, had, self._place(step.tensor, step.after, peer), operator, self.rank, peer)
-            from_peer = self._taken(step, self._place(step.tensor, step.before, peer), wanted, operator, peer, self.rank)
+            has, wants = self._place(step.tensor, step.before, peer), self._place(step.tensor, step.after, peer)
+            for_peer = self._taken(step, had, wants, operator, self.rank, peer)
+            from_peer = self._taken(step, has, wanted, operator, peer, self.rank)
             if from_peer is not None:
                 takes.append((peer, slices(relative(from_peer, wanted))))
                 own = slices(relative(from_peer, had)) if peer == self.rank else own

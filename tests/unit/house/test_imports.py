@@ -40,9 +40,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "packages": {"report", "version", *COMPILER_AND_BELOW},
     "dynamic": {"calls", "compiler", "frontend", "ir", "ops", "options", "packages", "version"},
-    "api": {"calls", "pytorch", "dynamic", "packages", "report", "tune", *COMPILER_AND_BELOW},
+    "distributed": {"calls", "report", "version", *COMPILER_AND_BELOW},  # one model on several ranks
+    "api": {"calls", "distributed", "pytorch", "dynamic", "packages", "report", "tune", *COMPILER_AND_BELOW},
     "integrations": {"api", "calls", "dynamic", "frontend", "ir", "options", "pytorch", "runtime"},
-    "cli": {"api", "calls", "dynamic", "integrations", "packages", "report", "tune", "", *COMPILER_AND_BELOW},
+    "cli": {
+        "api", "calls", "distributed", "dynamic", "integrations", "packages", "report", "tune", "", *COMPILER_AND_BELOW,
+    },
     "examples": {"api", "cli", "dynamic", "integrations", "report", *COMPILER_AND_BELOW},
     "": {"api", "dynamic", "options", "ops", "version"},  # tilewright/__init__.py
     "__main__": {"cli"},

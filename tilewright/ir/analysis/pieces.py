@@ -8,7 +8,20 @@ from math import prod
 
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.compute import Compute, Map, Reduce
-from tilewright.ir.forms.expr import Axis, Expr, ExprLike, Load, all_of, const, le, load, lt, rewrite, select, substitute
+from tilewright.ir.forms.expr import (
+    Axis,
+    Expr,
+    ExprLike,
+    Load,
+    all_of,
+    const,
+    le,
+    load,
+    lt,
+    rewrite,
+    select,
+    substitute,
+)
 from tilewright.ir.forms.expr import var as variable
 from tilewright.ir.forms.mesh import WHOLE, Coordinates, Interval, Mesh, Part, Place, Spread, block
 from tilewright.ir.forms.sharded import Piece
@@ -25,7 +38,7 @@ def axis_ranges(piece: Piece, mesh: Mesh, at: Coordinates) -> dict[Axis, Interva
 
 
 def looked_up_dim(compute: Compute, table: Tensor) -> int | None:
-    """The dimension at which a Map that only copies rows of a table looks them up; None where it does something else."""
+    """The dimension at which a Map that copies rows of a table looks them up; None where it does something else."""
     if not isinstance(compute, Map) or not isinstance(compute.value, Load) or compute.value.source is not table:
         return None
     dims = [d for d, index in enumerate(compute.value.indices) if index.reads]
@@ -50,8 +63,8 @@ def _given(compute: Compute, cut: Axis | Tensor | None) -> Part:
 def part_of(
     piece: Piece, mesh: Mesh, at: Coordinates, outputs: tuple[Tensor, ...], held: Mapping[Tensor, tuple[Tensor, Place]]
 ) -> Compute:
-    """A rank's part of a compute. It gives `outputs`, and reads for every tensor the one in its place, which begins where
-    the place says."""
+    """A rank's part of a compute. It gives `outputs`, and reads for every tensor the one in its place, which begins
+    where the place says."""
     compute = piece.compute
     if not isinstance(compute, Map | Reduce):
         return compute

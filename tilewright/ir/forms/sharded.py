@@ -6,8 +6,8 @@
     Exchange = one tensor from one spread to another along one mesh axis, or from stage to stage
 
 Every rank does every step of its stage. A tensor may lie there in several spreads at a time. Each stage has the inputs
-whole on all of its ranks, and each rank has of the constants what its pieces read. The outputs end whole on the ranks of
-the last stage.
+whole on all of its ranks, and each rank has of the constants what its pieces read. Outputs end whole on the ranks of
+the stage that computes them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ def sharded_text(sharded: Sharded) -> str:
 
 def spread_text(spread: Spread, mesh: Mesh) -> str:
     """Only what is not whole, by mesh axis."""
-    found = [f"{part} over {name}" for part, (name, _) in zip(spread.parts, mesh.axes, strict=True) if not part.is_whole]
+    parts = zip(spread.parts, mesh.axes, strict=True)
+    found = [f"{part} over {name}" for part, (name, _) in parts if not part.is_whole]
     return ", ".join(found) or "whole"
 
 
@@ -45,4 +46,5 @@ def _exchange(step: Exchange, mesh: Mesh) -> str:
     if step.axis is None:
         return f"{step.kind} {step.tensor.name}: from the stage that has it"
     name = mesh.axes[step.axis][0]
-    return f"{step.kind} {step.tensor.name} over {name}: {spread_text(step.before, mesh)} -> {spread_text(step.after, mesh)}"
+    change = f"{spread_text(step.before, mesh)} -> {spread_text(step.after, mesh)}"
+    return f"{step.kind} {step.tensor.name} over {name}: {change}"

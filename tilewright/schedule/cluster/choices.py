@@ -40,7 +40,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Choices:
-    """Nodes with the seconds and bytes of weights of each of their choices; hubs between them; at most so many bytes."""
+    """Nodes with the seconds and bytes of weights of each of their choices; hubs between them; the most bytes."""
 
     seconds: tuple[tuple[float, ...], ...]
     bytes: tuple[tuple[int, ...], ...]

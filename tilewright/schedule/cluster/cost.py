@@ -36,8 +36,8 @@ class Costs:
         return min((link.latency for link in self.cluster.links if link.size > 1), default=0.0)
 
     def piece(self, compute: Compute, strategy: Strategy, constants: Mapping[Tensor, object]) -> float:
-        """Of the first rank's part, which has most: arithmetic, or weights from main memory and the rest from where tiles
-        of neighbouring computes are."""
+        """Of the first rank's part, which has most: arithmetic, or weights from main memory and the rest from where
+        tiles of neighbouring computes are."""
         device = self.cluster.device
         at = (0,) * len(self.mesh.axes)
         ranges = axis_ranges(Piece(compute, strategy.cuts, {}, strategy.gives), self.mesh, at)

@@ -1,5 +1,5 @@
 """A Program shared out to one mesh: cut where one tensor alone passes from computes to computes, each such section
-solved once for every spread that this tensor may come and go in, and the sections put together by dynamic programming."""
+solved once for every spread that this tensor may come and go in, and sections put together by dynamic programming."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ class _Planner:
         constants = self.program.constants
         found = []
         for strategy in strategies(compute, self.mesh):
-            sizes = [min(self.costs.bytes_of(t, s) for s in needs) for t, needs in strategy.needs.items() if t in constants]
-            found.append(Way(strategy, self.costs.piece(compute, strategy, constants), sum(sizes)))
+            weights = [(t, needs) for t, needs in strategy.needs.items() if t in constants]
+            size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
+            found.append(Way(strategy, self.costs.piece(compute, strategy, constants), size))
         return found
 
     def _find_everywhere(self) -> None:

@@ -1,4 +1,4 @@
-"""The grammar of a Sharded Program: every rank has what its pieces read, and every exchange is one of the known kinds."""
+"""The grammar of a Sharded Program: every rank has what its pieces read, every exchange is one of the known kinds."""
 
 from __future__ import annotations
 

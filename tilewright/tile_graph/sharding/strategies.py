@@ -1,8 +1,8 @@
 """Every way to share a compute out to a mesh, by propagation: no operator is known here.
 
-An axis of the output that is cut leaves the results cut; an axis summed over leaves terms of a sum; rows of a table that
-are looked up may be shared out too. The box that each rank's part then reads says how every operand has to lie: cut
-where the box is inside a rank's block, with a halo where it reaches into a neighbour's, whole elsewhere.
+An axis of the output that is cut leaves the results cut; an axis summed over leaves terms of a sum; rows of a table
+that are looked up may be shared out too. The box that each rank's part then reads says how every operand has to lie:
+cut where the box is inside a rank's block, with a halo where it reaches into a neighbour's, whole elsewhere.
 """
 
 from __future__ import annotations

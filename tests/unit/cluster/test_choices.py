@@ -1,0 +1,53 @@
+"""The integer program against trying everything."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve, solve_as_program, solve_by_trying
+
+pytest.importorskip("scipy", reason="integer programs are scipy's")
+
+
+def random_choices(seed: int) -> Choices:
+    """Up to ten nodes in a random order of reading, tensors with several readers, some with a limit on bytes."""
+    rng = np.random.default_rng([seed, 3])
+    count = int(rng.integers(2, 11))
+    sizes = [int(rng.integers(1, 4 if count > 7 else 5)) for _ in range(count)]
+    seconds = tuple(tuple(float(x) for x in rng.integers(0, 9, n)) for n in sizes)
+    weights = tuple(tuple(int(x) for x in rng.integers(0, 9, n)) for n in sizes)
+    hubs = []
+    for maker in (None, *range(count - 1)):
+        later = list(range(0 if maker is None else maker + 1, count))
+        readers = sorted(rng.choice(later, int(rng.integers(1, min(3, len(later)) + 1)), replace=False).tolist())
+        spreads, needs = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        gives = tuple(int(x) for x in rng.integers(0, spreads, 1 if maker is None else sizes[maker]))
+        found = tuple(Reader(r, tuple(int(x) for x in rng.integers(0, needs, sizes[r]))) for r in readers)
+        table = rng.integers(0, 12, (spreads, needs)) * rng.integers(0, 2, (spreads, needs))
+        hubs.append(Hub(maker, gives, found, tuple(tuple(float(x) for x in row) for row in table)))
+    least, most = sum(map(min, weights)), sum(map(max, weights))
+    limit = inf if rng.random() < 0.5 else float(rng.integers(least - 1, most + 2))
+    return Choices(seconds, weights, tuple(hubs), limit)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s < 12 else pytest.mark.slow) for s in range(100)])
+def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> None:
+    problem = random_choices(seed)
+    right, found = solve_by_trying(problem), solve_as_program(problem)
+    if right is None or found is None:
+        assert right is None and found is None
+        return
+    assert found[0] == pytest.approx(right[0], rel=1e-3)
+    assert problem.cost(found[1]) == found[0]
+    best = solve(problem)
+    assert best is not None and best[0] == pytest.approx(right[0], rel=1e-3)
+
+
+def test_a_tensor_is_exchanged_once_for_all_that_need_the_same() -> None:
+    hub = Hub(None, (0,), (Reader(0, (0,)), Reader(1, (0,))), ((5.0,),))
+    problem = Choices(((1.0,), (1.0,)), ((0,), (0,)), (hub,))
+    found = solve_as_program(problem)
+    assert found is not None and found[0] == 7.0

@@ -1,0 +1,154 @@
+"""Processes that run one model together: what they give, and what they say when one is gone, stuck, or of another mind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cpu_stages import model_of
+from tilewright.runtime.ranks import RankError, Ranks
+
+pytest.importorskip("torch", reason="ranks pass arrays on by torch.distributed")
+pytest.importorskip("scipy", reason="integer programs are scipy's")
+pytestmark = [pytest.mark.host, pytest.mark.slow]
+
+WIDTH = 256
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+import tilewright
+from tilewright.errors import TilewrightError
+
+mode, folder, mesh = sys.argv[1:]
+rank = int(os.environ["RANK"])
+name = "other.onnx" if mode == "other" and rank == 1 else "model.onnx"
+try:
+    model = tilewright.compile(f"{folder}/{name}", mesh=mesh, timeout=5, threads=1, effort="fast")
+    x = np.load(f"{folder}/x.npy") if rank == 0 else None
+    (y,) = model(x)
+    if rank == 0:
+        np.save(f"{folder}/y.npy", y)
+    print(f"weights {model.weights}", flush=True)
+    if mode in ("killed", "stopped") and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL if mode == "killed" else signal.SIGSTOP)
+    if mode != "run":
+        model(x)
+    model.close()
+except TilewrightError as error:
+    print(f"told {time.time()} {error}", flush=True)
+    sys.exit(2)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("ranks")
+    rng = np.random.default_rng(0)
+    for name, width in (("model", WIDTH), ("other", WIDTH // 2)):
+        constants = {"w": rng.standard_normal((64, width)).astype(np.float32),
+                     "v": rng.standard_normal((width, 64)).astype(np.float32)}  # fmt: skip
+        steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "g", {}), ("MatMul", ["g", "v"], "y", {})]
+        onnx.save(model_of(steps, {"x": (32, 64)}, {"y": (32, 64)}, constants), place / f"{name}.onnx")
+        if name == "model":
+            x = rng.standard_normal((32, 64)).astype(np.float32)
+            np.save(place / "x.npy", x)
+            np.save(place / "right.npy", np.maximum(x @ constants["w"], 0) @ constants["v"])
+    (place / "script.py").write_text(SCRIPT)
+    return place
+
+
+@contextmanager
+def started(folder: Path, mode: str, mesh: str, ranks: int) -> Iterator[list[subprocess.Popen[str]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = []
+    for rank in range(ranks):
+        about = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        found.append(subprocess.Popen(
+            [sys.executable, str(folder / "script.py"), mode, str(folder), mesh], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env={**os.environ, **about, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        ))  # fmt: skip
+    try:
+        yield found
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
+
+
+def told(output: str) -> tuple[float, str]:
+    """When something was told, and what: one line."""
+    lines = [line for line in output.splitlines() if line.startswith("told ")]
+    assert len(lines) == 1, output
+    _, moment, text = lines[0].split(" ", 2)
+    return float(moment), text
+
+
+def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> list[str]:
+    return [process.communicate(timeout=seconds)[0] for process in processes]
+
+
+@pytest.mark.parametrize("mesh, ranks", [("tp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("tp=3", 3)])
+def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int) -> None:
+    with started(folder, "run", mesh, ranks) as processes:
+        outputs = ended(processes)
+        assert [p.returncode for p in processes] == [0] * ranks, outputs
+    right = np.load(folder / "right.npy")
+    np.testing.assert_allclose(np.load(folder / "y.npy"), right, 1e-5, 1e-5 * float(np.abs(right).max()))
+    if mesh.startswith("tp"):
+        held = [int(output.split("weights ")[1].split()[0]) for output in outputs]
+        assert max(held) <= 1.05 / ranks * 2 * 64 * WIDTH * 4
+
+
+def test_a_rank_of_another_model_is_named_before_anything_is_exchanged(folder: Path) -> None:
+    with started(folder, "other", "tp=2", 2) as processes:
+        for output in ended(processes):
+            _, text = told(output)
+            assert text == "rank 1 has another model than rank 0: give every rank the same model and options"
+        assert [p.returncode for p in processes] == [2, 2]
+
+
+def test_a_rank_that_is_killed_is_told_at_once(folder: Path) -> None:
+    with started(folder, "killed", "tp=2", 2) as processes:
+        processes[1].wait(timeout=120)
+        gone = time.time()
+        assert processes[1].returncode == -signal.SIGKILL
+        moment, text = told(ended(processes[:1])[0])
+        assert text.startswith("rank 0, ") and "another rank is gone or did not answer within 5 s" in text
+        assert moment - gone < 2
+
+
+def test_a_rank_that_is_stopped_is_told_at_the_timeout(folder: Path) -> None:
+    with started(folder, "stopped", "tp=2", 2) as processes:
+        assert os.waitpid(processes[1].pid, os.WUNTRACED)[1] & 0xFF == 0x7F
+        since = time.time()
+        moment, text = told(ended(processes[:1])[0])
+        assert text.startswith("rank 0, ") and "another rank is gone or did not answer within 5 s" in text
+        assert moment - since < 5 + 2
+
+
+def test_more_ranks_than_started_are_an_error_that_says_how_many(folder: Path) -> None:
+    with started(folder, "run", "tp=4", 2) as processes:
+        for output in ended(processes):
+            assert told(output)[1] == "the mesh tp=4 has 4 ranks, and 2 were started: torchrun --nproc-per-node 4"
+
+
+def test_a_process_alone_is_told_how_to_start_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RankError, match="start it with torchrun"):
+        Ranks.join(1.0)
