@@ -7,7 +7,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve, solve_as_program, solve_by_trying
+from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve_as_program, solve_by_trying
+from tilewright.schedule.cluster.reduced import Reduced, solve
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
 
@@ -51,3 +52,15 @@ def test_a_tensor_is_exchanged_once_for_all_that_need_the_same() -> None:
     problem = Choices(((1.0,), (1.0,)), ((0,), (0,)), (hub,))
     found = solve_as_program(problem)
     assert found is not None and found[0] == 7.0
+
+
+def test_a_chain_is_decided_without_an_integer_program() -> None:
+    rng = np.random.default_rng(5)
+    sizes = [4] * 9
+    seconds = tuple(tuple(float(x) for x in rng.integers(0, 9, n)) for n in sizes)
+    table = [tuple(tuple(float(x) for x in row) for row in rng.integers(0, 9, (4, 4))) for _ in range(8)]
+    hubs = tuple(Hub(i, (0, 1, 2, 3), (Reader(i + 1, (0, 1, 2, 3)),), table[i]) for i in range(8))
+    problem = Choices(seconds, tuple((0,) * n for n in sizes), hubs)
+    assert not Reduced(problem).left()[1]
+    right, found = solve_as_program(problem), solve(problem)
+    assert right is not None and found is not None and found[0] == pytest.approx(right[0])

@@ -1,7 +1,7 @@
 """The integer program of a stage: a strategy a compute, so that computing and exchanging together take least.
 
 Every tensor that a chosen strategy leaves in one spread and others need in another is exchanged once for all that need
-the same. Small problems are solved by trying everything, which is also what tests compare the others with.
+the same. Trying everything is for small problems, and what tests compare the integer program with.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf, prod
+from math import inf
 
 import numpy as np
 
 from tilewright.errors import ToolError
 
-_FEW = 512  # choices that are sooner tried than formulated
 _GAP = 1e-4  # of the optimum, within which a solution is taken for one
 
 
@@ -57,13 +56,6 @@ class Choices:
             wanted = {reader.needs[chosen[reader.node]] for reader in hub.readers}
             total += sum(hub.seconds[given][need] for need in wanted)
         return total
-
-
-def solve(problem: Choices) -> tuple[float, tuple[int, ...]] | None:
-    """The least seconds and the choices that take them; None where no choice has few enough weights."""
-    if prod(min(len(each), _FEW) for each in problem.seconds) <= _FEW:
-        return solve_by_trying(problem)
-    return solve_as_program(problem)
 
 
 def solve_by_trying(problem: Choices) -> tuple[float, tuple[int, ...]] | None:

@@ -12,8 +12,9 @@ from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Mesh, Spread
 from tilewright.ir.forms.sharded import Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor, extents
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve
+from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
+from tilewright.schedule.cluster.reduced import solve
 from tilewright.target import Cluster
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.algebra.signature import signature
@@ -22,6 +23,7 @@ from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import Strategy, strategies
 
 _SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not worth a cut
+_NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
 _SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
 
 
@@ -64,6 +66,7 @@ class _Planner:
     split: Sequence[str]
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
+    all_weights: int = field(init=False)
     ways: dict[Compute, list[Way]] = field(default_factory=dict)
     everywhere: set[Tensor] = field(default_factory=set)  # inputs, constants, and what is sooner computed than sent
     solved: dict[Hashable, Solved | None] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class _Planner:
     def __post_init__(self) -> None:
         self.costs = Costs(self.cluster)
         self.mesh = self.costs.mesh
+        self.all_weights = sum(array.nbytes for array in self.program.constants.values())
         self.everywhere.update(self.program.inputs, self.program.constants)
 
     def run(self) -> Sharded:
@@ -94,6 +98,8 @@ class _Planner:
         for strategy in strategies(compute, self.mesh):
             weights = [(t, needs) for t, needs in strategy.needs.items() if t in constants]
             size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
+            # what is small beside the weights is not asked for: a node without any is decided by its neighbours
+            size = size if size >= _NOTHING * self.all_weights else 0
             found.append(Way(strategy, self.costs.piece(compute, strategy, constants), size))
         return found
 
