@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from tilewright.compiler.pipeline import Artifact, build
-from tilewright.distributed.meshes import PROCESSES, MeshText, described
+from tilewright.distributed.meshes import PROCESSES, STAGES, MeshText, described
 from tilewright.distributed.model import Compiled, RankedModel
 from tilewright.errors import OptionError, ToolError
 from tilewright.ir.forms.compute import Program
@@ -31,7 +31,7 @@ def shared_out(
 ) -> Sharded:
     """The model over a mesh as it is planned, without any other rank."""
     about = described(mesh, cluster, lambda name: _device(name, options))
-    return share_out(program_of(graph) if program is None else program, about, mesh.split)
+    return share_out(program_of(graph) if program is None else program, about, mesh.split, STAGES)
 
 
 def program_of(graph: Graph) -> Program:

@@ -1,4 +1,4 @@
-"""Processes that run one model together: what they give, and what they say when one is gone, stuck, or of another mind."""
+"""Processes that run one model together: what they give, and what they say when one is gone, stuck or different."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> l
     return [process.communicate(timeout=seconds)[0] for process in processes]
 
 
-@pytest.mark.parametrize("mesh, ranks", [("tp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("tp=3", 3)])
+@pytest.mark.parametrize("mesh, ranks", [("tp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("tp=3", 3), ("pp=2", 2)])
 def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int) -> None:
     with started(folder, "run", mesh, ranks) as processes:
         outputs = ended(processes)

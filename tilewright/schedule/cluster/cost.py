@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -25,6 +25,7 @@ class Costs:
     """Seconds by a description of the devices and of the links between them."""
 
     cluster: Cluster
+    known: dict[Hashable, float] = field(default_factory=dict, compare=False)  # of routes, by shape and spreads
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -69,7 +70,11 @@ class Costs:
         """Of the cheapest way to one of several spreads."""
         if have.is_whole:
             return 0.0
-        return min(sum(map(self.exchange, route(tensor, have, want, self.mesh)[0])) for want in wants)
+        key = tensor.shape, tensor.dtype.bytes, have, wants
+        if key not in self.known:
+            routes = [route(tensor, have, want, self.mesh)[0] for want in wants]
+            self.known[key] = min(sum(map(self.exchange, steps)) for steps in routes)
+        return self.known[key]
 
 
 def _work(compute: Compute, cut: Mapping[Axis, int]) -> float:

@@ -3,19 +3,21 @@ solved once for every spread that this tensor may come and go in, and sections p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 
-from tilewright.errors import InternalError
+from tilewright.errors import InternalError, OptionError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Mesh, Spread
-from tilewright.ir.forms.sharded import Sharded, Stage, Step
+from tilewright.ir.forms.sharded import Exchange, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
-from tilewright.target import Cluster
+from tilewright.schedule.cluster.stages import best_stages
+from tilewright.target import Cluster, Link
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.sharding.check import check_sharded
@@ -23,6 +25,7 @@ from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import Strategy, strategies
 
 _SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not worth a cut
+_MANY = 1 << 20  # parts of a batch: the slowest stage alone counts
 _NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
 _SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
 
@@ -53,10 +56,13 @@ class Solved:
     chosen: tuple[int, ...]  # the number of each compute's way
 
 
-def share_out(program: Program, cluster: Cluster, split: Sequence[str] = ()) -> Sharded:
+def share_out(program: Program, cluster: Cluster, split: Sequence[str] = (), stages: str | None = None) -> Sharded:
     """Every compute in the way that takes least with the exchanges between them. Along the links named by `split` the
-    weights are shared out too, so that together they hold them once."""
-    return _Planner(program, cluster, split).run()
+    weights are shared out too, so that together they hold them once. Along the link named by `stages` stages of the
+    model follow each other, as even as they can be, each on a mesh of the other links."""
+    along = next((link for link in cluster.links if link.name == stages), None)
+    within = replace(cluster, links=tuple(link for link in cluster.links if link is not along))
+    return _Planner(program, within, split, along).run()
 
 
 @dataclass
@@ -64,6 +70,7 @@ class _Planner:
     program: Program
     cluster: Cluster
     split: Sequence[str]
+    along: Link | None
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
     all_weights: int = field(init=False)
@@ -86,9 +93,36 @@ class _Planner:
         seconds, picked = self._chain(sections)
         for section, numbers in zip(sections, picked, strict=True):
             chosen.update({c: self.ways[c][n] for c, n in zip(section.computes, numbers, strict=True)})
-        sharded = Sharded(self.program, (Stage(self.mesh, 0, self._steps(chosen)),), seconds)
+        held: dict[Tensor, list[Spread]] = {}
+        parts = self._parts(sections, chosen)
+        made: list[Stage] = []
+        for number, computes in enumerate(parts):
+            later = {t for others in parts[number + 1 :] for c in others for t in reads(c)}
+            made.append(Stage(self.mesh, number * self.mesh.ranks, self._steps(computes, chosen, held, later)))
+        sharded = Sharded(self.program, tuple(made), seconds + self._sent(made))
         check_sharded(sharded)
         return sharded
+
+    # --- stages
+
+    def _parts(self, sections: Sequence[Section], chosen: Mapping[Compute, Way]) -> list[tuple[Compute, ...]]:
+        """The computes of each stage: stages end where sections do, and the slowest is as quick as can be."""
+        if self.along is None or self.along.size == 1:
+            return [self.program.computes]
+        times = [sum(chosen[c].seconds for c in section.computes) for section in sections]
+        before = [0.0, *accumulate(times)]
+        found = best_stages(len(sections), self.along.size, (1,), lambda i, j, _: before[j] - before[i], _MANY)
+        if found is None:
+            few = f"{len(sections)} sections, and {self.along.size} stages were asked for along '{self.along.name}'"
+            raise OptionError(f"the model has {few}: take fewer")
+        return [tuple(c for section in sections[p.first : p.last] for c in section.computes) for p in found[1]]
+
+    def _sent(self, stages: Sequence[Stage]) -> float:
+        """Seconds of what passes from stage to stage."""
+        sends = [step for stage in stages for step in stage.steps if isinstance(step, Exchange) and step.kind == "send"]
+        if self.along is None:
+            return 0.0
+        return sum(self.along.latency + step.tensor.most_bytes / self.along.bandwidth for step in sends)
 
     # --- ways
 
@@ -149,8 +183,20 @@ class _Planner:
             reached = self._reached(best, section, self._most_bytes(section)) or self._reached(best, section, inf)
             if not reached:
                 raise InternalError(f"no way to share out '{section.computes[0].outputs[0].name}'")
-            best = reached
+            best = self._worth(reached, section.goes)
         return min(best.values(), key=lambda each: each[0])
+
+    def _worth(self, reached: Paths, passing: Tensor | None) -> Paths:
+        """Without spreads that are sooner reached from another one by an exchange."""
+        if passing is None:
+            return reached
+        kept: Paths = {}
+        for spread, (seconds, path) in sorted(reached.items(), key=lambda each: each[1][0]):
+            assert spread is not None
+            nearer = [s + self.costs.routed(passing, other, (spread,)) for other, (s, _) in kept.items() if other]
+            if min(nearer, default=inf) > seconds:
+                kept[spread] = (seconds, path)
+        return kept
 
     def _reached(self, best: Paths, section: Section, most_bytes: float) -> Paths:
         reached: Paths = {}
@@ -244,16 +290,23 @@ class _Planner:
 
     # --- steps
 
-    def _steps(self, chosen: Mapping[Compute, Way]) -> tuple[Step, ...]:
-        steps: list[Step] = []
-        held: dict[Tensor, list[Spread]] = {}
-        for compute in self.program.computes:
+    def _steps(
+        self, computes: Sequence[Compute], chosen: Mapping[Compute, Way], held: dict[Tensor, list[Spread]],
+        later: Container[Tensor],
+    ) -> tuple[Step, ...]:  # fmt: skip
+        """What the ranks of a stage do; it leaves whole what others need of it. `held` has what earlier ones left."""
+        whole = Spread.whole(self.mesh)
+        made = {t for c in computes for t in c.outputs}
+        sent = dict.fromkeys(t for c in computes for t in reads(c) if t in held)
+        steps: list[Step] = [Exchange("send", tensor, None, whole, whole) for tensor in sent]
+        held.update({tensor: [whole] for tensor in sent})
+        for compute in computes:
             strategy = chosen[compute].strategy
             read_as = {t: self._brought(t, needs, held, steps) for t, needs in strategy.needs.items()}
             steps.append(strategy.piece(compute, read_as))
             held.update({t: [strategy.gives] for t in compute.outputs})
-        for tensor in self.program.outputs:
-            self._brought(tensor, (Spread.whole(self.mesh),), held, steps)
+        for tensor in [t for t in held if t in made and (t in later or t in self.program.outputs)]:
+            self._brought(tensor, (whole,), held, steps)
         return tuple(steps)
 
     def _brought(

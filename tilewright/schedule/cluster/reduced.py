@@ -39,7 +39,7 @@ class Reduced:
     costs: list[Table] = field(init=False)
     pairs: dict[tuple[int, int], Table] = field(default_factory=dict)
     hubs: list[Hub] = field(default_factory=list)
-    gone: list[tuple[int, tuple[int, ...], NDArray[np.intp]]] = field(default_factory=list)  # node, by whom, best choice
+    gone: list[tuple[int, tuple[int, ...], NDArray[np.intp]]] = field(default_factory=list)  # node, by whom, the best
 
     def __post_init__(self) -> None:
         self.costs = [np.array(each) for each in self.problem.seconds]
@@ -104,8 +104,10 @@ class Reduced:
         gone = {node for node, _, _ in self.gone}
         nodes = [node for node in range(len(self.costs)) if node not in gone]
         number = {node: i for i, node in enumerate(nodes)}
-        hubs = [Hub(None if h.maker is None else number[h.maker], h.gives,
-                    tuple(Reader(number[r.node], r.needs) for r in h.readers), h.seconds) for h in self.hubs]  # fmt: skip
+        hubs = []
+        for hub in self.hubs:
+            readers = tuple(Reader(number[r.node], r.needs) for r in hub.readers)
+            hubs.append(Hub(None if hub.maker is None else number[hub.maker], hub.gives, readers, hub.seconds))
         for (first, second), table in self.pairs.items():
             rows = tuple(tuple(float(x) for x in row) for row in table)
             reader = Reader(number[second], tuple(range(table.shape[1])))

@@ -1,0 +1,68 @@
+"""Stages by dynamic programming against trying everything, and pipelines of models against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+import pytest
+
+from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of
+from tilewright.schedule.cluster.planner import share_out
+from tilewright.schedule.cluster.stages import StagePlan, best_stages
+
+SIZES = (1, 2, 4, 8)
+
+
+def every(first: int, layers: int, devices: int) -> Iterator[tuple[StagePlan, ...]]:
+    if first == layers:
+        if devices == 0:
+            yield ()
+        return
+    for last in range(first + 1, layers + 1):
+        for size in SIZES:
+            if size <= devices:
+                yield from ((StagePlan(first, last, size), *rest) for rest in every(last, layers, devices - size))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stages_are_those_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng([seed, 9])
+    layers, devices, parts = int(rng.integers(1, 7)), int(rng.choice([2, 4, 8])), int(rng.choice([1, 4, 16]))
+    work = rng.integers(1, 20, layers)
+    known = {(i, j, s): float(work[i:j].sum()) / s**0.8 + float(rng.random()) if rng.random() < 0.9 else inf
+             for i in range(layers) for j in range(i + 1, layers + 1) for s in SIZES}  # fmt: skip
+
+    def total(plans: tuple[StagePlan, ...]) -> float:
+        times = [known[p.first, p.last, p.devices] for p in plans]
+        return sum(times) + (parts - 1) * max(times)
+
+    right = min(map(total, every(0, layers, devices)), default=inf)
+    found = best_stages(layers, devices, SIZES, lambda i, j, s: known[i, j, s], parts)
+    if found is None:
+        assert right == inf
+    else:
+        assert found[0] == pytest.approx(right) and total(found[1]) == pytest.approx(right)
+
+
+def test_one_batch_in_many_parts_wants_even_stages() -> None:
+    """With one part a single stage on all devices; with many, layers that do not scale are put behind each other."""
+    def seconds(first: int, last: int, size: int) -> float:
+        return float(last - first) * {1: 1.0, 2: 0.95, 4: 0.9, 8: 0.89}[size]  # hardly quicker on more devices
+
+    one = best_stages(4, 4, SIZES, seconds, 1)
+    many = best_stages(4, 4, SIZES, seconds, 64)
+    assert one is not None and many is not None
+    assert [p.devices for p in one[1]] == [4]
+    assert [p.devices for p in many[1]] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2}, {"pp": 2, "tp": 2}])
+def test_a_pipeline_gives_what_one_process_gives(mesh: dict[str, int]) -> None:
+    """Each stage has about half of the weights, what passes is sent, and results come back to the first rank."""
+    pytest.importorskip("scipy", reason="integer programs are scipy's")
+    sharded = share_out(program_of(attention_block()), cluster(2e9, 5e-5, **mesh), ["tp"], "pp")
+    assert [len(stage.ranks) for stage in sharded.stages] == [mesh.get("tp", 1)] * 2
+    assert exchanged(sharded)["send"] >= 1
+    agrees(sharded, 0.7 / mesh.get("tp", 1))
