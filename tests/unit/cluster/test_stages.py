@@ -8,7 +8,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of
+from tests.cpu_stages import model_of
+from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of, weights
 from tilewright.schedule.cluster.planner import share_out
 from tilewright.schedule.cluster.stages import StagePlan, best_stages
 
@@ -66,3 +67,15 @@ def test_a_pipeline_gives_what_one_process_gives(mesh: dict[str, int]) -> None:
     assert [len(stage.ranks) for stage in sharded.stages] == [mesh.get("tp", 1)] * 2
     assert exchanged(sharded)["send"] >= 1
     agrees(sharded, 0.7 / mesh.get("tp", 1))
+
+
+def test_what_all_layers_read_does_not_keep_stages_from_being_even() -> None:
+    """A mask that every layer reads is computed once and sent along with what passes."""
+    width, layers = 96, 4
+    steps = [("Mul", ["m", "m"], "mask", {})]
+    for n in range(layers):
+        steps += [("MatMul", [f"x{n}", f"w{n}"], f"h{n}", {}), ("Mul", [f"h{n}", "mask"], f"x{n + 1}", {})]
+    constants = {f"w{n}": weights(width, width) for n in range(layers)}
+    model = model_of(steps, {"x0": (64, width), "m": (1, width)}, {f"x{layers}": (64, width)}, constants)
+    sharded = share_out(program_of(model), cluster(2e9, 5e-5, pp=2), (), "pp")
+    agrees(sharded, 0.5)

@@ -31,11 +31,6 @@ class Costs:
     def mesh(self) -> Mesh:
         return Mesh(tuple((link.name, link.size) for link in self.cluster.links))
 
-    @property
-    def latency(self) -> float:
-        """Of the quickest exchange there is."""
-        return min((link.latency for link in self.cluster.links if link.size > 1), default=0.0)
-
     def piece(self, compute: Compute, strategy: Strategy, constants: Mapping[Tensor, object]) -> float:
         """Of the first rank's part, which has most: arithmetic, or weights from main memory and the rest from where
         tiles of neighbouring computes are."""

@@ -140,11 +140,13 @@ class _Planner:
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
         behind: dict[Tensor, float] = dict.fromkeys(self.everywhere, 0.0)
+        links = [*self.cluster.links, *([] if self.along is None else [self.along])]
+        latency = min((link.latency for link in links if link.size > 1), default=0.0)
         for compute in self.program.computes:
             before = sum(behind.get(t, inf) for t in reads(compute))
             total = before + self.ways[compute][0].seconds
             has_weights = self.ways[compute][0].bytes > _SMALL * self._weights(self.program.computes)
-            if total < self.costs.latency and not has_weights:
+            if total < latency and not has_weights:
                 behind.update(dict.fromkeys(compute.outputs, total))
                 self.everywhere.update(compute.outputs)
                 self.ways[compute] = self.ways[compute][:1]
