@@ -10,7 +10,7 @@ from tilewright.ir.forms.compute import Map, Program, Reduce, plain_monoid
 from tilewright.ir.forms.expr import Axis, op, symbol, var
 from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.target import Cluster, Link, MemoryLevel, Target, machine
+from tilewright.target import Cluster, MemoryLevel, Target, machine
 from tilewright.tile_graph.plan.form import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -115,59 +115,17 @@ def streamed_model(layers: int, early: bool) -> tuple[Program, Plan, Cluster]:
     return program, by_hand(Tile("host", body=(Tile(main, body=tiles, holds=holds),)), cluster), cluster
 
 
-LAYERS = """
-    x[10, 16]
-    v[16, 32]
-    w[32, 24]
-    h[i0:10, i1:32] = sum[r0:16] x[i0, r0] * v[r0, i1]
-    z[i0:10, i1:24] = sum[r0:32] h[i0, r0] * w[r0, i1]
-    y[i0:10, i1:24] = exp(z[i0, i1]) + z[i0, 23 - i1]
-"""
-
-CLUSTER = Cluster(H200, HOST, (Link("link", 4, 4e11, 1e-6),))
+CLUSTER = Cluster(H200, HOST)
 
 
-def over_devices(axis: str, extent: int, size: int, binds: tuple[Bind, ...], body: tuple[Tile, ...],
-                 *holds: Hold) -> Tile:  # fmt: skip
-    return Tile(H200.main.name, ((axis, size),), "devices", body, holds, (TileAxis(axis, extent, binds),))
-
-
-def copied(*names: str) -> tuple[Hold, ...]:
-    return tuple(Hold(name, fill="copy") for name in names)
-
-
-def around(*body: Tile, holds: tuple[Hold, ...]) -> Tile:
-    return Tile(H200.main.name, body=body, holds=holds)
-
-
-def summed(fill: str, spread: str) -> tuple[Program, Plan]:
-    """Columns of h on each device, so each has a term of z; the terms are summed up, for all or for a part each."""
-    program = program_of(LAYERS)
+def columns_by_parts() -> tuple[Program, Plan]:
+    """Columns of w come from the host part by part."""
+    program, main = program_of(PRODUCT), H200.main.name
     made = kernels(program, H200)
-    first = over_devices("d", 32, 8, (Bind("h", "o1"), Bind("z", "r0")), (made["h"], made["z"]),
-                         *copied("x", "v", "w"), Hold("h"))  # fmt: skip
-    axis = ("o1", 24, 6) if spread == "replicated" else ("o0", 10, 3)
-    last = over_devices("e", *axis[1:], (Bind("y", axis[0]),), (made["y"],), *copied("y"))
-    after = around(last, holds=(Hold("z", fill=fill, distribution=spread),))
-    return program, by_hand(
-        Tile("host", body=(around(first, after, holds=(Hold("z", distribution="partial"),)),)), CLUSTER
-    )
-
-
-def gathered() -> tuple[Program, Plan]:
-    """Columns of h and of z on each device, and all of them brought to all."""
-    program = program_of(LAYERS)
-    made = kernels(program, H200)
-    first = over_devices("d", 32, 8, (Bind("h", "o1"),), (made["h"],), *copied("x", "v"))
-    second = over_devices("e", 24, 6, (Bind("z", "o1"),), (made["z"],), *copied("w"))
-    third = over_devices("f", 24, 6, (Bind("y", "o1"),), (made["y"],), *copied("y"))
-    body = around(
-        first,
-        around(second, holds=(Hold("h", fill="all-gather", distribution="replicated"),)),
-        around(third, holds=(Hold("z", fill="all-gather", distribution="replicated"),)),
-        holds=(Hold("h", distribution="o1"), Hold("z", distribution="o1")),
-    )
-    return program, by_hand(Tile("host", body=(body,)), CLUSTER)
+    parts = Tile(main, (("columns", 2),), "order", (made["y"],), (Hold("w", fill="copy"),),
+                 (TileAxis("columns", 8, (Bind("y", "o1"),)),))  # fmt: skip
+    held = (Hold("x", fill="copy"), Hold("y", fill="copy"))
+    return program, by_hand(Tile("host", body=(Tile(main, body=(parts,), holds=held),)), CLUSTER)
 
 
 def rows_of(low: int, high: int) -> Program:

@@ -71,7 +71,7 @@ def tree_agrees(program: Program, plan: Plan, system: Target | Cluster, seed: in
     """The tree is checked, and interpreted it gives the Program's answer; what copies moved is what was predicted."""
     check_plan(plan, program, system)
     inputs = random_inputs(program, seed)
-    found, counted = interpret_tree(program, plan, inputs, system)
+    found, counted = interpret_tree(program, plan, inputs)
     close(found, evaluate(program, inputs))
     predicted = predict(program, plan, system)
     assert predicted.moved == counted.moved

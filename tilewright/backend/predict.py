@@ -1,7 +1,7 @@
 """What a tree takes: time, bytes between memories, the most that is held; copies and barriers with what they overlap.
 
 Kernels take what their estimates say, or what their traffic and arithmetic take at best. Around them, parts follow each
-other, devices and children that run together side by side; a copy in stages, or one that an earlier kernel starts,
+other, children that run together side by side; a copy in stages, or one that an earlier kernel starts,
 counts where it takes longer than what it hides behind.
 """
 
@@ -16,26 +16,24 @@ from tilewright.ir.forms.compute import Program, Scan, all_computes, all_tensors
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.meaning.outside import (
-    LINK,
     Axes,
     Held,
     Outside,
     Ranges,
     is_filled,
     parts_of,
-    shard,
     span_bytes,
     span_of,
     whole_span,
 )
-from tilewright.tile_graph.plan.form import COLLECTIVES, Barrier, Hold, Plan, Tile
+from tilewright.tile_graph.plan.form import Barrier, Hold, Plan, Tile
 
 
 @dataclass
 class Prediction:
     seconds: float = 0.0
     barriers: float = 0.0  # of these, at barriers inside kernels
-    moved: dict[tuple[str, str], int] = field(default_factory=dict)  # by copies around kernels, of all devices
+    moved: dict[tuple[str, str], int] = field(default_factory=dict)  # by copies around kernels
     most: dict[str, int] = field(default_factory=dict)  # held by Tiles around kernels, of one device
     kernels: dict[str, KernelTraffic] = field(default_factory=dict)
 
@@ -50,7 +48,6 @@ class _Tree:
         self.program, self.plan = program, plan
         self.cluster = system if isinstance(system, Cluster) else None
         self.device = system.device if isinstance(system, Cluster) else system
-        self.devices = 1 if self.cluster is None else self.cluster.devices
         self.computes = all_computes(program)
         self.tensors = {t.name: t for t in all_tensors(program)}
         self.outside = Outside(self.computes)
@@ -69,7 +66,7 @@ class _Tree:
         for kernel in self.plan.kernels:
             self.seconds[kernel.name] = self._kernel(kernel)
         self.found.seconds = self._tile(self.plan.body, {}, {}, ())
-        self.found.most = Held(self.outside, self.tensors, self.devices).of(self.plan.body)
+        self.found.most = Held(self.outside, self.tensors).of(self.plan.body)
         return self.found
 
     # --- kernels
@@ -120,8 +117,6 @@ class _Tree:
             return self.seconds[tile.name]
         known = {**axes, **{a.name: a for a in tile.axes}}
         parts = [self._part(tile, part, known, around) for part in parts_of(tile, ranges, known)]
-        if tile.over == "devices":
-            return max(come + body + left for come, body, left in parts)
         times = self._steps(tile) if tile.over == "steps" else 1
         if max((h.stages for h in tile.holds), default=1) == 1:
             return times * sum(come + body + left for come, body, left in parts)
@@ -135,9 +130,6 @@ class _Tree:
         stored = self.outside.stored(tile)
         for hold in tile.holds:
             if not is_filled(hold):
-                continue
-            if hold.fill in COLLECTIVES:
-                come += self._exchange(hold)
                 continue
             seconds = self._copy(tile, hold, ranges, axes, hold.tensor in stored)
             if hold.tensor in stored:
@@ -157,32 +149,12 @@ class _Tree:
     def _copy(self, tile: Tile, hold: Hold, ranges: Ranges, axes: Axes, is_back: bool) -> float:
         assert self.cluster is not None
         host, tensor = self.cluster.host, self.tensors[hold.tensor]
-        if hold.distribution is not None:
-            sizes = [span_bytes(tensor, shard(tensor, hold.distribution, d, self.devices)) for d in range(self.devices)]
-        else:
-            touched = self.outside.touched(tile, ranges, axes)
-            part = span_of(touched[hold.tensor][1]) if hold.tensor in touched else whole_span(tensor)
-            sizes = [span_bytes(tensor, part)]
+        touched = self.outside.touched(tile, ranges, axes)
+        part = span_of(touched[hold.tensor][1]) if hold.tensor in touched else whole_span(tensor)
+        size = span_bytes(tensor, part)
         way = (tile.level, host.name) if is_back else (host.name, tile.level)
-        self._count(*way, sum(sizes))
-        return host.latency + max(sizes) / (host.writing if is_back else host.bandwidth)
-
-    def _exchange(self, hold: Hold) -> float:
-        """A collective as a ring: each device passes its parts on, one exchange after the other."""
-        assert self.cluster is not None and hold.distribution is not None
-        tensor, others = self.tensors[hold.tensor], self.devices - 1
-        size = span_bytes(tensor, whole_span(tensor))
-        if hold.fill == "reduce-scatter":
-            parts = [span_bytes(tensor, shard(tensor, hold.distribution, d, self.devices)) for d in range(self.devices)]
-            sent = sum(parts) * others
-        elif hold.fill == "all-gather":
-            sent = size * others
-        else:
-            sent = 2 * (size // self.devices) * others * self.devices
-        self._count(LINK, LINK, sent)
-        turns = others * (2 if hold.fill == "all-reduce" else 1)
-        link = self.cluster.links[0]
-        return turns * link.latency + sent / self.devices / link.bandwidth
+        self._count(*way, size)
+        return host.latency + size / (host.writing if is_back else host.bandwidth)
 
 
 def _flat(tile: Tile, axes: Axes, sizes: Mapping[str, int]) -> list[tuple[Tile, int]]:

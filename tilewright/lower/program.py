@@ -76,7 +76,7 @@ def _check_lowered(plan: Plan) -> None:
     def below(tile: Tile) -> None:
         if tile.is_kernel:
             return
-        if tile.sizes or tile.over == "devices" or any(h.distribution or h.fill == COPIED for h in tile.holds):
+        if tile.sizes or any(h.fill == COPIED for h in tile.holds):
             raise InternalError(f"plan: no kernel is launched for parts of a tile around it, at {tile.level}; "
                                 "`interpret_tree` runs such a plan")  # fmt: skip
         for node in tile.body:

@@ -115,7 +115,7 @@ def test_answers_stay(tmp_path: Path) -> None:
     wanted = evaluated(program, inputs)["y"]
     made = lowered(program, plan=plan, target=SMALL)
     assert error(made.natively(inputs, tmp_path)["y"], wanted) < 1e-5
-    found, _ = interpret_tree(program, plan, inputs, SMALL)
+    found, _ = interpret_tree(program, plan, inputs)
     assert error(found["y"], wanted) < 1e-5
 
 

@@ -170,7 +170,7 @@ def test_tree_and_traffic_agree() -> None:
     plan = make_plan(program, DESKTOP)
     assert inner(plan)
     inputs = random_inputs(program)
-    found, _ = interpret_tree(program, plan, inputs, DESKTOP)
+    found, _ = interpret_tree(program, plan, inputs)
     assert error(found["y"], evaluated(program, inputs)["y"]) < 1e-5
     counted = count_traffic(lowered(program, plan=plan, target=DESKTOP).loops)
     (traffic,) = predict(program, plan, DESKTOP).kernels.values()

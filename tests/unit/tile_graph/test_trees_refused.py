@@ -1,4 +1,4 @@
-"""Trees of units, copies, memories, devices and cases that cannot be meant: each is refused, with the place named."""
+"""Trees of units, copies, memories and cases that cannot be meant: each is refused, with the place named."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from tests.ten_trees import (
     PRODUCT,
     TWO_READERS,
     case,
-    gathered,
+    columns_by_parts,
     persistent,
     recomputed,
     rows_of,
     staged_twice,
     streamed_model,
-    summed,
     warps,
     with_cases,
 )
@@ -273,14 +272,12 @@ def test_what_is_held_nearer_fits_there() -> None:
 # --- memories
 
 
-def test_a_device_that_is_not_described() -> None:
-    program, plan = gathered()
-    refused(plan, program, replace(CLUSTER, devices=3), "plan: 4 parts over devices, and 3 are described")
+def test_a_host_that_is_not_described() -> None:
+    program, plan = columns_by_parts()
+    levels = ", ".join(x.name for x in H200.levels)
+    refused(plan, program, H200, f"plan: the target has no level 'host'; it has {levels}")
     on_device = replace(plan, body=map_tiles(plan, lambda t: replace(t, level=MAIN) if t.level == "host" else t).body)
-    refused(on_device, program, H200, "plan: 'h' is spread over devices, and one is described")
-    refused(
-        plan, program, H200, f"plan: the target has no level 'host'; it has {', '.join(x.name for x in H200.levels)}"
-    )
+    refused(on_device, program, H200, "plan: it brings 'x' by copy around kernels, where nothing is farther away")
 
 
 def test_more_is_held_than_the_memories_have() -> None:
@@ -302,114 +299,38 @@ def without(name: str) -> Change:
     return lambda t: replace(t, holds=tuple(h for h in t.holds if h.tensor != name))
 
 
-def in_device(change: Change) -> Change:
-    """Of the Tiles over devices alone."""
-    return lambda t: change(t) if t.over == "devices" else t
-
-
-def around_devices(change: Change) -> Change:
-    return lambda t: change(t) if t.over != "devices" else t
-
-
-def unwrapped(tile: Tile, fill: str) -> Tile:
-    """Without the Tiles inside it that bring something by a collective, what is in them left."""
-
-    def inner(node: Tile | Leaf | Barrier) -> tuple[Tile | Leaf | Barrier, ...]:
-        is_one = isinstance(node, Tile) and any(h.fill == fill for h in node.holds)
-        return node.body if is_one and isinstance(node, Tile) else (node,)
-
-    return replace(tile, body=tuple(n for node in tile.body for n in inner(node)))
-
-
-COLUMNS = TileAxis("n", 32, (Bind("h", "o1"),))
-MEMORIES: dict[str, tuple[Callable[[], tuple[Program, Plan]], Change, str]] = {
-    "read at the host": (gathered, without("x"), "plan of kernel 'k_h': it touches 'x' at host: hold it at DRAM"),
-    "written at the host": (gathered, without("y"), "plan of kernel 'k_y': it touches 'y' at host: hold it at DRAM"),
-    "beyond a shard": (
-        gathered, lambda t: unwrapped(t, "all-gather"),
-        "plan of kernel 'k_z': device 0 touches 'h' beyond what it has of it: gather it",
-    ),
-    "another shard than is computed": (
-        gathered, around_devices(holding("h", distribution="o0")),
-        "plan of kernel 'k_h': device 0 touches 'h' beyond what it has of it: gather it",
-    ),
-    "no collective between these": (
-        gathered, lambda t: holding("h", fill="all-reduce")(t) if any(h.fill for h in t.holds) else t,
-        "plan: 'h' from o1 to replicated: it is all-gather, not all-reduce",
-    ),
-    "a copy instead of a collective": (
-        gathered, lambda t: holding("h", fill="copy")(t) if any(h.fill for h in t.holds) else t,
-        "plan: 'h' from o1 to replicated: it is all-gather, not copy",
-    ),
-    "a collective out of nothing": (
-        gathered, in_device(holding("x", fill="all-gather")),
-        "plan: 'x' comes by all-gather, and no devices around have parts of it",
-    ),
-    "spread over an axis it has not": (
-        gathered, lambda t: holding("z", distribution="o2")(t) if not t.holds or not t.holds[0].fill else t,
-        "plan: 'z' is spread by 'o2'; it is replicated, partial, or one of 2 axes",
-    ),
-    "spread where no devices are": (
-        gathered, in_device(holding("x", distribution="replicated")),
-        "plan: 'x' is held where there are none around",
-    ),
-    "around devices, and nobody has it": (
-        gathered, around_devices(holding("h", distribution=None, fill=None)),
-        "plan: 'h' is held around devices: say which of them has what",
-    ),
+COLUMNS = TileAxis("n", 8, (Bind("y", "o1"),))
+MEMORIES: dict[str, tuple[Change, str]] = {
+    "read at the host": (without("x"), "plan of kernel 'k_y': it touches 'x' at host: hold it at DRAM"),
+    "written at the host": (without("y"), "plan of kernel 'k_y': it touches 'y' at host: hold it at DRAM"),
     "copied to where it is": (
-        gathered, in_device(lambda t: replace(t, holds=(*t.holds, Hold("h", fill="copy")))),
-        "plan: 'h' from o1 to one device: there is no such exchange, not copy",
+        lambda t: replace(t, holds=(*t.holds, Hold("x", fill="copy"))) if t.sizes and not t.is_kernel else t,
+        "plan: it brings 'x' by copy to DRAM, where it is already",
     ),
-    "terms that are no sum": (
-        gathered, lambda t: replace(t, holds=(*t.holds, Hold("y", distribution="partial"))) if len(t.holds) == 2
-        and t.holds[1].tensor == "z" else t,
-        "plan: 'y' is partial, and no reduction with one operator",
-    ),
-    "terms where each has all": (
-        gathered, lambda t: holding("z", distribution="partial")(t) if t.holds and not t.holds[0].fill else t,
-        "plan of kernel 'k_z': 'z' is held partial, and each device has all of it",
-    ),
-    "all where each has a term": (
-        lambda: summed("all-reduce", "replicated"),
-        lambda t: holding("z", distribution="replicated")(t) if not any(h.fill for h in t.holds) else t,
-        "plan of kernel 'k_z': 'z' is held replicated, and each device has a term of the sum",
-    ),
-    "kernels cut what devices do": (
-        gathered,
-        lambda t: replace(t, axes=(COLUMNS,), sizes=(("n", 4),)) if t.name == "k_h" else t,
-        "plan of kernel 'k_h': axis n runs along h.o1, as d around it",
+    "kernels cut what tiles around them do": (
+        lambda t: replace(t, axes=(COLUMNS,), sizes=(("n", 4),)) if t.name == "k_y" else t,
+        "plan of kernel 'k_y': axis n runs along y.o1, as columns around it",
     ),
     "a kernel that cuts another's axis": (
-        gathered, lambda t: replace(t, sizes=(("d", 4),)) if t.name == "k_h" else t,
-        "plan of kernel 'k_h': a kernel cuts axes of its own, and 'd' is of a tile around it",
-    ),
-    "devices in devices": (
-        gathered, in_device(lambda t: replace(t, level="L2")),
-        "plan: a tile over devices is at DRAM, the memory of each of them, and inside no other",
+        lambda t: replace(t, sizes=(("columns", 4),)) if t.name == "k_y" else t,
+        "plan of kernel 'k_y': a kernel cuts axes of its own, and 'columns' is of a tile around it",
     ),
     "outermost on a device": (
-        gathered, lambda t: replace(t, level=MAIN) if t.level == "host" else t,
+        lambda t: replace(t, level=MAIN) if t.level == "host" else t,
         "plan: the outermost tile is at host, where inputs and results are",
     ),
     "copied farther than the device": (
-        gathered, lambda t: replace(t, holds=(Hold("x", fill="copy"),)) if t.level == "host" else t,
+        lambda t: replace(t, holds=(Hold("x", fill="copy"),)) if t.level == "host" else t,
         "plan: 'x' is brought to host around kernels: copies go to DRAM",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_memories_and_devices_that_cannot_be(name: str) -> None:
-    make, change, message = MEMORIES[name]
-    program, plan = make()
+def test_memories_that_cannot_be(name: str) -> None:
+    change, message = MEMORIES[name]
+    program, plan = columns_by_parts()
     refused(map_tiles(plan, change), program, CLUSTER, message)
-
-
-def test_a_term_of_a_sum_is_not_read() -> None:
-    program, plan = summed("all-reduce", "replicated")
-    flat = map_tiles(plan, lambda t: unwrapped(t, "all-reduce"))
-    refused(flat, program, CLUSTER, "plan of kernel 'k_y': it reads 'z', of which each device has a term: reduce it")
 
 
 def test_a_copy_starts_with_a_kernel_before_it() -> None:
@@ -423,7 +344,7 @@ def test_a_copy_starts_with_a_kernel_before_it() -> None:
 
 
 def test_what_has_no_runtime_is_not_lowered() -> None:
-    program, plan = gathered()
+    program, plan = columns_by_parts()
     with pytest.raises(InternalError, match="`interpret_tree` runs such a plan"):
         lower_program(program, plan, backend_for(H200).lower_kernel)
     with pytest.raises(InternalError, match="`Plan.at` gives that of an extent"):

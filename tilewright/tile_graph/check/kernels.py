@@ -30,7 +30,6 @@ from tilewright.tile_graph.check.units import (
 from tilewright.tile_graph.check.windows import check_windows, has_windows
 from tilewright.tile_graph.meaning.outside import is_filled
 from tilewright.tile_graph.plan.form import (
-    COLLECTIVES,
     COPIED,
     HANDED_OUT,
     LAYOUTS,
@@ -45,7 +44,7 @@ from tilewright.tile_graph.plan.form import (
 from tilewright.tile_graph.traffic.held import held_bytes, inner_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.traffic.residence import reuse_distances
 
-_FILLS = (None, "read", "prefetch", COPIED, *COLLECTIVES)
+_FILLS = (None, "read", "prefetch", COPIED)
 
 
 def check_plan(plan: Plan, program: Program, target: Target | Cluster | None = None, measured: bool = True) -> None:

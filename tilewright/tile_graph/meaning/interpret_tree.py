@@ -19,12 +19,10 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import bind_inputs, bind_symbols
 from tilewright.ir.meaning.machine import Machine
 from tilewright.ir.meaning.values import Dims, grid
-from tilewright.target import Cluster, Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Range
 from tilewright.tile_graph.algebra.streams import Carrier, Work, stream_of
 from tilewright.tile_graph.meaning.outside import (
-    LINK,
     Axes,
     KernelParts,
     Outside,
@@ -32,12 +30,11 @@ from tilewright.tile_graph.meaning.outside import (
     Span,
     is_filled,
     parts_of,
-    shard,
     span_of,
     whole_span,
 )
-from tilewright.tile_graph.meaning.rooms import Array, Room, Rooms, Scope
-from tilewright.tile_graph.plan.form import COLLECTIVES, Barrier, Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.meaning.rooms import Array, Room, Scope
+from tilewright.tile_graph.plan.form import Barrier, Hold, Leaf, Plan, Tile
 
 
 @dataclass
@@ -50,12 +47,11 @@ class Counted:
 
 
 def interpret_tree(
-    program: Program, plan: Plan, inputs: Mapping[str, Array], system: Target | Cluster | None = None,
-    symbols: Mapping[str, int] | None = None,
-) -> tuple[dict[str, Array], Counted]:  # fmt: skip
+    program: Program, plan: Plan, inputs: Mapping[str, Array], symbols: Mapping[str, int] | None = None
+) -> tuple[dict[str, Array], Counted]:
     """The outputs of a Program by tensor name as a Plan computes them, and what was counted on the way."""
     known = bind_symbols(program, inputs, symbols or {})
-    machine = _Tree(program, plan.at(known), system, inputs, known)
+    machine = _Tree(program, plan.at(known), inputs, known)
     return machine.run(), machine.counted
 
 
@@ -97,14 +93,12 @@ class _Values(Machine):
 
 class _Tree:
     def __init__(
-        self, program: Program, plan: Plan, system: Target | Cluster | None, inputs: Mapping[str, Array],
-        symbols: Mapping[str, int],
-    ) -> None:  # fmt: skip
+        self, program: Program, plan: Plan, inputs: Mapping[str, Array], symbols: Mapping[str, int]
+    ) -> None:
         self.program, self.plan, self.symbols = program, plan, symbols
         self.computes = all_computes(program)
         self.tensors = {t.name: t for t in all_tensors(program)}
         self.outside = Outside(self.computes)
-        self.devices = system.devices if isinstance(system, Cluster) else 1
         self.counted = Counted()
         self.epoch = 0
         self.units = 0
@@ -194,10 +188,10 @@ class _Tree:
             leaves = dict(zip(parts.nests, tile.leaves, strict=True))
             kernel = _Kernel(parts, by_name, None if stream is None else Carrier(stream, leaves))
         axes = {**axes, **{a.name: a for a in tile.axes}}
-        if tile.over in ("cores", "blocks", "devices"):
+        if tile.over in ("cores", "blocks"):
             self._side_by_side(
-                [self._part(tile, scope.inner(**self._who(tile, number)), part, axes, kernel)
-                 for number, part in enumerate(parts_of(tile, ranges, axes))]
+                [self._part(tile, scope.inner(unit=self._new_unit()), part, axes, kernel)
+                 for part in parts_of(tile, ranges, axes)]
             )  # fmt: skip
         elif tile.over == "steps":
             yield from self._steps(tile, scope, ranges, axes, kernel)
@@ -206,9 +200,9 @@ class _Tree:
         else:
             yield from self._in_order(tile, scope, ranges, axes, kernel)
 
-    def _who(self, tile: Tile, number: int) -> dict[str, Any]:
+    def _new_unit(self) -> int:
         self.units += 1
-        return {"unit": self.units, **({"device": number} if tile.over == "devices" else {})}
+        return self.units
 
     def _side_by_side(self, units: Sequence[Iterator[Barrier]]) -> None:
         """Units from barrier to barrier, the last first: nothing may depend on who comes before whom."""
@@ -271,7 +265,7 @@ class _Tree:
         else:
             self._enter(tile, scope, ranges, axes)
         if tile.runs == "together" and kernel is None:
-            self._side_by_side([self._tile(n, scope.inner(**self._who(n, 0)), ranges, axes, None)
+            self._side_by_side([self._tile(n, scope.inner(unit=self._new_unit()), ranges, axes, None)
                                 for n in tile.body if isinstance(n, Tile)])  # fmt: skip
         else:
             for node in tile.body:
@@ -358,26 +352,18 @@ class _Tree:
     def _leave(self, tile: Tile, scope: Scope) -> None:
         stored = self.outside.stored(tile)
         for hold in tile.holds:
-            rooms = scope.rooms.pop(hold.tensor)
-            every = list(rooms.values()) if isinstance(rooms, Mapping) else [rooms]
+            room = scope.rooms.pop(hold.tensor)
             if is_filled(hold) and hold.tensor in stored and scope.parent is not None:
-                for room in every:
-                    outer = scope.room(hold.tensor)
-                    self._count(room.level, outer.level, outer.take(room))
-            self.alive[tile.level] = self.alive.get(tile.level, 0) - max(r.bytes for r in every)
+                outer = scope.room(hold.tensor)
+                self._count(room.level, outer.level, outer.take(room))
+            self.alive[tile.level] = self.alive.get(tile.level, 0) - room.bytes
 
-    def _fetched(self, tile: Tile, hold: Hold, scope: Scope, ranges: Ranges, axes: Axes) -> Rooms:
-        """A room for what a Tile around kernels holds, filled where a copy or a collective brings it."""
+    def _fetched(self, tile: Tile, hold: Hold, scope: Scope, ranges: Ranges, axes: Axes) -> Room:
+        """A room for what a Tile around kernels holds, filled where a copy brings it."""
         early = self.early.pop((id(tile), hold.tensor), None)
         if early is not None:
             return early
         tensor = self.tensors[hold.tensor]
-        if hold.distribution is not None:
-            spans = {d: shard(tensor, hold.distribution, d, self.devices) for d in range(self.devices)}
-            rooms = {d: self._empty(tensor, tile.level, span) for d, span in spans.items()}
-            self._held(tile.level, max(r.bytes for r in rooms.values()))
-            self._exchange(hold, rooms, scope)
-            return rooms
         touched = self.outside.touched(tile, ranges, axes)
         span = span_of(touched[hold.tensor][1]) if hold.tensor in touched else whole_span(tensor)
         actual = self._actual(tensor)
@@ -389,44 +375,6 @@ class _Tree:
             self._count(source.level, tile.level, room.take(source))
         return room
 
-    def _exchange(self, hold: Hold, rooms: Mapping[int, Room], scope: Scope) -> None:
-        """What each device has to begin with: a copy of the host's, or what the others have."""
-        if not is_filled(hold):
-            return
-        source = (scope.parent or scope).found(hold.tensor)
-        if isinstance(source, Room):
-            if hold.tensor not in self.outside.stored(self.plan.body):
-                for room in rooms.values():
-                    self._count(source.level, room.level, room.take(source))
-            return
-        if source is None or hold.fill not in COLLECTIVES:
-            return
-        for device, room in rooms.items():
-            if hold.fill == "all-gather":
-                for other, part in source.items():
-                    moved = room.take(part)
-                    if other != device:
-                        self._count(LINK, LINK, moved)
-            else:
-                self._summed(hold, device, room, source)
-
-    def _summed(self, hold: Hold, device: int, room: Room, terms: Mapping[int, Room]) -> None:
-        """The terms of a sum in the order of their devices: scattered, each gets its part; to all, every part too."""
-        core = self.computes[hold.tensor]
-        assert isinstance(core, Reduce)
-        total: list[Array] | None = None
-        machine = Machine({}, self.symbols)
-        for term in terms.values():
-            part = self._empty(room.tensor, room.level, room.span)
-            part.take(term)
-            own = [part.data if part.written.all() else np.full_like(part.data, np.nan)]
-            total = own if total is None else machine._combine(core.monoid, total, own, {})
-        assert total is not None
-        room.write(room.span, total[0], 0, -1)
-        share = room.bytes // (self.devices if hold.fill == "all-reduce" else 1)
-        times = 2 if hold.fill == "all-reduce" else 1  # scattered sums first, then all of them gathered
-        self._count(LINK, LINK, times * share * (self.devices - 1))
-
     def _held(self, level: str, size: int) -> None:
         self.alive[level] = self.alive.get(level, 0) + size
         self.counted.most[level] = max(self.counted.most.get(level, 0), self.alive[level])
@@ -436,9 +384,7 @@ class _Tree:
         for tile in self.plan.body.walk():
             for hold in tile.holds if isinstance(tile, Tile) else ():
                 if hold.issue == kernel and is_filled(hold) and isinstance(tile, Tile):
-                    found = self._fetched(tile, hold, scope.inner(), ranges, axes)
-                    assert isinstance(found, Room)
-                    self.early[id(tile), hold.tensor] = found
+                    self.early[id(tile), hold.tensor] = self._fetched(tile, hold, scope.inner(), ranges, axes)
 
 
 def _filling(tile: Tile, staged: set[str]) -> Iterator[Leaf]:

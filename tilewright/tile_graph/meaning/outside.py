@@ -1,7 +1,6 @@
-"""Tiles around kernels: the parts they are walked in, what kernels below touch of a tensor, and who has which part.
+"""Tiles around kernels: the parts they are walked in, and what kernels below touch of a tensor.
 
-On a device a Tile around kernels holds parts of tensors in its main memory, brought there by copies; over several
-devices a tensor is sharded, replicated, or there as terms of a sum.
+A Tile around kernels holds parts of tensors in a device's main memory, brought there by copies.
 """
 
 from __future__ import annotations
@@ -18,26 +17,15 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.occurrences import base_name, told_apart
 from tilewright.tile_graph.algebra.parts import Limits, between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, merge, reads_box, whole
-from tilewright.tile_graph.plan.form import COLLECTIVES, COPIED, PARTIAL, REPLICATED, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import COPIED, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.traffic.held import plan_nests
 
 Ranges = Mapping[str, Range]  # the part of each axis that Tiles around cut
 Axes = Mapping[str, TileAxis]
 Span = tuple[tuple[int, int], ...]  # of a tensor by dimension: first place and elements
 
-LINK = "link"  # between devices
-# what a copy between two distributions is
-_WAYS = {("o", REPLICATED): "all-gather", (PARTIAL, REPLICATED): "all-reduce", (PARTIAL, "o"): "reduce-scatter"}
-assert set(_WAYS.values()) == set(COLLECTIVES)
-
-
 def is_filled(hold: Hold) -> bool:
-    return hold.fill == COPIED or hold.fill in COLLECTIVES
-
-
-def collective(source: str, target: str) -> str | None:
-    """The exchange that turns one distribution into another."""
-    return _WAYS.get((source if source[0] != "o" else "o", target if target[0] != "o" else "o"))
+    return hold.fill == COPIED
 
 
 def parts_of(tile: Tile, ranges: Ranges, axes: Axes) -> Iterator[dict[str, Range]]:
@@ -68,17 +56,6 @@ def span_bytes(tensor: Tensor, span: Span) -> int:
 
 def whole_span(tensor: Tensor) -> Span:
     return tuple((0, extent_of(e)) for e in tensor.shape)
-
-
-def shard(tensor: Tensor, distribution: str, device: int, devices: int) -> Span:
-    """What one of the devices has of a tensor."""
-    spans = list(whole_span(tensor))
-    if distribution[0] == "o":
-        dim = int(distribution[1:])
-        size = -(-spans[dim][1] // devices)
-        low = min(device * size, spans[dim][1])
-        spans[dim] = (low, min(size, spans[dim][1] - low))
-    return tuple(spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +131,8 @@ def kernels_below(tile: Tile, axes: Axes) -> Iterator[tuple[Tile, Axes]]:
 class Held:
     """The most bytes that Tiles around kernels hold at each level, of one device."""
 
-    def __init__(self, outside: Outside, tensors: Mapping[str, Tensor], devices: int) -> None:
-        self.outside, self.tensors, self.devices = outside, tensors, devices
+    def __init__(self, outside: Outside, tensors: Mapping[str, Tensor]) -> None:
+        self.outside, self.tensors = outside, tensors
         self.alive: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.early: set[tuple[int, str]] = set()
@@ -171,8 +148,6 @@ class Held:
 
     def bytes(self, tile: Tile, hold: Hold, ranges: Ranges, axes: Axes) -> int:
         tensor = self.tensors[hold.tensor]
-        if hold.distribution is not None:
-            return span_bytes(tensor, shard(tensor, hold.distribution, 0, self.devices))
         touched = self.outside.touched(tile, ranges, axes)
         part = span_of(touched[hold.tensor][1]) if hold.tensor in touched else whole_span(tensor)
         return span_bytes(tensor, part)

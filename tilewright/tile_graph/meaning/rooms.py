@@ -115,26 +115,22 @@ def _poison(dtype: np.dtype[Any]) -> Any:
     return True if dtype.kind == "b" else np.nan
 
 
-Rooms = Room | Mapping[int, Room]  # one for all, or one a device
-
-
 @dataclass(eq=False)
 class Scope:
     """A part of a Tile: what it holds, and what is around it."""
 
-    rooms: dict[str, Rooms] = field(default_factory=dict)
+    rooms: dict[str, Room] = field(default_factory=dict)
     parent: Scope | None = None
-    device: int | None = None
     unit: int = 0
     steps: Mapping[Axis, int] = field(default_factory=dict)
 
     def inner(self, **changed: Any) -> Scope:
-        made = Scope({}, self, self.device, self.unit, self.steps)
+        made = Scope({}, self, self.unit, self.steps)
         for name, value in changed.items():
             setattr(made, name, value)
         return made
 
-    def found(self, name: str) -> Rooms | None:
+    def found(self, name: str) -> Room | None:
         here: Scope | None = self
         while here is not None:
             if name in here.rooms:
@@ -144,10 +140,6 @@ class Scope:
 
     def room(self, name: str) -> Room:
         found = self.found(name)
-        if isinstance(found, Mapping):
-            if self.device is None:
-                raise InternalError(f"tree: '{name}' is spread over devices, and none of them reads it here")
-            found = found[self.device]
         if found is None:
             raise InternalError(f"tree: nothing holds '{name}'")
         return found

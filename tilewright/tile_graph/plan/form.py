@@ -2,11 +2,11 @@
 
     Plan  = Tile, or a Case for every range of a symbolic extent
     Tile  = level, sizes of parts, over whom, in order or together: Holds, then Tiles, Leaves and Barriers
-    Hold  = tensor: stored, carried or rolling; spread over devices; by what copy it comes, in how many stages
+    Hold  = tensor: stored, carried or rolling; by what copy it comes, in how many stages
     Leaf  = nest: how it runs
     Barrier = the units that wait for each other
 
-A Tile cuts axes into parts and hands them out: one after the other, to devices, cores, the blocks, warps and threads
+A Tile cuts axes into parts and hands them out: one after the other, to cores, the blocks, warps and threads
 of a GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how
 one nest runs on the part of it that the Tiles around it leave; a Leaf that occurs again is computed again. A read is
 served by the nearest Hold around it. Kernels are the Tiles handed out to cores or blocks; the outermost Tile is main
@@ -34,17 +34,15 @@ from tilewright.ir.forms.tensor import Layout, StorageAxis
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
-HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps", "devices")  # one part after the other, or to whom
+HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps")  # one part after the other, or to whom
 LAUNCHED = ("cores", "blocks")  # a Tile handed out so is a kernel
 RUNS = ("order", "together")  # the children of a Tile: one after the other, or side by side
 # of a nest: all of it, or a carried state begun, updated, ended; or the copy that fills a Hold
 PARTS = ("whole", "start", "step", "finish", "copy")
 MODES = ("store", "carry", "rolling")
 COPIED = "copy"  # how a Hold is filled from the nearest Hold of the same tensor farther away, or written back to it
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter")  # the same between devices
 # of operands that warps share: packets of a line as they come, exchanged, or one more a line
 LAYOUTS = (None, "swizzled", "padded")
-REPLICATED, PARTIAL = "replicated", "partial"  # over devices: each has all of it; each has a term of the sum
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,7 @@ class Hold:
     With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier; what a
     leaf below stores is written back instead. Around warps, filled by `copy`, it is an operand of the leaf below in
     parts of the leaf's step, the sum's rows before its columns. Of several `stages` the copies of later parts are under
-    way while one is used. `layout` says how a line lies in the banks. `distribution` says which device has what of it:
-    a part along an axis (o0, o1...), all of it, or a term of a sum; a fill between two of them is a collective.
+    way while one is used. `layout` says how a line lies in the banks.
     """
 
     tensor: str
@@ -139,7 +136,6 @@ class Hold:
     issue: str | None = None
     stages: int = 1
     layout: str | None = None
-    distribution: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from tilewright.ir.forms.tensor import Layout
 from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile
 
 _OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads",
-         "warps": "over warps", "devices": "over devices"}  # fmt: skip
+         "warps": "over warps"}  # fmt: skip
 
 
 def plan_text(plan: Plan) -> str:
@@ -66,9 +66,7 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
 def _hold(hold: Hold) -> str:
     words = {"store": hold.tensor, "carry": f"{hold.tensor} carried along {hold.axis}",
              "rolling": f"{hold.tensor} rolling along {hold.axis}"}  # fmt: skip
-    spread = hold.distribution or ""
-    filled = f" sharded along {spread}" if spread[:1] == "o" else f" {spread}" if spread else ""
-    filled += f" by {hold.fill}" if hold.fill else ""
+    filled = f" by {hold.fill}" if hold.fill else ""
     filled += f" in {hold.stages} stages" if hold.stages > 1 else ""
     filled += f" {hold.layout}" if hold.layout else ""
     return words[hold.mode] + filled + (f" in {hold.issue}" if hold.issue else "")
