@@ -40,9 +40,9 @@ def _links(stage: Stage) -> Iterator[str]:
         counts = ", ".join(f"{sum(s.kind == kind for s in steps)} {kind}" for kind in kinds) or "nothing"
         sent = sum(sent_bytes(s, stage.mesh) for s in steps)
         yield f"over {name}: {counts}; a rank sends at most {bytes_text(sent)}"
-    sent = [s for s in stage.steps if isinstance(s, Exchange) and s.axis is None]
-    if sent:
-        yield f"from stages before: {', '.join(s.tensor.name for s in sent)}"
+    taken = [s for s in stage.steps if isinstance(s, Exchange) and s.axis is None]
+    if taken:
+        yield f"from stages before: {', '.join(s.tensor.name for s in taken)}"
 
 
 def _steps(stage: Stage) -> Iterator[str]:

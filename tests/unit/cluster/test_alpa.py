@@ -1,0 +1,111 @@
+"""Training steps of layers over meshes, by the costs of Alpa's public tests of its solver: as little is sent as there.
+
+What is compared are facts of those tests: sizes, meshes, and which exchanges are left. As there, products are cut along
+every mesh axis, all else is free, and new weights lie as the old ones did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Program, Reduce
+from tilewright.ir.forms.expr import Expr, load
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.ops.builder import Builder
+from tilewright.schedule.cluster.choices import Choices, Hub, Reader
+from tilewright.schedule.cluster.planner import Section, _Planner
+from tilewright.schedule.cluster.reduced import solve
+from tilewright.target import Cluster, Link, MemoryLevel, machine
+
+pytest.importorskip("scipy", reason="integer programs are scipy's")
+
+_NEVER = 1e7  # more than anything here, and not so much that a solver's tolerance hides the rest
+
+
+def training_step(layers: int, batch: int, width: int) -> tuple[Program, list[tuple[Tensor, Tensor]]]:
+    """Layers without anything between them, the gradients of a squared error, and weights less these."""
+    b = Builder()
+    x, y = (Tensor(b.unique(name), (batch, width), dtypes.float32) for name in "xy")
+    given = [Tensor(b.unique(f"given{n}"), (width, width), dtypes.float32) for n in range(layers)]
+    weights = [b.map(f"w{n}", (width, width), lambda *i, t=t: load(t, i)) for n, t in enumerate(given)]
+
+    def product(name: str, one: Tensor, other: Tensor, flip: tuple[bool, bool] = (False, False)) -> Tensor:
+        rows = one.shape[1 if flip[0] else 0]
+        columns = other.shape[0 if flip[1] else 1]
+        inner = one.shape[0 if flip[0] else 1]
+
+        def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+            left = load(one, (r[0], i[0]) if flip[0] else (i[0], r[0]))
+            return left * load(other, (i[1], r[0]) if flip[1] else (r[0], i[1]))
+
+        return b.reduce(name, (rows, columns), (inner,), element, "add")
+
+    values = [x]
+    for number, weight in enumerate(weights):
+        values.append(product(f"h{number}", values[-1], weight))
+    gradient = b.map("loss", (batch, width), lambda *i: (load(values[-1], i) - load(y, i)) * 0.5)
+    pairs = []
+    for number in reversed(range(layers)):
+        of_weight = product(f"g{number}", values[number], gradient, (True, False))
+        old = weights[number]
+        new = b.map(f"n{number}", (width, width), lambda *i, o=old, g=of_weight: load(o, i) - load(g, i))
+        pairs.append((old, new))
+        if number:
+            gradient = product(f"d{number}", gradient, old, (False, True))
+    return Program((x, y, *given), (), tuple(b.computes), b.constants), pairs
+
+
+def least_sent(layers: int, batch: int, width: int, *sizes: int) -> float:
+    """Bytes by the costs of each mesh axis; the second one is a hundred times as quick, where there is one."""
+    program, pairs = training_step(layers, batch, width)
+    links = tuple(Link(f"a{n}", size, 1.0 if n == 0 else 100.0, 0.0) for n, size in enumerate(sizes))
+    host = MemoryLevel("host", 1 << 38, 64, 1e10)
+    planner = _Planner(program, Cluster(machine("neoverse_n1"), host, links), (), None)
+    for compute in program.computes:
+        ways = planner._ways(compute)
+        cut = [w for w in ways if all(w.strategy.cuts)] if isinstance(compute, Reduce) else ways
+        planner.ways[compute] = [replace(way, seconds=0.0) for way in cut]
+    problem, _ = planner._problem(Section(program.computes, None, None), None, None, float("inf"))
+    found = solve(with_pairs(problem, program, planner, pairs))
+    assert found is not None
+    return found[0]
+
+
+def with_pairs(
+    problem: Choices, program: Program, planner: _Planner, pairs: list[tuple[Tensor, Tensor]]
+) -> Choices:
+    """New weights lie as the old ones do."""
+    numbers = {t: i for i, c in enumerate(program.computes) for t in c.outputs}
+    hubs = list(problem.hubs)
+    for old, new in pairs:
+        lies = [[way.strategy.gives for way in planner.ways[program.computes[numbers[t]]]] for t in (old, new)]
+        spreads = list(dict.fromkeys((*lies[0], *lies[1])))
+        table = tuple(tuple(0.0 if a == b else _NEVER for b in spreads) for a in spreads)
+        reader = Reader(numbers[new], tuple(map(spreads.index, lies[1])))
+        hubs.append(Hub(numbers[old], tuple(map(spreads.index, lies[0])), (reader,), table))
+    return replace(problem, hubs=tuple(hubs))
+
+
+def all_reduce(elements: int, size: int) -> float:
+    return 2 * (size - 1) / size * 4 * elements
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_large_batch_exchanges_gradients_alone(layers: int) -> None:
+    assert least_sent(layers, 1024, 128, 4) <= 1.001 * layers * all_reduce(128 * 128, 4)
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_wide_layers_exchange_activations_alone(layers: int) -> None:
+    assert least_sent(layers, 128, 1024, 4) <= 1.001 * (layers - 1) * all_reduce(128 * 1024, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (3, 4)])
+def test_a_mesh_of_two_axes_exchanges_both(sizes: tuple[int, int]) -> None:
+    gradients = 2 * all_reduce(128 * 128, sizes[0]) / sizes[1]
+    activations = all_reduce(1024 * 128, sizes[1]) / sizes[0] / 100
+    assert least_sent(2, 1024, 128, *sizes) <= 1.001 * (gradients + activations)
