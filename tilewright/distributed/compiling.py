@@ -9,7 +9,7 @@ from hashlib import blake2b
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.distributed.meshes import PROCESSES, STAGES, MeshText, described
 from tilewright.distributed.model import Compiled, RankedModel
-from tilewright.errors import OptionError, ToolError
+from tilewright.errors import OptionError, TilewrightError, ToolError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.sharded import Sharded, from_json
@@ -47,9 +47,16 @@ def compile_ranked(
         raise OptionError("stages of a model on several ranks are not looked at or changed: leave out mesh for that")
     try:
         ranks = Ranks.join(timeout)
-        return _compiled(read, mesh, options, ranks, cluster)
     except RankError as error:
         raise ToolError(str(error)) from error
+    try:
+        return _compiled(read, mesh, options, ranks, cluster)
+    except RankError as error:
+        ranks.leave()
+        raise ToolError(str(error)) from error
+    except TilewrightError:
+        ranks.leave()
+        raise
 
 
 def _compiled(

@@ -7,6 +7,7 @@ rank that is no more, is a RankError that says which step of which rank it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
 
+_STARTING = 60.0  # seconds that a rank may start later than others
 _COMPILING = 3600.0  # seconds that a rank may compile while others are done
 _REDUCED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -68,18 +70,14 @@ class Ranks:
         if not distributed.is_available() or not distributed.is_gloo_available():
             raise RankError("this PyTorch was built without torch.distributed and gloo, which several ranks need")
         if not distributed.is_initialized():
-            try:
-                distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-            except ValueError as error:
-                way = "start it with torchrun --nproc-per-node N, which tells each process its rank"
-                raise RankError(f"this process knows no other ranks; {way}") from error
-            except RuntimeError as error:
-                raise RankError(f"the ranks did not meet within {timeout:g} s: {_first_line(error)}") from error
+            _meet(distributed, timeout)
         return Ranks(distributed, torch, timeout)
 
     def leave(self) -> None:
-        """Part from the others, when all that was sent has come."""
-        if self._distributed.is_initialized():
+        """Part from the others. Here and not at the process's end, where connections that close would abort it."""
+        if not self._distributed.is_initialized():
+            return
+        with suppress(RuntimeError):  # whoever is gone already
             self._distributed.destroy_process_group()
 
     def same(self, digest: bytes, what: str) -> None:
@@ -192,6 +190,29 @@ class Ranks:
     def _lost(self, step: str, error: RuntimeError) -> RankError:
         return RankError(f"rank {self.rank}, {step}: another rank is gone or did not answer within {self.timeout:g} s "
                          f"({_first_line(error)})")  # fmt: skip
+
+
+def _meet(distributed: Any, timeout: float) -> None:
+    """A process group of all ranks. They start when the system lets them, so that they wait longer here than later."""
+    patience = timedelta(seconds=max(timeout, _STARTING))
+    try:
+        store, rank, size = next(distributed.rendezvous("env://", timeout=patience))
+        limit = timedelta(seconds=timeout)
+        _pass_gate(store, "started", rank, size, patience)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        _pass_gate(store, "connected", rank, size, patience)  # whoever left before would break others' connecting
+    except ValueError as error:
+        way = "start it with torchrun --nproc-per-node N, which tells each process its rank"
+        raise RankError(f"this process knows no other ranks; {way}") from error
+    except RuntimeError as error:
+        told = f"the ranks did not meet within {patience.total_seconds():g} s"
+        raise RankError(f"{told}: {_first_line(error)}") from error
+
+
+def _pass_gate(store: Any, name: str, rank: int, size: int, patience: timedelta) -> None:
+    """Go on when all ranks are here."""
+    store.set(f"tilewright/{name}/{rank}", "here")
+    store.wait([f"tilewright/{name}/{each}" for each in range(size)], patience)
 
 
 def _first_line(error: BaseException) -> str:
