@@ -88,7 +88,7 @@ class RankedModel(NotPickled):
             for array, port, tensor in zip(arrays, self._inputs, self.sharded.program.inputs, strict=True):
                 values[tensor.name] = np.ascontiguousarray(convert(array, port.name, port.dtype, port.shape))
         try:
-            self._ranks.share(values, [(t.name, tuple(t.shape), t.dtype.numpy) for t in self._shared()])  # type: ignore[misc]
+            self._ranks.share(values, [(t.name, tuple(t.shape), t.dtype.numpy) for t in self.sharded.program.inputs])
             self._run(values)
         except RankError as error:
             raise ToolError(str(error)) from error
@@ -115,10 +115,6 @@ class RankedModel(NotPickled):
     def close(self) -> None:
         """Part from the other ranks; the model cannot be called afterwards."""
         self._ranks.leave()
-
-    def _shared(self) -> Sequence[Any]:
-        """Inputs that every rank takes part in passing on, whether or not it reads them."""
-        return self.sharded.program.inputs
 
     def _run(self, values: dict[str, Array]) -> None:
         segment = 0

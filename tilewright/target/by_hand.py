@@ -59,7 +59,7 @@ def read_cluster(path: Path, device: Callable[[str], Target]) -> Cluster:
     names = [link.name for link in values.get("links", ())]
     if len(set(names)) < len(names):
         raise reader.wrong(f"two of the links have the same name: {', '.join(names)}")
-    return Cluster(**{"name": path.stem, **values, "device": device(values["device"])})
+    return Cluster(**{**values, "device": device(values["device"])})
 
 
 class _Reader:
@@ -204,4 +204,4 @@ _TARGET: dict[str, _Read] = {
     "foreign": _part, "cold_start": _measured, "barriers": _rates, "source": _text,
 }  # fmt: skip
 _LINK: dict[str, _Read] = {"name": _text, "size": _count, "bandwidth": _rate, "latency": _measured}
-_CLUSTER: dict[str, _Read] = {"name": _text, "device": _text, "host": _host, "links": _links}
+_CLUSTER: dict[str, _Read] = {"device": _text, "host": _host, "links": _links}

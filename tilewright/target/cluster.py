@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from tilewright.target.machine import MemoryLevel, Target
 
@@ -25,11 +24,6 @@ class Cluster:
     device: Target
     host: MemoryLevel  # its bandwidth and latency are those of the way to one device, all of them busy
     links: tuple[Link, ...] = ()  # the outermost first
-    name: str = ""
-
-    @property
-    def devices(self) -> int:
-        return prod(link.size for link in self.links)
 
     @property
     def levels(self) -> tuple[MemoryLevel, ...]:

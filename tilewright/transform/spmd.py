@@ -58,7 +58,6 @@ class RankProgram:
     """All that one rank does in a run, in order. Inputs come from rank 0, and results end there."""
 
     rank: int
-    inputs: tuple[Tensor, ...]  # that it reads
     steps: tuple[RankStep, ...]
     outputs: Mapping[str, str]  # on rank 0: the array that each of the Program's outputs is, by name
 
@@ -287,8 +286,7 @@ class _Rank:
             if program is not None:
                 needed.update(t.name for t in program.inputs)
                 found.append(Segment(program))
-        inputs = tuple(t for t in self.sharded.program.inputs if t.name in needed)
-        return RankProgram(self.rank, inputs, tuple(reversed(found)), outputs)
+        return RankProgram(self.rank, tuple(reversed(found)), outputs)
 
     def _program(self, computes: list[Compute], needed: set[str]) -> Program | None:
         """Of some computes what others need of them; None where that is nothing."""

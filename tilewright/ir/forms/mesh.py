@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -95,10 +95,6 @@ class Spread:
 
     def with_part(self, axis: int, part: Part) -> Spread:
         return Spread((*self.parts[:axis], part, *self.parts[axis + 1 :]))
-
-    def without_reach(self) -> Spread:
-        """The blocks alone, without neighbours' indices."""
-        return Spread(tuple(replace(part, before=0, after=0) for part in self.parts))
 
     def place(self, shape: Sequence[int], mesh: Mesh, at: Coordinates) -> Place:
         """Where in the tensor lies what a rank has."""
