@@ -13,6 +13,7 @@ from tilewright.compiler.pipeline import Artifact
 from tilewright.errors import ToolError
 from tilewright.ir.forms.loops import Call
 from tilewright.ir.forms.sharded import Sharded
+from tilewright.ir.forms.tensor import extents
 from tilewright.runtime.ranks import RankError, Ranks
 from tilewright.transform.spmd import RankProgram, Transfer
 
@@ -38,13 +39,11 @@ class RankedModel(NotPickled):
         whole = sharded.program
         names = whole.input_names or ("",) * len(whole.inputs)
         self._inputs = tuple(
-            Port(name or t.name, t.dtype.numpy, tuple(t.shape))  # type: ignore[arg-type]
-            for t, name in zip(whole.inputs, names, strict=True)
+            Port(name or t.name, t.dtype.numpy, extents(t)) for t, name in zip(whole.inputs, names, strict=True)
         )
         names = whole.output_names or ("",) * len(whole.outputs)
         self._outputs = tuple(
-            Port(name or t.name, t.dtype.numpy, tuple(t.shape))  # type: ignore[arg-type]
-            for t, name in zip(whole.outputs, names, strict=True)
+            Port(name or t.name, t.dtype.numpy, extents(t)) for t, name in zip(whole.outputs, names, strict=True)
         )
         self._last = _last_uses(self._steps, set(program.outputs.values()))
 
@@ -88,7 +87,7 @@ class RankedModel(NotPickled):
             for array, port, tensor in zip(arrays, self._inputs, self.sharded.program.inputs, strict=True):
                 values[tensor.name] = np.ascontiguousarray(convert(array, port.name, port.dtype, port.shape))
         try:
-            self._ranks.share(values, [(t.name, tuple(t.shape), t.dtype.numpy) for t in self.sharded.program.inputs])
+            self._ranks.share(values, [(t.name, extents(t), t.dtype.numpy) for t in self.sharded.program.inputs])
             self._run(values)
         except RankError as error:
             raise ToolError(str(error)) from error
