@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.measurements import Kernels, Measured, read
-from bench.model_cases import kind_of
 from bench.predicted import STORED, SUFFIX
 from bench.support import table
 from tilewright.compiler.pipeline import build
@@ -33,6 +32,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.tune.kinds import kind_of
 
 IN_THE_ZOO = {"vit_s": "vit_s32", "bert_128": "bert_base"}  # names there, where they are others
 _MODELLED = 0.5  # of the time of weights that are not asked for ahead, what the model takes to be waited for

@@ -1,9 +1,8 @@
 """Kernels for the benchmark of the cost model: every distinct one of the zoo, each cut out as a Program of its own,
 and random single operators beside them."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,16 @@ from bench.kernel_cases import OPSET, SIZES, random_cases, write_model
 from tilewright.backend.cpu.kernel.variants import Variants, variants_of
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Compute, Program, all_computes, reads
-from tilewright.ir.forms.expr import Axis, Expr, axes_of, loads
 from tilewright.ops import lower
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
+from tilewright.tune.kinds import kind_of, work
 
 # Shorter ones spend their time in the barrier between kernels, whatever their plan.
 LEAST_WORK = 20_000
@@ -90,28 +87,6 @@ def cut_out(program: Program, plan: Plan, kernel: Tile, nests: Sequence[Nest]) -
     present = {t.name for t in (*inside, *outside)}
     layouts = tuple((name, layout) for name, layout in plan.layouts if name in present)
     return alone, Plan(plan.target, plan.schedule, Tile(plan.body.level, body=(replace(kernel, name="k0"),)), layouts)
-
-
-def work(nests: Iterable[Nest]) -> int:
-    """Points of all nests, those of the reductions included."""
-    return sum(prod(extent_of(a.extent) for a in (*n.axes, *n.reduce_axes)) for n in nests)
-
-
-def kind_of(nest: Nest) -> str:
-    if nest.monoid is None:
-        return "map"
-    if not is_contraction(nest):
-        return "reduction"
-    windows = any(_is_window(i, nest.reduce_axes) for n in loads(*nest.elements) for i in n.indices)
-    if not windows:
-        return "contraction"
-    shared = [a for a in nest.axes if all(a in axes_of(*n.indices) for n in loads(*nest.elements)) and a.extent != 1]
-    return "depthwise convolution" if shared else "convolution"
-
-
-def _is_window(index: Expr, reduce_axes: Sequence[Axis]) -> bool:
-    axes = set(axes_of(index))
-    return len(axes) > 1 and bool(axes & set(reduce_axes))
 
 
 def random_kernels(count: int, seed: int, folder: Path, target: Target) -> list[Case]:

@@ -23,12 +23,12 @@ import numpy as np
 
 import tilewright
 from bench.measurements import Call, Measured, Predicted, predict, read, with_program, write
-from bench.model_cases import kind_of
 from bench.support import table
 from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tune.kinds import kind_of
 
 STORED = Path(__file__).parent / "measured"
 SUFFIX = ".jsonl.xz"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 # Fields of a Leaf and the decisions they are, those first that settle what comes after.
 LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -41,16 +40,6 @@ def differences(one: Plan, other: Plan) -> frozenset[str]:
     if not found and one.layouts != other.layouts:
         found.add("layout")
     return frozenset(found)
-
-
-def bare(plan: Plan) -> Plan:
-    """The Plan without what was predicted of it and said about it."""
-    return replace(plan, body=_bare(plan.body))
-
-
-def _bare(tile: Tile) -> Tile:
-    body = tuple(_bare(n) if isinstance(n, Tile) else n for n in tile.body)
-    return replace(tile, body=body, estimate=Estimate())
 
 
 def _kernels(plan: Plan) -> dict[tuple[str, ...], Tile]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.judge.decisions import bare, differences
+from bench.judge.decisions import differences
 from bench.judge.programs import Form
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.kernel.variants import Variants, in_one_tile, run_another_way
+from tilewright.backend.cpu.kernel.variants import Variants, run_another_way
 from tilewright.backend.protocol import Choice
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program
@@ -21,9 +21,10 @@ from tilewright.target import Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune.groups import Group, find_groups, with_choices
+from tilewright.tune.parts import bare
 from tilewright.tune.records import Pair
+from tilewright.tune.structures import structures
 
-_FACTOR = 8.0  # by which a machine that leans another way is faster or slower in one thing
 _STRUCTURES = 5  # plans that differ in more than variants of kernels, at most
 
 
@@ -44,8 +45,8 @@ def plans_of(forms: Sequence[Form], target: Target, count: int, rng: np.random.G
     found = [Tried(number, plan) for number, plan in enumerate(own) if plan is not None]
     program = forms[0].program
     known = {tried.plan for tried in found if tried.form == 0}
-    structures = _different(_structures(program, own[0], target), known)
-    for plan in _first(structures, program, target, _STRUCTURES):
+    others = _different(map(bare, structures(program, own[0], target)), known)
+    for plan in _first(others, program, target, _STRUCTURES):
         found.append(Tried(0, plan))
     variants = _different(_kernel_variants(program, own[0], target, count, rng), known)
     for plan in _first(variants, program, target, count - len(found)):
@@ -76,47 +77,11 @@ def _one_decision(one: Tried, other: Tried, forms: Sequence[Form]) -> str | None
     return form.decision if form.beside == one.form and other.form != 0 else None
 
 
-def _planned(program: Program, target: Target, schedule: str = "connected", streaming: str = "auto",
-             plain: frozenset[str] = frozenset()) -> Plan | None:  # fmt: skip
+def _planned(program: Program, target: Target) -> Plan | None:
     try:
-        return bare(make_plan(program, target, schedule, streaming, plain=plain))
+        return bare(make_plan(program, target))
     except InternalError:
         return None  # a mistake of the planner's: others find it
-
-
-def _structures(program: Program, own: Plan, target: Target) -> Iterator[Plan | None]:
-    """Plans that differ in joins, streams, windows or levels."""
-    yield _planned(program, target, "register")
-    yield _planned(program, target, streaming="never")
-    for kernel in own.kernels:
-        if len(kernel.leaves) > 1:
-            yield _planned(program, target, plain=frozenset({kernel.leaves[-1].tensor}))
-        one = in_one_tile(kernel) if kernel.over == "cores" else kernel
-        if one is not kernel:
-            yield own.with_kernels({kernel.name: one})
-    for leaning in leanings(target):
-        yield _planned(program, leaning, streaming="auto")
-    yield _planned(program, target, streaming="always")
-    yield _planned(program, target, "none")
-
-
-def leanings(target: Target) -> list[Target]:
-    """Machines like this one but for what joins, cuts and walks pay: launches, memory, the tile level."""
-
-    def with_tile_level(factor: float) -> Target:
-        levels = [replace(level, capacity=int(level.capacity * factor)) if level is target.tile_level else level
-                  for level in target.levels]  # fmt: skip
-        return replace(target, levels=tuple(levels))
-
-    def with_memory(factor: float) -> Target:
-        main = target.main
-        slower = replace(main, bandwidth=main.bandwidth * factor, alone=main.alone * factor, write=main.write * factor)
-        return replace(target, levels=(*target.levels[:-1], slower))
-
-    return [
-        with_memory(1 / _FACTOR), with_memory(_FACTOR), replace(target, kernel_cost=target.kernel_cost * _FACTOR**2),
-        with_tile_level(0.25), with_tile_level(4.0),
-    ]  # fmt: skip
 
 
 def _kernel_variants(

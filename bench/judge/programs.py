@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from bench.judge import outside
-from bench.model_cases import kind_of, work
 from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import build
 from tilewright.errors import TilewrightError
 from tilewright.frontend.onnx.model import load
-from tilewright.ir.forms.compute import Compute, Program, Scan, all_computes, factors, reads
-from tilewright.ir.forms.expr import axes_of, loads
+from tilewright.ir.forms.compute import Program, Scan, all_computes
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.text.text import program_text
@@ -28,15 +26,15 @@ from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
-from tilewright.tile_graph.plan.form import Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.precision.choose import set_precision
+from tilewright.tune.kinds import kind_of_nests, work
+from tilewright.tune.parts import cut_out
 
 # Points of a task, the most of them a unit: shorter ones spend their time in the call, longer ones teach nothing more.
 LEAST_WORK, MOST_WORK = 60_000, 25_000_000
@@ -151,27 +149,6 @@ def _follow_each_other(kernels: Sequence[Sequence[Nest]]) -> bool:
     return True
 
 
-def cut_out(program: Program, kernels: Sequence[Tile]) -> Program:
-    """The computes of some kernels alone: what they read becomes inputs, and what others read of them outputs."""
-    names = {name for k in kernels for leaf in k.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)}
-    computes = all_computes(program)
-    wanted = {computes[name] for name in names}
-    ordered = tuple(c for c in program.computes if c in wanted)
-    inside = {t for c in ordered for t in c.outputs}
-    outer = dict.fromkeys(t for c in ordered for t in reads(c) if t not in inside)
-    stored = {leaf.tensor for k in kernels for leaf in k.leaves}
-    read = {t for c in program.computes if c not in wanted for t in reads(c)} | set(program.outputs)
-    used = {t for c in ordered for t in reads(c)}
-    outputs = tuple(t for c in ordered for t in c.outputs if t not in used or (t in read and t.name in stored))
-    present = {*inside, *outer}
-    return Program(
-        tuple(t for t in outer if t not in program.constants), outputs, ordered,
-        {t: program.constants[t] for t in outer if t in program.constants},
-        {t: layout for t, layout in program.layouts.items() if t in present},
-        staged=tuple(t for t in program.staged if t in inside),
-    )  # fmt: skip
-
-
 def fits(program: Program, target: Target) -> bool:
     """Whether a task is worth its time, by points and bytes."""
     points = sum(prod(extent_of(a.extent) for a in (*c.axes, *getattr(c, "reduce_axes", ())))
@@ -187,28 +164,7 @@ def kind_of_program(program: Program, target: Target) -> str:
     computes = all_computes(program)
     plan = make_plan(program, target, "register", whole=False)
     nests = [n for k, _ in plan.launches() for n in plan_nests(k, computes)]
-    products = [n for n in nests if _is_product(n, computes)]
-    if len(products) > 1:
-        between = nests[nests.index(products[0]) : nests.index(products[-1])]
-        is_stream = any(n.monoid is not None and n not in products for n in between)
-        return "stream" if is_stream else "chain"
-    largest = max(products or nests, key=lambda n: work([n]))
-    kind = kind_of(largest) if largest in products or largest.monoid is None else "reduction"
-    if kind == "reduction" and _has_window(largest):
-        return "window"
-    return {"contraction": "product", "depthwise convolution": "depthwise"}.get(kind, kind)
-
-
-def _is_product(nest: Nest, computes: Mapping[str, Compute]) -> bool:
-    """Of two different things: a sum of squares is a reduction."""
-    multiplied = factors(computes[nest.core])
-    return is_contraction(nest) and len(multiplied) == 2 and multiplied[0] != multiplied[1]
-
-
-def _has_window(nest: Nest) -> bool:
-    sums = set(nest.reduce_axes)
-    indices = [set(axes_of(i)) for n in loads(*nest.elements) for i in n.indices]
-    return any(len(axes) > 1 and axes & sums for axes in indices)
+    return kind_of_nests(nests, computes)
 
 
 def _scans(program: Program) -> int:

@@ -29,10 +29,10 @@ from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.records import Anchor
+from tilewright.tune.timing import DRIFT, FEWEST, steady
+from tilewright.tune.timing import ratio as ratio_of
 
-DRIFT = 1.05  # of a plan beside itself: what differs by more was disturbed
-_STEADY = 1.08  # of the anchors around a run
-_ENOUGH, _FEWEST = 15, 7  # runs of a plan that count: between anchors that agree, or that agree best
+_ENOUGH = 15  # runs of a plan between anchors that agree
 _MOST_ROUNDS = 200
 _AGREE, _AGREE_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
 _COPIES = 20  # of a model in one graph of a GPU
@@ -155,8 +155,8 @@ def _rounds(timers: Sequence[Timer], seconds: float, rng: np.random.Generator) -
         timer()
     rows: list[np.ndarray] = []
     end = time.perf_counter() + seconds
-    while len(rows) < _FEWEST or (
-        time.perf_counter() < end and len(rows) < _MOST_ROUNDS and _steady(np.array(rows)).sum(0).min() < _ENOUGH
+    while len(rows) < FEWEST or (
+        time.perf_counter() < end and len(rows) < _MOST_ROUNDS and steady(np.array(rows)).sum(0).min() < _ENOUGH
     ):
         row = np.zeros((len(timers), 3))
         before = timers[0]()
@@ -168,26 +168,16 @@ def _rounds(timers: Sequence[Timer], seconds: float, rng: np.random.Generator) -
     return np.array(rows)
 
 
-def _steady(table: np.ndarray) -> np.ndarray:
-    """By round and plan, whether the anchors around it agree."""
-    before, after = table[:, :, 0], table[:, :, 2]
-    return np.maximum(before, after) <= _STEADY * np.minimum(before, after)
-
-
 def summed(table: np.ndarray, agree: Sequence[bool], clock: str, caches: str) -> Sitting | None:
     """What a table of rounds, plans and (anchor, plan, anchor) says; None where the anchor differs from itself."""
     before, taken, after = (table[:, :, i] for i in range(3))
-    apart, anchors = np.abs(np.log(after / before)), np.sqrt(before * after)
-    counts = np.maximum(_steady(table).sum(0), _FEWEST)
-    base = float(np.median(anchors[_steady(table)])) if _steady(table).any() else float(np.median(anchors))
-    timed = []
-    for place, agrees in enumerate(agree):
-        steadiest = np.argsort(apart[:, place], kind="stable")[: counts[place]]
-        ratios = (taken / anchors)[steadiest, place]
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        timed.append(Timed(base * middle, (high - low) / middle, agrees))
-    found = Sitting(tuple(timed), Anchor(base, timed[0].microseconds), int(counts.min()), clock, caches)
-    return None if found.is_disturbed else found
+    settled, anchors = steady(table), np.sqrt(before * after)
+    base = float(np.median(anchors[settled])) if settled.any() else float(np.median(anchors))
+    found = [ratio_of(before[:, place], taken[:, place], after[:, place]) for place in range(len(agree))]
+    timed = [Timed(base * r.middle, r.spread, agrees) for r, agrees in zip(found, agree, strict=True)]
+    rounds = min(r.rounds for r in found)
+    sitting = Sitting(tuple(timed), Anchor(base, timed[0].microseconds), rounds, clock, caches)
+    return None if sitting.is_disturbed else sitting
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,9 @@ class KernelWriter(Protocol):
         """The kernel's Tile."""
 
 
+Admits = Callable[[Sequence[Leaf]], bool]  # whether a kernel may run by these leaves
+
+
 class Variants(Protocol):
     """Other ways to run a kernel of a plan."""
 
@@ -100,6 +103,10 @@ class Variants(Protocol):
 
     def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time."""
+
+    def ranked(self, admits: Admits) -> Iterator[Tile]:
+        """Kernels that differ from this one and whose leaves are admitted, each made when it is asked for, what is
+        predicted to be fastest of those looked at so far first."""
 
     def layouts(self, kernel: Tile) -> dict[Tensor, Layout]:
         """How constants lie for a variant."""

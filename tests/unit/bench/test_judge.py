@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from bench.judge import outside
-from bench.judge.decisions import LEAF, bare, differences
+from bench.judge.decisions import LEAF, differences
 from bench.judge.figures import fallen, noise, spearman, summed, task_figures
 from bench.judge.judge import STORED, compare, main, report, side
 from bench.judge.measure import filled, one_core
 from bench.judge.plans import plans_of
 from bench.judge.price import all_prices, read_all
-from bench.judge.programs import Form, cut_out, kind_of_program, outside_task
+from bench.judge.programs import Form, kind_of_program, outside_task
 from bench.judge.timing import summed as sitting_of
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.text.text import program_text
 from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Leaf, Plan
+from tilewright.tune.parts import bare, cut_out
 from tilewright.tune.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
 
 TEXT = """program

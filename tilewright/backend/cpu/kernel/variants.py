@@ -5,7 +5,7 @@ A variant changes how a kernel runs, never what it computes or which nests share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.backend.cpu.kernel.panels import constant_layouts
 from tilewright.backend.cpu.kernel.tile import hold_level, windows
 from tilewright.backend.cpu.leaf.candidates import candidate_tiles, feasible_plans, priced_tiles, vector_penalty
-from tilewright.backend.protocol import Choice
+from tilewright.backend.protocol import Admits, Choice
 from tilewright.backend.variants import like
 from tilewright.ir.forms.compute import Program, all_computes, reads
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -29,7 +29,10 @@ from tilewright.tile_graph.plan.form import Leaf, Plan, Tile, cut_axes
 
 _MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
 _ROUGH_TILES = 40  # that nest plans are compared over, before all tiles of the best
+_TILES_A_CHOICE = 3  # of the same nest plans that are worth a look
+_CHOICES_A_WAVE, _TAKEN_A_WAVE = 16, 4  # nest plans predicted before the best kernels so far are given
 _WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
+_GOLDEN = 0.618034  # its multiples spread evenly over an interval, however many there are
 
 
 _T = TypeVar("_T")
@@ -127,10 +130,33 @@ class Variants:
         rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES)}
         pool: list[Tile] = []
         for plans in sorted(rough, key=lambda p: rough[p])[: 4 * count]:
-            pool.extend(k for k in self.tiled(plans, 3) if _form(k) != own)
+            pool.extend(k for k in self.tiled(plans, _TILES_A_CHOICE) if _form(k) != own)
         pool.sort(key=lambda k: k.estimate.seconds)
         limit = _WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
         return _spread([k for k in pool if k.estimate.seconds <= limit], count)
+
+    def ranked(self, admits: Admits) -> Iterator[Tile]:
+        """Kernels that differ from this one, each made when it is asked for: other tiles of its own nest plans, then
+        other nest plans that are admitted, some more predicted each time before the best of all so far are given."""
+        choices = [c for c in self.choices() if admits(c)]
+        if self.kernel.stream is not None:  # predictions do not tell its plans apart
+            yield from (self._as_streamed(choices[i]) for i in _evenly(len(choices)) if i)
+            return
+        given = {_form(self.kernel)}
+        pool: list[Tile] = []
+        for begin in range(0, len(choices), _CHOICES_A_WAVE):
+            wave = [choices[i] for i in _evenly(len(choices))[begin : begin + _CHOICES_A_WAVE]]
+            rough = {plans: self._least(plans) for plans in wave}
+            best = sorted(rough, key=lambda p: rough[p])[:_TAKEN_A_WAVE]
+            own = [self.kernel.leaves] if not begin else []
+            pool += [k for plans in (*own, *best) for k in self.tiled(plans, _TILES_A_CHOICE)]
+            pool.sort(key=lambda k: k.estimate.seconds)
+            for kernel in _spread(pool, _TAKEN_A_WAVE):
+                pool.remove(kernel)
+                if _form(kernel) not in given:
+                    given.add(_form(kernel))
+                    yield kernel
+        yield from (k for k in pool if _form(k) not in given)
 
     def _least(self, plans: tuple[Leaf, ...]) -> float:
         """The fastest prediction over some of the tiles: enough to compare nest plans."""
@@ -197,6 +223,11 @@ def _thinned(items: Sequence[_T], most: int) -> list[_T]:
     """At most so many of the items, evenly over all of them, the first and the last kept."""
     count = min(most, len(items))
     return [items[i * (len(items) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def _evenly(count: int) -> list[int]:
+    """Numbers below so many, the first of them first, every beginning of them spread over all."""
+    return sorted(range(count), key=lambda i: i * _GOLDEN % 1.0)
 
 
 def _spread(ranked: Sequence[Tile], count: int) -> list[Tile]:

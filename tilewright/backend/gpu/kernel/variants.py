@@ -21,7 +21,7 @@ from tilewright.backend.gpu.matrix.plan import (
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.stream.plan import stream_choices
 from tilewright.backend.gpu.threads.plan import block_of, finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.protocol import Choice, KernelWriter
+from tilewright.backend.protocol import Admits, Choice, KernelWriter
 from tilewright.backend.variants import like
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -50,8 +50,8 @@ class GpuVariants:
 
     def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time."""
-        if any(isinstance(n, Tile) and (n.over == "steps" or n.runs != "order") for n in self.kernel.walk()):
-            return []  # units meet inside it: how many there may be is not for a tile to say
+        if self._is_bound:
+            return []
         found: dict[Tile, float] = {}
         for made in self.all():
             bare = replace(made, estimate=Estimate())
@@ -60,6 +60,21 @@ class GpuVariants:
         order = sorted(found, key=lambda k: found[k])[:count]
         about = self.kernel.estimate
         return [replace(k, estimate=replace(about, seconds=round(found[k], 9))) for k in order]
+
+    def ranked(self, admits: Admits) -> Iterator[Tile]:
+        """Kernels that differ from this one, each made when it is asked for."""
+        given = {replace(self.kernel, estimate=Estimate())}
+        about = self.kernel.estimate
+        for made in () if self._is_bound else self.all():
+            bare = replace(made, estimate=Estimate())
+            if bare not in given and admits(made.leaves):
+                given.add(bare)
+                yield replace(bare, estimate=replace(about, seconds=made.estimate.seconds))
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether units meet inside it: how many there may be is not for a tile to say."""
+        return any(isinstance(n, Tile) and (n.over == "steps" or n.runs != "order") for n in self.kernel.walk())
 
     def layouts(self, kernel: Tile) -> dict[Tensor, Layout]:
         """Constants stay as they are."""
