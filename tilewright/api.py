@@ -77,7 +77,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, timeout: float = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
@@ -97,7 +98,8 @@ def compile(
     model: torch.nn.Module, example_inputs: Any, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
 ) -> CompiledModule: ...  # fmt: skip
 
@@ -117,7 +119,8 @@ def compile(
     denormals: str | None = None,
     effort: str | None = None,
     fallback: str | None = None,
-    tune: int | None = None,
+    tune: float | str | None = None,
+    tune_records: str | os.PathLike[str] | None = None,
     options: Options | None = None,
     mesh: str | None = None,
     timeout: float = 60.0,
@@ -127,8 +130,9 @@ def compile(
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
     shape may also say another size than the file fixes, which nodes that do not fit it refuse by name. What stays open
     is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `tune`
-    measures that many plans of each kernel and keeps the fastest; the next compilation with the same `tune` takes them
-    from the cache. `effort="fast"` gives code in about a third of the time that may take half as long again to run,
+    is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
+    `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
+    take half as long again to run,
     "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the fields of
     the same name of `Options`; one that is given overrules `options`.
 
@@ -162,6 +166,7 @@ def compile(
         "effort": effort,
         "fallback": fallback,
         "tune": tune,
+        "tune_records": tune_records,
     }
     if options is not None and not isinstance(options, Options):
         raise OptionError(f"options must be a tilewright.Options, not a {type(options).__name__}")
@@ -382,7 +387,7 @@ def _built(
         from tilewright.frontend.onnx.model import load
 
         graph = load(source, shapes, values)
-    if not chosen.tune and chosen.tune_seconds is None:
+    if not chosen.is_tuned:
         return build(graph, goal, chosen)
 
     from tilewright.tune.tuner import tune_plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,8 +32,25 @@ GPU_PRECISIONS = ("tf32", "tf32_convolutions", "float16")
 
 _LOG = logging.getLogger("tilewright")
 
+# hours, minutes, seconds; of seconds alone the unit may be left out
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How tuning gets on."""
+
+    left: float  # seconds
+    whole: float  # seconds that it may take
+    trials: int  # plans of kernels measured
+    gain: float  # the model's time over what the best found so far would leave of it, as measured kernel by kernel
+    said: str  # what it does now
+
+
+Watch = Callable[[Tuning], None]
 
 
 @dataclass(frozen=True)
@@ -71,8 +89,15 @@ class Options:
                 results may then differ in the last bits, which the log tells
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
                 evaluator run such nodes, and says so; "error" refuses the model, naming the node
-    tune        measure this many plans of each kernel, the best predicted, and keep the fastest; 0: measure nothing
-    tune_seconds  spend about this long on it, most on the kernels that take most of the model's time
+    tune        how long, in all, to measure other plans of the model and keep what is faster: "90s", "2m", "1h30m" or
+                seconds as a number. What was measured before counts, and is not measured again; None: nothing is
+                measured (docs/tuning.md)
+    tune_trials  plans of kernels to measure at most, however much time is left
+    tune_arithmetic  whether tuning may choose kernels that take sums in another order: results then differ in their
+                last bits from those of a model that is not tuned, or tuned elsewhere
+    tune_records  a file of what was measured, which is read, and with `tune` appended to; without `tune` what it says
+                is chosen and nothing measured. None: a file in the cache
+    tune_watch  called with a `Tuning` as it gets on
     variants    how many sets of shapes a model with open dimensions keeps compiled at once
     dump        a directory that receives every form of the model as text
     stop_after  the stage to stop after
@@ -94,8 +119,11 @@ class Options:
     denormals: str = "flush"
     effort: str = "full"
     fallback: str = "host"
-    tune: int = 0
-    tune_seconds: float | None = None
+    tune: float | str | None = None
+    tune_trials: int | None = None
+    tune_arithmetic: bool = False
+    tune_records: Path | None = None
+    tune_watch: Watch | None = field(default=None, compare=False, repr=False)
     variants: int = 8
     dump: Path | None = None
     stop_after: str | None = None
@@ -107,7 +135,7 @@ class Options:
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("dump", "cache_dir"):
+        for name in ("dump", "cache_dir", "tune_records"):
             object.__setattr__(self, name, checked_path(name, getattr(self, name)))
         stages = tuple((stage, checked_path("overrides", file)) for stage, file in checked_pairs(self.overrides))
         object.__setattr__(self, "overrides", stages)
@@ -123,10 +151,20 @@ class Options:
         if self.threads is not None:
             check_whole_number("threads", self.threads, least=1, most=MAX_THREADS)
         check_whole_number("seed", self.seed, least=0)
-        check_whole_number("tune", self.tune, least=0)
+        if self.tune is not None:
+            object.__setattr__(self, "tune", checked_duration("tune", self.tune))
+        if self.tune_trials is not None:
+            check_whole_number("tune_trials", self.tune_trials, least=1)
+        check_yes_or_no("tune_arithmetic", self.tune_arithmetic)
+        for name in ("tune_trials", "tune_arithmetic", "tune_watch"):
+            if getattr(self, name) and not self.is_tuned:
+                raise OptionError(f"{name} is for tuning: give tune=, for how long (tune='2m')")
         check_whole_number("variants", self.variants, least=1)
-        if self.tune_seconds is not None:
-            check_seconds("tune_seconds", self.tune_seconds)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether plans are chosen by what was measured of them, here or before."""
+        return self.tune is not None or self.tune_records is not None
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] | None = None, **given: Any) -> Options:
@@ -195,7 +233,7 @@ def check_fallback(value: object) -> None:
 
 def checked_path(option: str, value: object) -> Path | None:
     """A path, given as one or as text."""
-    if value is None and option == "dump":
+    if value is None and option in ("dump", "tune_records"):
         return None
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise OptionError(f"{option} cannot be {value!r}: it is a path")
@@ -217,9 +255,22 @@ def check_whole_number(option: str, value: object, *, least: int, most: int | No
         raise OptionError(f"{option} cannot be {value!r}: it is at most {most}")
 
 
-def check_seconds(option: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise OptionError(f"{option} cannot be {value!r}: it is a number of seconds, more than 0")
+def check_yes_or_no(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{option} cannot be {value!r}: it is True or False")
+
+
+def checked_duration(option: str, value: object) -> float:
+    """Seconds, given as a number or as text with units."""
+    seconds = 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
+        hours, minutes, rest = (float(part or 0) for part in found.groups())
+        seconds = 3600 * hours + 60 * minutes + rest
+    if not 0 < seconds < float("inf"):
+        raise OptionError(f"{option} cannot be {value!r}: it is a duration, as '90s', '2m', '1h30m' or 120 (seconds)")
+    return seconds
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tilewright.options import (
     SCHEDULES,
     TARGETS,
     Options,
+    Watch,
 )
 
 AnyModel = Model | OpenModel | StagedModel
@@ -79,7 +81,7 @@ def add_deciding_inputs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_compile_options(parser: argparse.ArgumentParser) -> None:
+def add_compile_options(parser: argparse.ArgumentParser, tune: bool = True) -> None:
     group = parser.add_argument_group("compiling")
     group.add_argument(
         "--target",
@@ -111,11 +113,22 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="operands of contractions: float32, bfloat16, and on GPUs float16, tf32, or tf32_convolutions, which is "
         "what PyTorch does (default: as the model says)",
     )
+    if tune:
+        group.add_argument(
+            "--tune",
+            metavar="DURATION",
+            help="measure other plans for so long in all (90s, 2m) and keep what is faster; the next time it is known",
+        )
     group.add_argument(
-        "--tune",
-        metavar="SECONDS",
-        type=float,
-        help="measure plans of the kernels for about this long and keep the fastest; the next time they are known",
+        "--records",
+        metavar="FILE.twr",
+        type=Path,
+        help="what was measured: read, and appended to where something is (default: a file in the cache)",
+    )
+    group.add_argument(
+        "--arithmetic",
+        action="store_true",
+        help="let tuning choose kernels that take sums in another order: results differ in their last bits",
     )
     stages = parser.add_argument_group("looking inside")
     stages.add_argument("--dump", metavar="DIR", type=Path, help="write every form of the model to DIR as text")
@@ -156,7 +169,9 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
-def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None = None) -> Any:
+def compile_model(
+    arguments: argparse.Namespace, given: Mapping[str, Array] | None = None, watch: Watch | None = None
+) -> Any:
     """Compile as the command line says, showing progress; arrays that are given settle what shapes are left open. A
     directory holds a model that is compiled already."""
     mesh = getattr(arguments, "mesh", None)
@@ -165,7 +180,8 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
     if arguments.model.is_dir():
         return load(arguments.model, threads=arguments.threads, trust=arguments.trust)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
-    with working(f"compiling {printable(arguments.model.name)}") as tell:
+    title = f"compiling {printable(arguments.model.name)}"
+    with working(title) if watch is None else nullcontext() as tell:
         options = Options.from_environment(
             target=arguments.target,
             threads=arguments.threads,
@@ -177,7 +193,11 @@ def compile_model(arguments: argparse.Namespace, given: Mapping[str, Array] | No
             denormals=arguments.denormals,
             effort=arguments.effort,
             fallback=arguments.fallback,
-            tune_seconds=arguments.tune,
+            tune=arguments.tune,
+            tune_trials=getattr(arguments, "trials", None),
+            tune_arithmetic=arguments.arithmetic,
+            tune_records=arguments.records,
+            tune_watch=watch,
             dump=arguments.dump,
             stop_after=arguments.stop_after,
             overrides=tuple(arguments.override),
@@ -235,10 +255,12 @@ def restore_types(arrays: Mapping[str, Array], ports: Sequence[Port | OpenPort |
     return restored
 
 
-def settled_model(arguments: argparse.Namespace, given: Mapping[str, Array] | None) -> Model | StagedModel:
+def settled_model(
+    arguments: argparse.Namespace, given: Mapping[str, Array] | None, watch: Watch | None = None
+) -> Model | StagedModel:
     """The model for the shapes of the inputs, where it leaves them open; with the parts they lead to, where it runs
     in parts."""
-    model: Any = compile_model(arguments, given)
+    model: Any = compile_model(arguments, given, watch)
     if isinstance(model, OpenModel):
         check_settled(model, given)
         inputs = restore_types(given or {}, model.inputs)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import tilewright
-from tilewright.cli import bench, cache, common, compile, devices, explain, run, suite
+from tilewright.cli import bench, cache, common, compile, devices, explain, records, run, suite, tune
 from tilewright.errors import InternalError, TilewrightError
 
 DESCRIPTION = """\
@@ -21,6 +21,7 @@ examples:
   tilewright run model.onnx                     compile, run on random inputs, show the outputs
   tilewright bench model.onnx                   time it beside the other runtimes installed here
   tilewright explain model.onnx                 which kernels it became, and why
+  tilewright tune model.onnx --for 2m           measure other plans, and keep the faster ones
   tilewright compile model.onnx -o model        a directory that starts without compiling, also from C
   tilewright run --help                         everything about one command
 
@@ -30,7 +31,7 @@ environment:
   TILEWRIGHT_THREADS   the number of worker threads (default: every core)
 """
 
-COMMANDS = (run, bench, explain, compile, devices, cache, suite)
+COMMANDS = (run, bench, explain, compile, tune, records, devices, cache, suite)
 
 USER_ERROR = 2
 OUR_ERROR = 3

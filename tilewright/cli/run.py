@@ -25,7 +25,7 @@ EXAMPLE = """\
   tilewright run model.onnx
   tilewright run model.onnx --inputs in.npz --outputs out.npz
   tilewright run model.onnx --target cuda-emulated --schedule none --dump stages/
-  tilewright run model.onnx --shape image=1x3x224x224 --threads 4 --tune 60
+  tilewright run model.onnx --shape image=1x3x224x224 --threads 4 --tune 1m
   torchrun --nproc-per-node 2 -m tilewright run model.onnx --mesh tp=2"""
 
 

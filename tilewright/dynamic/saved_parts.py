@@ -20,7 +20,7 @@ from tilewright.packages.manifest import head, sealed
 from tilewright.version import VERSION
 
 KIND = "tilewright model in parts"
-FORMAT = 1
+FORMAT = 2
 PARTS = "parts"
 PLAN, DATA = "plan.json", "plan.data"
 # What decides how further parts are compiled.

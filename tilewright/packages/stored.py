@@ -41,7 +41,7 @@ Shapes = Mapping[str, int | tuple[int, ...]]
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
 
 # Not part of what is compiled: where it is kept, who watches, how many threads run it.
-_IRRELEVANT = ("cache_dir", "progress", "threads", "variants")
+_IRRELEVANT = ("cache_dir", "progress", "threads", "tune_watch", "variants")
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes")
 _HEAVY_BYTES = 32 << 20
 _EXTERNAL = b"location"  # every tensor kept in another file has an entry of this name
@@ -87,8 +87,10 @@ class StoredArtifact:
 def identify(
     model: Any, shapes: Shapes, target: Target, options: Options, values: Mapping[str, NDArray[Any]] | None = None
 ) -> Source | None:
-    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, and
-    on targets whose code is made elsewhere."""
+    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, when a
+    file of records decides, and on targets whose code is made elsewhere."""
+    if options.tune_records is not None:
+        return None
     if not keeps_models(target) or options.dump or options.stop_after or options.overrides or options.verify:
         return None
     cache = Cache(options.cache_dir)

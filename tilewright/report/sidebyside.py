@@ -25,6 +25,7 @@ import onnx
 
 from tilewright.report import cuda_peers
 from tilewright.report.peers import Job, Peer, find_peer
+from tilewright.runtime.processor import processor_name
 
 Progress = Callable[[str, float], None]
 """Called with what is going on and the fraction that is done."""
@@ -381,21 +382,9 @@ def machine_cpu_seconds() -> float | None:
 
 def describe_machine() -> dict[str, Any]:
     return {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "architecture": platform.machine(),
         "logical_cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return platform.processor() or platform.machine()
-    lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").splitlines())
-    facts = {key.strip(): value.strip() for key, _, value in lines}
-    if "model name" in facts:
-        return facts["model name"]
-    # Arm kernels give numbers only: 0x41 is Arm, and part 0xd0c for example the Neoverse N1.
-    return f"{platform.machine()} implementer {facts.get('CPU implementer')} part {facts.get('CPU part')}"

@@ -17,6 +17,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.tune.parts import Edit, replaced
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Group:
         for position, each in zip(self.members, self.variants, strict=True):
             found.update(each.layouts(kernels[position]))
         return found
+
+    def edits(self, chosen: Tile) -> list[Edit]:
+        """What the choice changes in the plan, a member at a time."""
+        own = {t.name: None for t in self.layouts(self.own)}
+        packed = {t.name: layout for t, layout in self.layouts(chosen).items()}
+        kernels = self.applied(chosen)
+        names = [each.kernel.name for each in self.variants]
+        layouts = [{**own, **packed}, *({} for _ in names[1:])]
+        return [Edit(frozenset({name}), (kernels[place],), some)
+                for name, place, some in zip(names, self.members, layouts, strict=True)]  # fmt: skip
 
 
 def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
@@ -75,27 +86,15 @@ def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
 
 def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[Group, Tile]]) -> Plan:
     """The plan with these groups run another way, their constants packed to suit."""
-    kernels: dict[str, Tile] = {}
-    by_name = {t.name: t for t in program.constants}
-    layouts = dict(plan.layouts)
-    for group, chosen in choices:
-        for position, kernel in group.applied(chosen).items():
-            kernels[plan.kernels[position].name] = kernel
-        for tensor in group.layouts(group.own):
-            layouts.pop(tensor.name, None)
-            if by_name[tensor.name] in program.layouts:
-                layouts[tensor.name] = program.layouts[by_name[tensor.name]]
-        layouts.update({t.name: layout for t, layout in group.layouts(chosen).items()})
-    shown = tuple(sorted((name, layout) for name, layout in layouts.items() if not layout.is_natural))
-    return replace(plan.with_kernels(kernels), layouts=shown)
+    return replaced(program, plan, [edit for group, chosen in choices for edit in group.edits(chosen)])
 
 
-def calls_of(group: Group, program: Program, plan: Plan, loops: LoopProgram) -> list[int]:
-    """Positions of the calls that run a group: those that write what its kernels store."""
+def calls_of(kernels: Sequence[Tile], program: Program, loops: LoopProgram) -> list[int]:
+    """Positions of the calls that run some kernels: those that write what the kernels store."""
     names = _aliases(program)
     wanted: set[str] = set()
-    for position in group.members:
-        root = plan.kernels[position].leaves[-1].tensor
+    for kernel in kernels:
+        root = kernel.leaves[-1].tensor
         wanted.update(names.get(root, (root,)))
     written = {
         kernel.name: {

@@ -15,7 +15,7 @@ from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.text.text import program_text
 from tilewright.schedule.tree import in_tree
 from tilewright.target import Target
-from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
+from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Tile
 from tilewright.tune.records import digest
 
 
@@ -129,9 +129,28 @@ class Edit:
     into: tuple[Tile, ...]
     layouts: Mapping[str, Layout | None]
 
+    @property
+    def is_one_for_one(self) -> bool:
+        return len(self.out) == len(self.into) == 1
+
 
 def edited(program: Program, plan: Plan, target: Target, edits: Sequence[Edit]) -> Plan:
     """The plan with these edits, none of which touches what another does."""
+    if all(edit.is_one_for_one for edit in edits):
+        return replaced(program, plan, edits)
+    gone = {name for edit in edits for name in edit.out}
+    kept = [_loose(unit, target) for unit in units_of(plan) if gone.isdisjoint(_names(unit))]
+    units = _in_order([*kept, *(tile for edit in edits for tile in edit.into)], program)
+    return replace(_packed(program, plan, edits), body=in_tree(units, program, target))
+
+
+def replaced(program: Program, plan: Plan, edits: Sequence[Edit]) -> Plan:
+    """The plan with kernels in the places of others, one for one."""
+    kernels = {name: replace(edit.into[0], name=name) for edit in edits for name in edit.out}
+    return _packed(program, plan, edits).with_kernels(kernels)
+
+
+def _packed(program: Program, plan: Plan, edits: Sequence[Edit]) -> Plan:
     own = {t.name: layout for t, layout in program.layouts.items()}
     layouts = dict(plan.layouts)
     for name, layout in (item for edit in edits for item in edit.layouts.items()):
@@ -139,14 +158,7 @@ def edited(program: Program, plan: Plan, target: Target, edits: Sequence[Edit]) 
         layouts.pop(name, None)
         if chosen is not None and not chosen.is_natural:
             layouts[name] = chosen
-    shown = tuple(sorted(layouts.items()))
-    changed = replace(plan, layouts=shown)
-    if all(len(e.out) == len(e.into) == 1 for e in edits):
-        return changed.with_kernels({next(iter(e.out)): replace(e.into[0], name=next(iter(e.out))) for e in edits})
-    gone = {name for edit in edits for name in edit.out}
-    kept = [_loose(unit, target) for unit in units_of(plan) if gone.isdisjoint(_names(unit))]
-    units = _in_order([*kept, *(tile for edit in edits for tile in edit.into)], program)
-    return replace(changed, body=in_tree(units, program, target))
+    return replace(plan, layouts=tuple(sorted(layouts.items())))
 
 
 def _in_order(units: Sequence[Tile], program: Program) -> list[Tile]:
@@ -189,6 +201,26 @@ def bare(plan: Plan) -> Plan:
 def _bare(tile: Tile) -> Tile:
     body = tuple(_bare(n) if isinstance(n, Tile) else n for n in tile.body)
     return replace(tile, body=body, estimate=Estimate())
+
+
+def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """The plan of equal computes by their names."""
+
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    def leaf(one: Leaf) -> Leaf:
+        return replace(one, tensor=new(one.tensor), core=new(one.core), epilogue=tuple(map(new, one.epilogue)),
+                       composed=tuple(map(new, one.composed)))  # fmt: skip
+
+    def tile(one: Tile) -> Tile:
+        body = tuple(tile(n) if isinstance(n, Tile) else leaf(n) if isinstance(n, Leaf) else n for n in one.body)
+        axes = tuple(replace(a, binds=tuple(replace(b, tensor=new(b.tensor)) for b in a.binds)) for a in one.axes)
+        holds = tuple(replace(h, tensor=new(h.tensor)) for h in one.holds)
+        return replace(one, body=body, axes=axes, holds=holds, scan=None if one.scan is None else new(one.scan))
+
+    layouts = tuple(sorted((new(name), layout) for name, layout in plan.layouts))
+    return replace(plan, body=tile(plan.body), layouts=layouts)
 
 
 def plan_key(plan: Plan) -> str:

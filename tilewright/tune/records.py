@@ -26,9 +26,10 @@ from tilewright.target import Target, from_json
 
 VERSION = 1
 COMPRESSED = ".xz"
-SOURCES = ("zoo", "outside")
+SOURCES = ("zoo", "outside", "tuned")  # parts of the benchmark's models, random operators, what somebody tuned
 CLOCKS = ("thread", "wall", "device")  # processor time of the one thread; the clock on the wall; events of a GPU
-CACHES = ("swept", "warm")  # inputs just written and all else out of the tile level; as the run before left them
+# inputs just written and all else out of the tile level; as the run before left them, or the rest of a model
+CACHES = ("swept", "warm", "model")
 _CONSTANT = re.compile(r'^constant (?:"([^"]*)"|(\S+)): (\w+)\[([^\]]*)\]', re.MULTILINE)
 
 
@@ -51,6 +52,13 @@ class Machine:
     @property
     def digest(self) -> str:
         return digest(json.dumps(self.description, sort_keys=True))
+
+    def is_like(self, other: Machine) -> bool:
+        """Whether what one measures says something about the other: instructions and microarchitecture are the same,
+        while probed rates may differ from day to day."""
+        return all(self.description.get(name) == other.description.get(name)
+                   for name in ("kind", "architecture", "features")
+                   ) and self.microarchitecture == other.microarchitecture  # fmt: skip
 
     def target(self) -> Target:
         return from_json(json.dumps(self.description), f"the target of {self.processor}")
@@ -105,6 +113,13 @@ class Records:
         self.targets |= other.targets
         self.measurements += other.measurements
 
+    def merged(self, other: Records) -> Records:
+        """Both, what is the same in them once."""
+        seen = dict.fromkeys(json.dumps(asdict(m), sort_keys=True) for m in self.measurements)
+        new = [m for m in other.measurements if json.dumps(asdict(m), sort_keys=True) not in seen]
+        return Records({**self.programs, **other.programs}, {**self.targets, **other.targets},
+                       [*self.measurements, *new])  # fmt: skip
+
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -132,6 +147,7 @@ class Writer:
             raise RecordError(f"{path} is compressed, and only plain files grow: give another name, compress it later")
         self.path = path
         known = read(path) if path.is_file() else Records()
+        self.records = known
         self.known = {*known.programs, *known.targets}
         self.tasks = {(m.task, m.target) for m in known.measurements}
 
@@ -144,8 +160,11 @@ class Writer:
         told = asdict(measurement)
         lines.append({"kind": "measurement", "class": told.pop("kind"), **told})
         text = "".join(json.dumps({"version": VERSION, **line}, separators=(",", ":")) + "\n" for line in lines)
-        with self.path.open("a") as file:  # whole lines at once: whoever breaks off leaves none that is cut
-            file.write(text)
+        try:
+            with self.path.open("a") as file:  # whole lines at once: whoever breaks off leaves none that is cut
+                file.write(text)
+        except OSError as error:
+            raise RecordError(f"cannot write records to {self.path}: {error.strerror}") from error
         self.known |= {measurement.program, measurement.target}
 
 

@@ -11,6 +11,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
+from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.plan.form import Plan
 
 _FACTOR = 8.0  # by which a machine that leans another way is faster or slower in one thing
@@ -18,43 +19,55 @@ _FACTOR = 8.0  # by which a machine that leans another way is faster or slower i
 
 def structures(program: Program, own: Plan, target: Target) -> Iterator[Plan]:
     """Each made when it is asked for; plans may come again, and those of the planner's own among them."""
-    yield from _planned(program, target, "register")
-    yield from _planned(program, target, streaming="never")
+    memo = Memo()
+    yield from _planned(program, target, memo, "register")
+    yield from _planned(program, target, memo, streaming="never")
     for kernel in own.kernels:
         if len(kernel.leaves) > 1:
-            yield from _planned(program, target, plain=frozenset({kernel.leaves[-1].tensor}))
+            yield from _planned(program, target, memo, plain=frozenset({kernel.leaves[-1].tensor}))
         one = in_one_tile(kernel) if kernel.over == "cores" else kernel
         if one is not kernel:
             yield own.with_kernels({kernel.name: one})
     for leaning in leanings(target):
-        yield from _planned(program, leaning)
-    yield from _planned(program, target, streaming="always")
-    yield from _planned(program, target, "none")
+        yield from _planned(program, leaning, Memo())
+    yield from _planned(program, target, memo, streaming="always")
+    yield from _planned(program, target, memo, "none")
 
 
-def _planned(program: Program, target: Target, schedule: str = "connected", streaming: str = "auto",
+def joins(program: Program, target: Target) -> Iterator[Plan]:
+    """Plans for machines on which it pays more to keep what kernels pass to each other."""
+    for leaning in (_with_kernel_cost(target, _FACTOR**2), _with_memory(target, 1 / _FACTOR)):
+        yield from _planned(program, leaning, Memo())
+
+
+def _planned(program: Program, target: Target, memo: Memo, schedule: str = "connected", streaming: str = "auto",
              plain: frozenset[str] = frozenset()) -> Iterator[Plan]:  # fmt: skip
     """Nothing where no plan is found, by a mistake of the planner's, which others find."""
     try:
-        yield make_plan(program, target, schedule, streaming, plain=plain)
+        yield make_plan(program, target, schedule, streaming, memo=memo, plain=plain)
     except InternalError:
         return
 
 
 def leanings(target: Target) -> list[Target]:
     """Machines like this one but for what joins, cuts and walks pay: launches, memory, the tile level."""
-
-    def with_tile_level(factor: float) -> Target:
-        levels = [replace(level, capacity=int(level.capacity * factor)) if level is target.tile_level else level
-                  for level in target.levels]  # fmt: skip
-        return replace(target, levels=tuple(levels))
-
-    def with_memory(factor: float) -> Target:
-        main = target.main
-        slower = replace(main, bandwidth=main.bandwidth * factor, alone=main.alone * factor, write=main.write * factor)
-        return replace(target, levels=(*target.levels[:-1], slower))
-
     return [
-        with_memory(1 / _FACTOR), with_memory(_FACTOR), replace(target, kernel_cost=target.kernel_cost * _FACTOR**2),
-        with_tile_level(0.25), with_tile_level(4.0),
+        _with_memory(target, 1 / _FACTOR), _with_memory(target, _FACTOR), _with_kernel_cost(target, _FACTOR**2),
+        _with_tile_level(target, 0.25), _with_tile_level(target, 4.0),
     ]  # fmt: skip
+
+
+def _with_tile_level(target: Target, factor: float) -> Target:
+    levels = [replace(level, capacity=int(level.capacity * factor)) if level is target.tile_level else level
+              for level in target.levels]  # fmt: skip
+    return replace(target, levels=tuple(levels))
+
+
+def _with_memory(target: Target, factor: float) -> Target:
+    main = target.main
+    other = replace(main, bandwidth=main.bandwidth * factor, alone=main.alone * factor, write=main.write * factor)
+    return replace(target, levels=(*target.levels[:-1], other))
+
+
+def _with_kernel_cost(target: Target, factor: float) -> Target:
+    return replace(target, kernel_cost=target.kernel_cost * factor)

@@ -1,323 +1,372 @@
-"""Tunes a plan: in every round each kernel takes its next best predicted variant, the whole model is built and timed
-kernel by kernel beside the planner's own, and what was fastest in the end is kept in the cache.
+"""Tunes a plan: in every round some kernels take another plan each, the whole model is built and timed kernel by kernel
+beside the planner's own, and what was faster is measured once more, all together, in a process of its own.
 
 Kernels are measured inside the model, so that weights, buffers and caches are what they will be.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tilewright.backend import backend_for
-from tilewright.compiler.pipeline import machine_code
 from tilewright.errors import InternalError, OptionError, ToolError, printable
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.loops import LoopProgram
-from tilewright.ir.text.text import program_text
-from tilewright.lower.program import lower_program
-from tilewright.options import Options
-from tilewright.runtime import Cache, CacheError, ToolchainError, content_key
+from tilewright.options import Options, Tuning
+from tilewright.runtime import CacheError, ToolchainError
+from tilewright.schedule.price import priced
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.propagate import extent_of
-from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Plan, Tile
-from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.answers import Array, answers, are_same
+from tilewright.tune.fresh import measured
+from tilewright.tune.log import Log, Outcome
+from tilewright.tune.models import Builder, Built, Times, calls_within, sat
+from tilewright.tune.parts import edited
+from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _LOG = logging.getLogger("tilewright")
 
-_FORMAT = "2"  # of what is kept in the cache
-_PLANS_IN_TIME = 12  # variants a kernel at most, where only a time is given
-_LEAST_SHARE = 0.002  # of the model's time: kernels below it are left alone
-_LEAST_GAIN = 0.03  # smaller differences are within the noise of a measurement
-_SECONDS_A_ROUND = 0.6  # of runs, for each of the two models compared
-_ROUNDED, _ROUNDED_16 = 1e-2, 5e-2  # of the answers' norm, which other orders of sums may change
-_FEWEST_RUNS, _MOST_RUNS = 4, 40
-_SECONDS_A_KERNEL = 0.15  # to compile one, until a round has shown more
+_LEAST_SHARE = 0.005  # of the model's time: kernels below it are left alone
+_LEAST_GAIN = 0.02  # of a kernel's time: less is not worth another plan
+_SECONDS_A_SITTING = 0.8  # of runs, and of looking for what to run
+_LONG_ROUND = 8.0  # seconds: longer ones have fewer trials the next time, shorter ones more
+_FIRST_TRIALS, _MOST_TRIALS = 2, 64  # of a round; the first is soon over
+_CHECK_SECONDS = 5.0  # of the choices together, until it is known how long a model takes to build
+_CHECK_SHARE = 0.3  # of all time, at most
+_IN_VAIN = 24  # trials without a gain after which there is none to be expected
+_IN_VAIN_SECONDS, _IN_VAIN_FEWEST = 17.0, 10
+_TURNS = 2  # that a trial has where what else ran disturbed it
 
 
 def tune_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
-    """The plan with kernels that measured faster, from the cache where this model was tuned as well before."""
-    unable = backend_for(target).untunable(target)
-    if unable is not None:
-        raise OptionError(f"tuning measures, and target '{target.name}' cannot: {unable}; or leave out tune")
+    """The plan with what measured faster; what was measured before is not again."""
+    model = Model(program, plan, target, options.tune_arithmetic)
     try:
-        cache = Cache(options.cache_dir)
-        key = _key(program, plan, target, options)
-        pinned = _pinned(cache, key, options)
-        if pinned is not None:
-            return pinned
-        tuned, is_whole = _Tuner(program, plan, target, options).tuned()
-        effort = {"plans": options.tune, "seconds": options.tune_seconds, "whole": is_whole}
-        cache.put(key, json.dumps({"effort": effort, "plan": tuned.to_json()}).encode())
+        if options.tune is None:
+            return _as_recorded(model, Log(program, plan, target, options))
+        unable = backend_for(target).untunable(target)
+        if unable is not None:
+            raise OptionError(f"tuning measures, and target '{target.name}' cannot: {unable}; or leave out tune")
+        return _Tuner(model, options, Log(program, plan, target, options)).tuned()
     except (CacheError, ToolchainError) as error:
         raise ToolError(str(error)) from error
-    return tuned
 
 
-def _key(program: Program, plan: Plan, target: Target, options: Options) -> str:
-    """Everything a measured choice depends on: the model, what is predicted of it, and what compiles and runs it."""
-    return content_key(
-        "tuned plan", _FORMAT, program_text(program), plan.to_json(), json.dumps(target.describe()),
-        *backend_for(target).built_by(target, options), str(options.threads), suffix=".json",
-    )  # fmt: skip
+def _as_recorded(model: Model, log: Log) -> Plan:
+    """What records say is faster, without measuring."""
+    chosen = [Choice(subject, trial, outcome.ratio) for subject in find_subjects(model)
+              if (outcome := _best(log.outcomes(subject.part))) is not None
+              and (trial := subject.trial(outcome.plan)) is not None]  # fmt: skip
+    kept = _apart(chosen, lambda choice: 1 - choice.ratio)
+    if not kept:
+        _LOG.warning("%s", printable(f"{log.path} has no faster plan of this model's kernels: the planner's own stay"))
+    said = {name: f"as {log.path.name} has it: {1 / c.ratio:.2f} times as fast as the best predicted"
+            for c in kept for name in c.subject.tensors}  # fmt: skip
+    return _with(model, kept, said)
 
 
-def _pinned(cache: Cache, key: str, options: Options) -> Plan | None:
-    """An earlier result, if at least as much was measured for it as is asked for now."""
-    found = cache.get(key)
-    if found is None:
-        return None
-    kept = json.loads(found.read_text())
-    effort = kept["effort"]
-    plans, seconds = effort["plans"] or _PLANS_IN_TIME, effort["seconds"]
-    enough = plans >= (options.tune or _PLANS_IN_TIME)
-    had_time = effort["whole"] or (options.tune_seconds is not None and seconds >= options.tune_seconds)
-    return Plan.from_json(kept["plan"]) if enough and had_time else None
+def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
+    return next((o for o in outcomes if o.high < 1 and o.ratio < 1 - _LEAST_GAIN), None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A subject with a plan that measured faster than its own."""
+
+    subject: Subject
+    trial: Trial
+    ratio: float
+
+
+def _apart(choices: Sequence[Choice], gain: Callable[[Choice], float]) -> list[Choice]:
+    """Choices of which no two change the same kernel, those first that gain most."""
+    taken: set[str] = set()
+    kept = []
+    for choice in sorted(choices, key=lambda c: -gain(c)):
+        if taken.isdisjoint(choice.subject.kernels):
+            taken |= choice.subject.kernels
+            kept.append(choice)
+    return kept
+
+
+def _with(model: Model, choices: Sequence[Choice], said: Mapping[str, str]) -> Plan:
+    """The plan with these choices; every kernel says, for people, what was measured of what it stores."""
+    edits = [edit for choice in choices for edit in choice.trial.edits]
+    plan = edited(model.program, model.plan, model.target, edits)
+    changed = frozenset(tensor for choice in choices for tensor in choice.subject.tensors)
+    predicted = {k.name: k.estimate for k in priced(model.program, plan, model.target).kernels} if choices else {}
+    told = {}
+    for kernel in plan.kernels:
+        root = kernel.leaves[-1].tensor
+        own = predicted[kernel.name] if root in changed else kernel.estimate
+        reason = "; ".join(part for part in (own.reason, said.get(root, "")) if part)
+        told[kernel.name] = replace(kernel, estimate=replace(own, reason=reason))
+    return plan.with_kernels(told)
 
 
 @dataclass
-class _Built:
-    """A model ready to be timed."""
+class _Turn:
+    """A subject as it takes its turns."""
 
-    plan: Plan
-    loops: LoopProgram
-    runner: Any
-    folder: tempfile.TemporaryDirectory[str]
-
-    def close(self) -> None:
-        self.runner.close()
-        self.folder.cleanup()
-
-
-@dataclass
-class _Tuned:
-    """A group, its variants still to be measured, and the best so far against the planner's."""
-
-    group: Group
-    waiting: list[Tile]
-    share: float  # of the model's time
+    subject: Subject
     calls: list[int]
-    best: Tile | None = None
-    seconds: float = 0.0
-    default_seconds: float = 0.0
-    measured: int = 1
+    share: float  # of the model's time
+    turns: int = 0
+    waiting: list[Trial] = field(default_factory=list)  # that were disturbed
 
     @property
-    def ratio(self) -> float:
-        return self.seconds / self.default_seconds if self.best is not None else 1.0
+    def promise(self) -> float:
+        return self.share / (1 + self.turns)
 
 
-@dataclass
 class _Tuner:
-    program: Program
-    plan: Plan
-    target: Target
-    options: Options
-    started: float = field(default_factory=time.perf_counter)
+    def __init__(self, model: Model, options: Options, log: Log) -> None:
+        assert isinstance(options.tune, float)
+        self.model, self.options, self.log = model, options, log
+        self.builder = Builder(model.program, model.target, options)
+        self.before = log.state.seconds
+        self.whole = options.tune
+        self.begin = time.perf_counter()
+        self.turns: list[_Turn] = []
+        self.trials = self.gaining = self.disturbed = 0
+        self.size = _FIRST_TRIALS  # trials of the next round
+        self.trial_seconds = 0.0  # of a trial in the round before, with its part of what all have in common
+        self.build_seconds = 0.0
+        self.seconds = 0.0  # of one run
+        self.asked: dict[str, int] = {}
 
-    def tuned(self) -> tuple[Plan, bool]:
-        """The tuned plan, and whether every variant that was asked for was measured."""
-        default = self._built(self.plan)
+    @property
+    def spent(self) -> float:
+        return self.before + time.perf_counter() - self.begin
+
+    @property
+    def left(self) -> float:
+        return self.whole - self.spent
+
+    def tuned(self) -> Plan:
+        state = self.log.state
+        if self.left <= 0 or state.whole:
+            return self._kept()
         try:
-            groups = self._groups(default)
-            number = 0
-            while chosen := self._next(groups):
-                number += 1
-                self._tell(f"tune, round {number}: {len(chosen)} kernels")
-                self._round(default, chosen)
-            is_whole = not any(g.waiting for g in groups)
-            return self._checked(default, groups), is_whole
-        finally:
-            default.close()
+            begin = time.perf_counter()
+            with self.builder.built(self.model.plan) as own:
+                self.build_seconds = time.perf_counter() - begin
+                self._rounds(own)
+        except KeyboardInterrupt:
+            self._say("interrupted: what was found is kept")
+            _LOG.warning("tuning was interrupted after %d trials; what was found is kept, and the next time it goes on",
+                         self.trials)  # fmt: skip
+        plan = self._chosen()
+        state.seconds = self.spent
+        self.log.keep()
+        return plan
 
-    def _built(self, plan: Plan) -> _Built:
-        # packed weights of a plan that is only tried are not worth a place in the cache
-        folder = tempfile.TemporaryDirectory(prefix="tilewright-tune-")
+    def _kept(self) -> Plan:
+        """What was chosen before."""
+        state = self.log.state
+        if state.plan is not None:
+            return Plan.from_json(state.plan)
+        return _with(self.model, [], state.told)
+
+    # ---- rounds
+
+    def _rounds(self, own: Built) -> None:
+        expected = answers(own.runner, self.model.program)
+        profile = sat(self.model.program, own, own, _SECONDS_A_SITTING / 4)
+        self.seconds = float(profile.anchors.sum(1).mean())
+        subjects = self._subjects(own, profile)
+        while True:
+            chosen = self._collected(subjects)
+            if not chosen:
+                self.log.state.whole = self.options.tune_trials is None and self._has_time
+                return
+            begin = time.perf_counter()
+            self._round(own, expected, chosen)
+            took = time.perf_counter() - begin
+            self.trial_seconds = took / len(chosen)
+            larger = 2 * self.size if len(chosen) == self.size else self.size
+            self.size = max(1, self.size // 2) if took > _LONG_ROUND else min(_MOST_TRIALS, larger)
+            self.log.state.seconds = self.spent
+            self.log.keep()
+            if self._is_in_vain():
+                return
+
+    def _subjects(self, own: Built, profile: Times) -> Iterator[_Turn]:
+        times = profile.anchors.mean(0)
+        for subject in find_subjects(self.model):
+            calls = calls_within(subject.tensors, self.model.program, own)
+            share = float(times[calls].sum() / times.sum())
+            if calls and share >= _LEAST_SHARE:
+                yield _Turn(subject, calls, share, self.log.count(subject.part))
+
+    @property
+    def _has_time(self) -> bool:
+        """Whether one more trial fits: it is compiled, the model built, and run some times."""
+        return self.left - self._check_seconds > max(self.trial_seconds, self._sitting_seconds)
+
+    @property
+    def _sitting_seconds(self) -> float:
+        return max(_SECONDS_A_SITTING, 24 * self.seconds)
+
+    @property
+    def _check_seconds(self) -> float:
+        """What the choices together take in the end."""
+        wanted = max(_CHECK_SECONDS, 3 * self.build_seconds / 2 + 3 + 2 * self._sitting_seconds)
+        return min(wanted, _CHECK_SHARE * self.whole)
+
+    def _collected(self, subjects: Iterator[_Turn]) -> list[tuple[_Turn, Trial]]:
+        """Trials of the next round, of different kernels: those of most promise first, as many as are soon compiled."""
+        if not self._has_time:
+            return []
+        most = self.size
+        if self.trial_seconds:
+            most = max(1, min(most, int((self.left - self._check_seconds) / self.trial_seconds)))
+        if self.options.tune_trials is not None:
+            most = min(most, self.options.tune_trials - self.trials)
+        end = time.perf_counter() + 2 * _SECONDS_A_SITTING
+        chosen: list[tuple[_Turn, Trial]] = []
+        taken: set[str] = set()
+        while len(chosen) < most and (time.perf_counter() < end or not chosen):
+            new = next(subjects, None)
+            if new is not None:
+                self.turns.append(new)
+            able = [t for t in self.turns if not t.subject.is_done or t.waiting]
+            able = [t for t in able if taken.isdisjoint(t.subject.kernels)]
+            if not able and (new is None or chosen):
+                break
+            for turn in sorted(able, key=lambda t: -t.promise)[:1]:
+                trial = turn.waiting.pop() if turn.waiting else turn.subject.following(
+                    lambda key, part=turn.subject.part: self.log.is_known(part, key))  # type: ignore[misc]
+                turn.turns += 1
+                if trial is not None:
+                    chosen.append((turn, trial))
+                    taken |= turn.subject.kernels
+            if self.left <= self._check_seconds:
+                break
+        return chosen
+
+    def _round(self, own: Built, expected: Sequence[Array], chosen: Sequence[tuple[_Turn, Trial]]) -> None:
+        """Measures trials together; where their answers are not the planner's, in halves, until it is known whose."""
+        self._say(f"{len(chosen)} trials of {', '.join(sorted({t.subject.kind for t, _ in chosen}))}")
         try:
-            loops, runner = machine_code(self.program, plan, self.target, self.options, Path(folder.name))
-        except BaseException:
-            folder.cleanup()
-            raise
-        return _Built(plan, loops, runner, folder)
-
-    def _groups(self, default: _Built) -> list[_Tuned]:
-        times = _profiles(self.program, [default], _SECONDS_A_ROUND)[0]
-        total = float(times.sum())
-        count = self.options.tune or _PLANS_IN_TIME
-        found = []
-        for group in find_groups(self.program, self.plan, self.target):
-            calls = calls_of(group, self.program, self.plan, default.loops)
-            seconds = float(times[calls].sum())
-            if calls and seconds >= _LEAST_SHARE * total:
-                found.append(_Tuned(group, group.alternatives(count - 1), seconds / total, calls))
-        return sorted(found, key=lambda g: -g.share)
-
-    def _next(self, groups: Sequence[_Tuned]) -> list[_Tuned]:
-        """Groups of the next round: all that wait, or, as time runs out, those that weigh most for what they had."""
-        waiting = [g for g in groups if g.waiting]
-        if self.options.tune_seconds is None or not waiting:
-            return waiting
-        left = self.options.tune_seconds - (time.perf_counter() - self.started)
-        # the last part of the time is for the round's runs, and for the check at the end
-        affordable = int((left - 4 * _SECONDS_A_ROUND) / self._kernel_seconds(groups))
-        ranked = sorted(waiting, key=lambda g: -g.share / g.measured)
-        return ranked[: max(0, affordable)]
-
-    def _kernel_seconds(self, groups: Sequence[_Tuned]) -> float:
-        measured = sum(g.measured - 1 for g in groups)
-        spent = time.perf_counter() - self.started
-        return max(_SECONDS_A_KERNEL, spent / measured) if measured else _SECONDS_A_KERNEL
-
-    def _round(self, default: _Built, chosen: Sequence[_Tuned]) -> None:
-        choices = [(g, g.waiting.pop(0)) for g in chosen]
-        tried, choices = self._tried(choices)
-        if tried is None:
+            plan = self._plan([trial for _, trial in chosen])
+            with self.builder.built(plan) as other:
+                found = answers(other.runner, self.model.program)
+                if are_same(self.model.program, expected, found, exact=not self.model.arithmetic):
+                    self._learn(own, other, chosen)
+                    return
+                wrong = "its answers differ"
+        except (InternalError, ToolError) as error:
+            wrong = str(error)
+        if len(chosen) > 1:
+            for half in (chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :]):
+                if self._has_time:
+                    self._round(own, expected, half)
             return
-        try:
-            own, other = _profiles(self.program, [default, tried], _SECONDS_A_ROUND)
-            agree = _agree(self.program, default, tried)
-        finally:
-            tried.close()
-        if not agree:
-            self._tell("tune: answers of this round differ, none of its kernels is taken")
-        for each, kernel in choices:
-            each.measured += 1
-            if not agree:
+        ((turn, trial),) = chosen
+        self.log.refuse(turn.subject.part, trial.key)
+        _LOG.warning("%s", printable(f"tune: a plan of kernel '{min(turn.subject.kernels)}' is left out: {wrong}"))
+
+    def _plan(self, trials: Sequence[Trial]) -> Plan:
+        edits = [edit for trial in trials for edit in trial.edits]
+        return edited(self.model.program, self.model.plan, self.model.target, edits)
+
+    def _learn(self, own: Built, other: Built, chosen: Sequence[tuple[_Turn, Trial]]) -> None:
+        times = sat(self.model.program, own, other, self._sitting_seconds)
+        for turn, trial in chosen:
+            found = times.beside(turn.calls, calls_within(turn.subject.tensors, self.model.program, other))
+            if found.is_disturbed:
+                self.disturbed += 1
+                key = f"{turn.subject.part.task} {trial.key}"
+                self.asked[key] = self.asked.get(key, 1) + 1
+                if self.asked[key] <= _TURNS:
+                    turn.waiting.append(trial)
                 continue
-            before, after = float(own[each.calls].sum()), float(other[each.calls].sum())
-            if after < (1 - _LEAST_GAIN) * min(1.0, each.ratio) * before:
-                each.best, each.seconds, each.default_seconds = kernel, after, before
+            self.trials += 1
+            self.gaining += found.ratio.high < 1 and found.ratio.middle < 1 - _LEAST_GAIN
+            self.log.append(turn.subject, trial.plan, found, 1 + len(turn.subject.others))
 
-    def _tried(self, choices: list[tuple[_Tuned, Tile]]) -> tuple[_Built | None, list[tuple[_Tuned, Tile]]]:
-        """The model with these kernels, but for those that turn out to be no plan: they are told and left out."""
-        try:
-            return self._built(self._plan(choices)), choices
-        except InternalError as error:
-            sound = [(each, kernel) for each, kernel in choices if self._is_sound(each, kernel)]
-            if len(sound) == len(choices):
-                _LOG.warning("%s", printable(f"tune: a round is left out, its kernels do not go together: {error}"))
-                return None, []
-        return self._tried(sound) if sound else (None, [])
-
-    def _is_sound(self, each: _Tuned, kernel: Tile) -> bool:
-        """Whether a kernel alone, beside the planner's, is a plan that can be lowered."""
-        plan = self._plan([(each, kernel)])
-        try:
-            check_plan(plan, self.program, self.target)
-            lower_program(self.program, plan, backend_for(self.target).lower_kernel)
-        except InternalError as error:
-            each.measured += 1  # what it cost counts
-            _LOG.warning("%s", printable(f"tune: a variant of kernel '{each.group.own.name}' is left out: {error}"))
+    def _is_in_vain(self) -> bool:
+        """Whether so much was tried without a gain that none is to be expected."""
+        if self._gains():
             return False
-        return True
-
-    def _plan(self, choices: Sequence[tuple[_Tuned, Tile]]) -> Plan:
-        return with_choices(self.program, self.plan, [(g.group, kernel) for g, kernel in choices])
-
-    def _checked(self, default: _Built, groups: Sequence[_Tuned]) -> Plan:
-        """All choices together, measured once more beside the planner's: what does not hold is taken back."""
-        chosen = [g for g in groups if g.best is not None]
-        if chosen:
-            self._tell("tune, check of the choices together")
-            tried, kept = self._tried([(g, g.best) for g in chosen if g.best is not None])
-            if tried is None:
-                return self._told(self.plan, groups, [])
-            chosen = [g for g, _ in kept]
-            try:
-                own, other = _profiles(self.program, [default, tried], 2 * _SECONDS_A_ROUND)
-                agree = _agree(self.program, default, tried)
-            finally:
-                tried.close()
-            for each in chosen:
-                each.default_seconds, each.seconds = float(own[each.calls].sum()), float(other[each.calls].sum())
-            chosen = [g for g in chosen if g.ratio < 1.0]
-            saved = sum(g.default_seconds - g.seconds for g in chosen)
-            others = [i for i in range(len(own)) if not any(i in g.calls for g in chosen)]
-            # neighbours may suffer from what a kernel leaves in the caches
-            if not agree or float(other[others].sum() - own[others].sum()) > saved:
-                chosen = []
-        return self._told(self._with(chosen), groups, chosen)
-
-    def _with(self, chosen: Sequence[_Tuned]) -> Plan:
-        return self._plan([(g, g.best) for g in chosen if g.best is not None])
-
-    def _told(self, plan: Plan, groups: Sequence[_Tuned], chosen: Sequence[_Tuned]) -> Plan:
-        """The reasons, for people: what was measured and gained."""
-        kernels = list(plan.kernels)
-        told: dict[str, Tile] = {}
-        for each in groups:
-            calls = len(each.calls)
-            if each in chosen:
-                before, after = (1e6 * s / calls for s in (each.default_seconds, each.seconds))
-                said = f"tuned: {after:.1f} us measured against {before:.1f} us of the best predicted"
-            else:
-                said = "tuned: the best predicted stays"
-            said += f", {each.measured} plans measured"
-            for position in each.group.members:
-                kernel, about = kernels[position], kernels[position].estimate
-                reason = f"{about.reason}; {said}" if about.reason else said
-                told[kernel.name] = replace(kernel, estimate=replace(about, reason=reason))
-        return plan.with_kernels(told)
-
-    def _tell(self, message: str) -> None:
-        if self.options.progress is not None:
-            self.options.progress(message)
-
-
-def _ports(program: Program) -> tuple[list[Array], list[Array]]:
-    """Random inputs, and places for outputs."""
-    rng = np.random.default_rng(0)
-    inputs = [_random(rng, t.shape, t.dtype) for t in program.inputs]
-    return inputs, [np.empty([extent_of(e) for e in t.shape], t.dtype.numpy) for t in program.outputs]
-
-
-def _agree(program: Program, one: _Built, other: _Built) -> bool:
-    """Whether two models give the same but for rounding: sums are taken in other orders."""
-    found = []
-    for model in (one, other):
-        inputs, outputs = _ports(program)
-        model.runner.run(inputs, outputs)
-        found.append(outputs)
-    return all(_alike(a, b) for a, b in zip(*found, strict=True))
-
-
-def _alike(one: Array, other: Array) -> bool:
-    if not np.issubdtype(one.dtype, np.floating) and one.dtype.kind != "V":
-        return True  # an index or a choice may change with the last bit of what it is made from
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    whole = np.isfinite(a)
-    if not np.array_equal(whole, np.isfinite(b)):
+        spent = time.perf_counter() - self.begin
+        if self.trials >= _IN_VAIN or (spent > _IN_VAIN_SECONDS and self.trials >= _IN_VAIN_FEWEST):
+            said = f"nothing to gain: {self.trials} other plans, and none is faster"
+            self._say(said)
+            _LOG.info("%s", said)
+            return True
         return False
-    apart, size = np.linalg.norm((a - b)[whole]), np.linalg.norm(a[whole])
-    return bool(apart <= (_ROUNDED if one.dtype.itemsize > 2 else _ROUNDED_16) * size)
 
+    # ---- what is chosen
 
-def _profiles(program: Program, models: Sequence[_Built], seconds: float) -> list[Array]:
-    """Least seconds of every call of each model, run in turn, so that both meet the same disturbances."""
-    inputs, outputs = _ports(program)
-    rows: list[list[Array]] = [[] for _ in models]
-    for model in models:
-        model.runner.run(inputs, outputs)
-    end = time.perf_counter() + seconds * len(models)
-    while len(rows[0]) < _FEWEST_RUNS or (len(rows[0]) < _MOST_RUNS and time.perf_counter() < end):
-        for row, model in zip(rows, models, strict=True):
-            row.append(np.asarray(model.runner.profile(inputs, outputs)) * 1e-9)
-    if len({len(row[0]) for row in rows}) != 1:
-        raise InternalError("variants of a plan differ in their calls")
-    return [np.min(row, axis=0) for row in rows]
+    def _gains(self) -> list[tuple[_Turn, Outcome]]:
+        found = ((turn, _best(self.log.outcomes(turn.subject.part))) for turn in self.turns)
+        return [(turn, outcome) for turn, outcome in found if outcome is not None]
 
+    def _candidates(self) -> list[Choice]:
+        shares = {id(turn.subject): turn.share for turn in self.turns}
+        choices = [Choice(turn.subject, trial, outcome.ratio) for turn, outcome in self._gains()
+                   if (trial := turn.subject.trial(outcome.plan)) is not None]  # fmt: skip
+        return _apart(choices, lambda c: shares[id(c.subject)] * (1 - c.ratio))
 
-def _random(rng: np.random.Generator, shape: tuple[Any, ...], dtype: Any) -> Array:
-    """Normal floats, and integers 0 or 1, in range for indices and masks alike."""
-    values = rng.standard_normal(shape) if dtype.is_float else rng.integers(0, 2, shape)
-    return np.ascontiguousarray(np.asarray(values).astype(dtype.numpy))
+    def _chosen(self) -> Plan:
+        """The best of all subjects together, as far as they hold once more in a process of its own."""
+        state, candidates = self.log.state, self._candidates()
+        kept: list[Choice] = []
+        gain = 1.0
+        if candidates:
+            self._say(f"measuring {len(candidates)} choices once more")
+            kept, gain = self._held(candidates)
+        told = {name: f"tuned: the best predicted stays, {1 + self.log.count(turn.subject.part)} plans measured"
+                for turn in self.turns for name in turn.subject.tensors}  # fmt: skip
+        for choice in kept:
+            said = (f"tuned: {1 / choice.ratio:.2f} times as fast as the best predicted, "
+                    f"{1 + self.log.count(choice.subject.part)} plans measured")  # fmt: skip
+            told.update(dict.fromkeys(choice.subject.tensors, said))
+        plan = _with(self.model, kept, told)
+        state.plan, state.told = (plan.to_json() if kept else None), told
+        self._say(f"{len(kept)} kernels changed, {gain:.2f} times as fast" if kept else "nothing is faster", gain)
+        return plan
+
+    def _held(self, candidates: Sequence[Choice]) -> tuple[list[Choice], float]:
+        """The choices that are faster there too, and what the model gains; none where it is no faster as a whole."""
+        plan = self._plan([c.trial for c in candidates])
+        seconds = max(_SECONDS_A_SITTING, min(2 * self._sitting_seconds, self.left / 3))
+        times = self._once_more(plan, seconds)
+        sides = [Built(each, self.builder.lowered(each), None) for each in (self.model.plan, plan)]
+        kept = []
+        for choice in candidates:
+            found = times.beside(*(calls_within(choice.subject.tensors, self.model.program, side) for side in sides))
+            if found.is_disturbed:
+                continue
+            self.log.append(choice.subject, choice.trial.plan, found, 1 + len(choice.subject.others))
+            if found.ratio.high < 1:
+                kept.append(replace(choice, ratio=found.ratio.middle))
+        whole = times.whole
+        if whole.ratio.high >= 1 or whole.is_disturbed:
+            return [], 1.0
+        return kept, 1 / whole.ratio.middle
+
+    def _once_more(self, plan: Plan, seconds: float) -> Times:
+        model = self.model
+        times = measured(model.program, (model.plan, plan), model.target, self.options, seconds)
+        if times is not None:
+            return times
+        with self.builder.built(model.plan) as own, self.builder.built(plan) as other:  # there is no process to be had
+            return sat(model.program, own, other, seconds)
+
+    # ---- what is told
+
+    def _say(self, said: str, gain: float | None = None) -> None:
+        if self.options.progress is not None:
+            self.options.progress(f"tune, {said}")
+        if self.options.tune_watch is not None:
+            now = gain if gain is not None else self._gain()
+            self.options.tune_watch(Tuning(max(0.0, self.left), self.whole, self.trials, now, said))
+
+    def _gain(self) -> float:
+        shares = {id(turn.subject): turn.share for turn in self.turns}
+        return 1 / (1 - sum(shares[id(c.subject)] * (1 - c.ratio) for c in self._candidates()))

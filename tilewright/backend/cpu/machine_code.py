@@ -77,7 +77,7 @@ def _objects(options: Options) -> ObjectCompiler:
     machine, compiler = this_machine(), find_compiler(options.compiler)
     cache = Cache(options.cache_dir, _CACHE_BYTES)
     # where plans are tried, one kernel changes at a time: the others are then found in the cache
-    together = 0 if options.tune else _FILE_LENGTH
+    together = 0 if options.is_tuned else _FILE_LENGTH
     flags, own = kernel_flags(options, compiler, machine), for_runtime(default_flags(compiler, machine))
     jobs = usable_cores()
     return ObjectCompiler(compiler, flags, machine, cache, jobs=jobs, file_length=together, own_flags=own)

@@ -1,0 +1,95 @@
+"""Whether what tuning would measure are plans: every kernel's and every pair's, checked and lowered, nothing run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.support import table
+from tilewright.backend import backend_for
+from tilewright.compiler.pipeline import build
+from tilewright.errors import InternalError
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.analysis import verify
+from tilewright.lower.program import lower_program
+from tilewright.options import Options
+from tilewright.target import machine
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tune.parts import edited
+from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
+
+MACHINES = ("neoverse_n1", "emerald_rapids", "avx2_desktop", "h200")
+
+
+@dataclass
+class Count:
+    """Plans of one model on one machine."""
+
+    subjects: int = 0
+    plans: int = 0
+    structures: int = 0  # of them, those with other kernels, not only kernels run otherwise
+    refused: int = 0  # variants that their own check found to be none
+    illegal: int = 0  # that passed it and are none in the model
+    first: str = ""  # what is wrong with the first of those
+
+
+def planned(path: Path, name: str) -> Model:
+    target = machine(name)
+    made = build(load(path, {}), target, Options(target=name, stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    return Model(made.program, made.plan, target, arithmetic=True)
+
+
+def count(model: Model, each: int) -> Count:
+    """Up to so many plans of each subject, each put into the model."""
+    found = Count()
+    for subject in find_subjects(model):
+        found.subjects += 1
+        for trial in trials(subject, each):
+            found.plans += 1
+            found.structures += any(not edit.is_one_for_one for edit in trial.edits)
+            wrong = why_illegal(subject, trial)
+            found.illegal += wrong is not None
+            found.first = found.first or str(wrong or "")
+        found.refused += subject.refused
+    return found
+
+
+def trials(subject: Subject, each: int) -> Iterator[Trial]:
+    made = 0
+    while made < each and not subject.is_done:
+        trial = subject.following(lambda _: False)
+        if trial is not None:
+            made += 1
+            yield trial
+
+
+def why_illegal(subject: Subject, trial: Trial) -> InternalError | None:
+    model = subject.model
+    backend = backend_for(model.target)
+    try:
+        plan = edited(model.program, model.plan, model.target, trial.edits)
+        check_plan(plan, model.program, model.target)
+        loops = lower_program(model.program, plan, backend.lower_kernel)
+        verify.verify_loops(loops)
+        backend.check_limits(loops, model.target)
+    except InternalError as error:
+        return error
+    return None
+
+
+def report(paths: Mapping[str, Path], machines: Iterable[str], each: int) -> int:
+    """Tells the counts of every model on every machine; how many are illegal in all."""
+    rows, wrong = [], 0
+    for name in machines:
+        for title, path in paths.items():
+            found = count(planned(path, name), each)
+            wrong += found.illegal + found.refused
+            cells = (found.subjects, found.plans, found.structures, found.refused, found.illegal)
+            rows.append([name, title, *map(str, cells), found.first[:80]])
+            print("\t".join(rows[-1]), flush=True)
+    header = ["machine", "model", "subjects", "plans", "other kernels", "refused", "illegal", "the first"]
+    print("\n".join(table(header, rows)))
+    print(f"{wrong} of {sum(int(row[3]) + int(row[5]) for row in rows)} plans are illegal")
+    return wrong

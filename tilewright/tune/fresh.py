@@ -1,0 +1,55 @@
+"""Two plans of a model timed beside each other in a process of its own, where nothing lies as it did before."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.ir.forms.compute import Program
+from tilewright.options import Options
+from tilewright.target import Target, from_json
+from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune.models import Builder, Times, sat
+
+# What it is given and gives goes through files that nobody else may read or write.
+_CHILD = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:] = pickle.load(file)
+    call, arguments = pickle.load(file)
+with open(sys.argv[2], "wb") as file:
+    pickle.dump(call(*arguments), file)
+"""
+
+
+def measured(
+    program: Program, plans: tuple[Plan, Plan], target: Target, options: Options, seconds: float
+) -> Times | None:
+    """None where no process can be started, or it could not do it."""
+    if not sys.executable or os.name != "posix":
+        return None
+    plain = replace(options, progress=None, tune_watch=None)
+    with tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder:
+        given, found = Path(folder) / "given", Path(folder) / "found"
+        with given.open("wb") as file:
+            pickle.dump(sys.path, file)
+            pickle.dump((_sat, (program, plans, target.to_json(), plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
+        done = subprocess.run([sys.executable, "-P", "-c", _CHILD, str(given), str(found)], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, check=False)  # fmt: skip
+        if done.returncode:
+            return None
+        times: Times = pickle.loads(found.read_bytes())
+        return times
+
+
+def _sat(program: Program, plans: tuple[Plan, Plan], target: str, options: Options, seconds: float) -> Times:
+    builder = Builder(program, from_json(target), options)
+    with builder.built(plans[0]) as own, builder.built(plans[1]) as other:
+        return sat(program, own, other, seconds)
+
+
