@@ -88,7 +88,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, mesh: str,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ..., tune: int | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., timeout: float = ...,
 ) -> RankedModel: ...  # fmt: skip
 
@@ -132,9 +133,9 @@ def compile(
     is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `tune`
     is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
     `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
-    take half as long again to run,
-    "adaptive" starts with it and goes over to the full code when that is ready. The other arguments are the fields of
-    the same name of `Options`; one that is given overrules `options`.
+    take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready. The
+    other arguments are the fields of the same name of `Options`; one that is given overrules `options`. `mesh` ("tp=2")
+    spreads the model over processes that torchrun started (docs/devices.md); `timeout` is in seconds, for each wait.
 
     For example:
 

@@ -87,9 +87,9 @@ class StoredArtifact:
 def identify(
     model: Any, shapes: Shapes, target: Target, options: Options, values: Mapping[str, NDArray[Any]] | None = None
 ) -> Source | None:
-    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, when a
-    file of records decides, and on targets whose code is made elsewhere."""
-    if options.tune_records is not None:
+    """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, when
+    measuring may go on, and on targets whose code is made elsewhere."""
+    if options.is_tuned:
         return None
     if not keeps_models(target) or options.dump or options.stop_after or options.overrides or options.verify:
         return None

@@ -41,10 +41,19 @@ class State:
     """What tuning of a model has come to."""
 
     seconds: float = 0.0  # spent so far
+    trials: int = 0  # measured so far
+    asked: float = 0.0  # the longest time that was asked for and came to its end
+    asked_trials: int | None = 0  # at most, then; None: as many as there was time for
     whole: bool = False  # there is nothing more to measure
     plan: str | None = None  # chosen, as JSON; None: the planner's own
     told: dict[str, str] = field(default_factory=dict)  # by kernel of the planner's: what was measured of it
     refused: list[str] = field(default_factory=list)  # trials whose answers differ
+
+    def covers(self, seconds: float, trials: int | None) -> bool:
+        """Whether as much was asked for before."""
+        most = self.asked_trials
+        as_many = most is None or (trials is not None and trials <= most)
+        return self.whole or (as_many and seconds <= self.asked)
 
 
 def here(target: Target) -> Machine:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program, Scan, all_computes, reads
-from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.text.text import program_text
 from tilewright.schedule.tree import in_tree
 from tilewright.target import Target
@@ -19,9 +19,12 @@ from tilewright.tile_graph.plan.form import Estimate, Leaf, Plan, Tile
 from tilewright.tune.records import digest
 
 
-def cut_out(program: Program, kernels: Sequence[Tile], scans: frozenset[str] = frozenset()) -> Program:
+def cut_out(
+    program: Program, kernels: Sequence[Tile], scans: frozenset[str] = frozenset(),
+    beside: frozenset[Tensor] = frozenset(),
+) -> Program:  # fmt: skip
     """The computes of some kernels, and Scans of these names, alone: what they read becomes inputs, and what others
-    read of them outputs."""
+    read of them outputs; `beside` is read by kernels that compute some of the same again."""
     names = {name for k in kernels for leaf in k.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)}
     computes = all_computes(program)
     wanted = {computes[name] for name in names}
@@ -29,7 +32,7 @@ def cut_out(program: Program, kernels: Sequence[Tile], scans: frozenset[str] = f
     inside = {t for c in ordered for t in c.outputs}
     outer = dict.fromkeys(t for c in ordered for t in reads(c) if t not in inside)
     stored = {leaf.tensor for k in kernels for leaf in k.leaves}
-    read = {t for c in program.computes if c not in ordered for t in reads(c)} | set(program.outputs)
+    read = {t for c in program.computes if c not in ordered for t in reads(c)} | set(program.outputs) | beside
     used = {t for c in ordered for t in reads(c)}
     of_scans = {t for c in ordered if isinstance(c, Scan) for t in c.outputs}
     outputs = tuple(t for c in ordered for t in c.outputs
@@ -72,10 +75,18 @@ def part_of(program: Program, plan: Plan, kernels: Iterable[str], target: Target
     chosen = [unit for unit in units_of(plan) if not set(kernels).isdisjoint(_names(unit))]
     scans = frozenset(unit.scan for unit in chosen if unit.over == "steps" and unit.scan is not None)
     inside = [k for unit in chosen for k in _kernels(unit)]
-    alone = cut_out(program, [k for unit in chosen if unit.over != "steps" for k in _kernels(unit)], scans)
+    names = {k.name for k in inside}
+    beside = _read_by([k for k in plan.kernels if k.name not in names], program)
+    alone = cut_out(program, [k for unit in chosen if unit.over != "steps" for k in _kernels(unit)], scans, beside)
     alone = replace(alone, constants={t: np.broadcast_to(np.zeros((), t.dtype.numpy), a.shape)
                                       for t, a in alone.constants.items()})  # fmt: skip
     return Part(tuple(k.name for k in inside), alone, planned(alone, plan, chosen, target))
+
+
+def _read_by(kernels: Sequence[Tile], program: Program) -> frozenset[Tensor]:
+    computes = all_computes(program)
+    inside = {name for k in kernels for leaf in k.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)}
+    return frozenset(t for name in inside for t in reads(computes[name]))
 
 
 def planned(program: Program, plan: Plan, units: Sequence[Tile], target: Target) -> Plan:

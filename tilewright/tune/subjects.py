@@ -252,15 +252,28 @@ def _neighbours(groups: Sequence[Group], model: Model) -> Iterator[list[list[str
         kept = t.name if t.name in model.shared else t in model.program.constants
         return (layouts.get(t.name), kept)
 
+    feeders = {k.name: {maker[t] for nest in model.nests[k.name] for t in nest.reads() if t in maker} - {k.name}
+               for k in outside}  # fmt: skip
     found: dict[Hashable, list[list[str]]] = {}
     for reader in outside:
-        feeders = {maker[t] for nest in model.nests[reader.name] for t in nest.reads() if t in maker} - {reader.name}
-        for feeder in sorted(feeders):
+        for feeder in sorted(feeders[reader.name]):
+            if any(feeder in _before(other, feeders) for other in feeders[reader.name] - {feeder}):
+                continue  # what lies between them would wait for both
             key = signature([*model.nests[feeder], *model.nests[reader.name]], about)
             taken = {name for pair in found.get(key, []) for name in pair}
             if taken.isdisjoint((feeder, reader.name)):
                 found.setdefault(key, []).append([feeder, reader.name])
     yield from found.values()
+
+
+def _before(kernel: str, feeders: Mapping[str, set[str]]) -> set[str]:
+    """All that a kernel waits for, itself among it."""
+    found, waiting = {kernel}, [kernel]
+    while waiting:
+        new = feeders[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _in_turn(one: Iterator[Plan | None], other: Iterator[Plan | None]) -> Iterator[Plan | None]:

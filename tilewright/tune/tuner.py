@@ -147,13 +147,14 @@ class _Tuner:
 
     def tuned(self) -> Plan:
         state = self.log.state
-        if self.left <= 0 or state.whole:
+        if self.left <= 0 or state.covers(self.whole, self.options.tune_trials):
             return self._kept()
         try:
             begin = time.perf_counter()
             with self.builder.built(self.model.plan) as own:
                 self.build_seconds = time.perf_counter() - begin
                 self._rounds(own)
+            state.asked, state.asked_trials = self.whole, self.options.tune_trials
         except KeyboardInterrupt:
             self._say("interrupted: what was found is kept")
             _LOG.warning("tuning was interrupted after %d trials; what was found is kept, and the next time it goes on",
@@ -224,7 +225,7 @@ class _Tuner:
         if self.trial_seconds:
             most = max(1, min(most, int((self.left - self._check_seconds) / self.trial_seconds)))
         if self.options.tune_trials is not None:
-            most = min(most, self.options.tune_trials - self.trials)
+            most = min(most, self.options.tune_trials - self.log.state.trials)
         end = time.perf_counter() + 2 * _SECONDS_A_SITTING
         chosen: list[tuple[_Turn, Trial]] = []
         taken: set[str] = set()
@@ -285,6 +286,7 @@ class _Tuner:
                     turn.waiting.append(trial)
                 continue
             self.trials += 1
+            self.log.state.trials += 1
             self.gaining += found.ratio.high < 1 and found.ratio.middle < 1 - _LEAST_GAIN
             self.log.append(turn.subject, trial.plan, found, 1 + len(turn.subject.others))
 

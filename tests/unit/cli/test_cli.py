@@ -54,7 +54,7 @@ def test_missing_model_is_one_line(name: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == expected
 
 
-def test_tune_takes_seconds(
+def test_tune_takes_a_duration(
     stub_model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = []
@@ -64,10 +64,12 @@ def test_tune_takes_seconds(
         return stub_model
 
     monkeypatch.setattr(common, "compile", compiled)
-    assert main(["run", "m.onnx", "--tune", "1.5"]) == 0
-    assert (given[0].tune, given[0].tune_seconds) == (0, 1.5)
+    assert main(["run", "m.onnx", "--tune", "1m30s", "--records", "m.twr", "--arithmetic"]) == 0
+    assert (given[0].tune, given[0].tune_records, given[0].tune_arithmetic) == (90.0, Path("m.twr"), True)
     assert main(["run", "m.onnx", "--tune", "0"]) == 2
-    assert "tune_seconds cannot be 0.0" in capsys.readouterr().err
+    assert "tune cannot be '0': it is a duration" in capsys.readouterr().err
+    assert main(["run", "m.onnx", "--arithmetic"]) == 2
+    assert "tune_arithmetic is for tuning" in capsys.readouterr().err
 
 
 def test_run_from_file_to_file(stubbed: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from onnx import ModelProto
 import tilewright
 from tests.cpu_stages import model_of
 from tests.gpu_stages import MEANINGS, attention, graph
+from tests.unit.tune.made_up import MadeUp
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.backend import GpuBackend
 from tilewright.compiler.pipeline import Artifact, build, machine_code
@@ -24,8 +25,9 @@ from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
-from tilewright.tune import tuner
+from tilewright.tune import log, tuner
 from tilewright.tune.groups import calls_of, find_groups, with_choices
+from tilewright.tune.records import Machine
 
 H200, EMULATED = machine("h200"), machine("cuda-emulated")
 RNG = np.random.default_rng(17)
@@ -120,70 +122,32 @@ def test_equal_kernels_take_a_choice_together() -> None:
     assert first.leaves[-1].tensor != second.leaves[-1].tensor
     assert second.name == made.plan.kernels[group.members[1]].name
     loops = lower_program(made.program, plan, backend_for(H200).lower_kernel)
-    assert len(calls_of(group, made.program, plan, loops)) == 2
+    assert len(calls_of([plan.kernels[i] for i in group.members], made.program, loops)) == 2
 
 
-class Answering:
-    """A model on a device that is not there: it gives the answers that it is told to."""
-
-    def __init__(self, answer: float) -> None:
-        self.answer = answer
-
-    def run(self, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        for output in outputs:
-            output.fill(self.answer)
-
-    def close(self) -> None:
-        pass
-
-
-def measured(made: Artifact, monkeypatch: pytest.MonkeyPatch, answer: float) -> list[Plan]:
-    """Lets plans be tried on a device that is not there, where other plans give this answer and the planner's gives
-    ones; a kernel takes half the time if it is as in the first round. Gives the plans that are tried."""
-    tried: list[Plan] = []
-
-    def built(program: Any, plan: Plan, *_: Any) -> Any:
-        loops = lower_program(program, plan, backend_for(EMULATED).lower_kernel)
-        return loops, Answering(1.0 if plan is made.plan else answer)
-
-    def clock(_program: object, models: list[Any], _seconds: float) -> list[np.ndarray]:
-        tried.extend(m.plan for m in models[1:])
-        first = tried[0].kernels if tried else ()
-        rows = []
-        for model in models:
-            pairs = zip(model.plan.kernels, first or model.plan.kernels, strict=True)
-            rows.append(np.array([0.5e-5 if bare(k) == bare(f) and first else 1e-5 for k, f in pairs]))
-        return rows
-
+@pytest.mark.parametrize("name", MODELS)
+def test_tuning_for_a_gpu_keeps_the_fastest_by_a_made_up_clock(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(name, EMULATED)
+    assert made.program is not None and made.plan is not None
     monkeypatch.setattr(GpuBackend, "untunable", lambda *_: None)
     monkeypatch.setattr(GpuBackend, "built_by", lambda *_: ("nothing",))
-    monkeypatch.setattr(tuner, "machine_code", built)
-    monkeypatch.setattr(tuner, "_profiles", clock)
-    return tried
-
-
-def test_the_fastest_by_a_made_up_clock_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is found again without measuring."""
-    made = planned("products", EMULATED)
-    assert made.program is not None and made.plan is not None
-    tried = measured(made, monkeypatch, 1.0)
-    options = Options(target="cuda-emulated", precision="float16", tune=3, cache_dir=tmp_path)
+    monkeypatch.setattr(log, "here", lambda target: Machine.of(target, "none", target.architecture))
+    own = {leaves(k): bare(k) for k in made.plan.kernels}
+    clock = MadeUp(lambda kernel: 1e-5 if own.get(leaves(kernel)) == bare(kernel) else 0.5e-5)
+    clock.put_in_place(monkeypatch)
+    options = Options(target="cuda-emulated", tune=60.0, tune_trials=3, cache_dir=tmp_path)
     tuned = tuner.tune_plan(made.program, made.plan, EMULATED, options)
-    assert [bare(k) for k in tuned.kernels] == [bare(k) for k in tried[0].kernels]
-    assert [bare(k) for k in tuned.kernels] != [bare(k) for k in made.plan.kernels]
-    assert all("plans measured" in k.estimate.reason for k in tuned.kernels)
-    assert len(tried) == 3, "two rounds, and the choices together"
-    monkeypatch.setattr(tuner, "_profiles", lambda *_: pytest.fail("measured again"))
+    changed = [k for k in tuned.kernels if own.get(leaves(k)) != bare(k)]
+    assert changed and all("2.00 times as fast" in k.estimate.reason for k in changed)
+    check_plan(tuned, made.program, EMULATED)
+    clock.refuse(monkeypatch)
     assert tuner.tune_plan(made.program, made.plan, EMULATED, options) == tuned
 
 
-def test_what_answers_otherwise_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planned("products", EMULATED)
-    assert made.program is not None and made.plan is not None
-    measured(made, monkeypatch, -1.0)
-    options = Options(target="cuda-emulated", precision="float16", tune=3, cache_dir=tmp_path)
-    tuned = tuner.tune_plan(made.program, made.plan, EMULATED, options)
-    assert [bare(k) for k in tuned.kernels] == [bare(k) for k in made.plan.kernels]
+def leaves(kernel: Tile) -> tuple[str, ...]:
+    return tuple(leaf.tensor for leaf in kernel.leaves)
 
 
 @pytest.mark.parametrize(("target", "reason"), [("h200", "it is a description to plan for"), ("cuda", "driver|GPU")])
@@ -191,7 +155,7 @@ def test_without_a_device_tuning_says_so(target: str, reason: str) -> None:
     if target == "cuda" and backend_for(machine("cuda")).why_not_here(machine("cuda")) is None:
         pytest.skip("there is a GPU")
     with pytest.raises((OptionError, ToolError), match=f"target '{target}' cannot.*: .*({reason})"):
-        tilewright.compile(chain(), target=target, tune=2)
+        tilewright.compile(chain(), target=target, tune="2s")
 
 
 @pytest.mark.slow
