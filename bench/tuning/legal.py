@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx import ModelProto
+
 from bench.support import table
 from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import build
@@ -34,7 +36,7 @@ class Count:
     first: str = ""  # what is wrong with the first of those
 
 
-def planned(path: Path, name: str) -> Model:
+def planned(path: Path | ModelProto, name: str) -> Model:
     target = machine(name)
     made = build(load(path, {}), target, Options(target=name, stop_after="plan"))
     assert made.program is not None and made.plan is not None

@@ -174,34 +174,46 @@ def _packed(program: Program, plan: Plan, edits: Sequence[Edit]) -> Plan:
 
 def _in_order(units: Sequence[Tile], program: Program) -> list[Tile]:
     """Each after those that it reads from, otherwise in the order of what the Program computes."""
-    computes = all_computes(program)
     place = {t.name: i for i, c in enumerate(program.computes) for t in c.outputs}
+    last = [max((place.get(name, 0) for name in writes), default=0) for writes, _ in _ports(units, program)]
+    before = feeders_of(units, program)
+    done: dict[int, None] = {}
+    waiting = sorted(range(len(units)), key=last.__getitem__)
+    while waiting:
+        ready = next((i for i in waiting if all(feeder in done for feeder in before[i])), None)
+        if ready is None:
+            raise InternalError("kernels of a plan wait for each other")
+        done[ready] = None
+        waiting.remove(ready)
+    return [units[i] for i in done]
+
+
+def feeders_of(units: Sequence[Tile], program: Program) -> list[frozenset[int]]:
+    """By unit: those that it reads from, by number."""
+    ports = _ports(units, program)
+    writer = {name: number for number, (writes, _) in enumerate(ports) for name in writes}
+    return [frozenset(writer[name] for name in needs if name in writer) - {number}
+            for number, (_, needs) in enumerate(ports)]  # fmt: skip
+
+
+def _ports(units: Sequence[Tile], program: Program) -> list[tuple[set[str], set[str]]]:
+    """What each unit writes and needs, by name."""
+    computes = all_computes(program)
     scans = {c.outputs[0].name: c for c in program.computes if isinstance(c, Scan)}
-    writes: dict[str, int] = {}
-    needs: list[set[str]] = []
-    for number, unit in enumerate(units):
+    found = []
+    for unit in units:
         if unit.over == "steps":
             scan = scans[unit.scan or ""]
-            writes.update({t.name: number for t in scan.outputs})
-            needs.append({t.name for t in reads(scan)})
+            found.append(({t.name for t in scan.outputs}, {t.name for t in reads(scan)}))
             continue
         inside = {name for k in _kernels(unit) for leaf in k.leaves
                   for name in (leaf.core, *leaf.epilogue, *leaf.composed)}  # fmt: skip
         made = {t.name for name in inside for t in computes[name].outputs}
         stored = [leaf.tensor for k in _kernels(unit) for leaf in k.leaves
                   if leaf.tensor not in k.held and leaf.part != "copy"]  # fmt: skip
-        writes.update({t.name: number for name in stored for t in computes[name].outputs})
-        needs.append({t.name for name in inside for t in reads(computes[name])} - made)
-    done: dict[int, None] = {}
-    last = [max((place.get(name, 0) for name, at in writes.items() if at == i), default=0) for i in range(len(units))]
-    waiting = sorted(range(len(units)), key=last.__getitem__)
-    while waiting:
-        ready = next((i for i in waiting if all(writes.get(n, i) in (*done, i) for n in needs[i])), None)
-        if ready is None:
-            raise InternalError("kernels of a plan wait for each other")
-        done[ready] = None
-        waiting.remove(ready)
-    return [units[i] for i in done]
+        writes = {t.name for name in stored for t in computes[name].outputs}
+        found.append((writes, {t.name for name in inside for t in reads(computes[name])} - made))
+    return found
 
 
 def bare(plan: Plan) -> Plan:

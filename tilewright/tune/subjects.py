@@ -24,7 +24,7 @@ from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.arithmetic import sums_of, sums_of_plan
 from tilewright.tune.groups import Group, find_groups
 from tilewright.tune.kinds import kind_of_nests
-from tilewright.tune.parts import Edit, Part, bare, part_of, plan_key, renamed, replaced, units_of
+from tilewright.tune.parts import Edit, Part, bare, feeders_of, part_of, plan_key, renamed, replaced, units_of
 from tilewright.tune.structures import joins, structures
 
 _LOG = logging.getLogger("tilewright")
@@ -244,31 +244,31 @@ def _neighbours(groups: Sequence[Group], model: Model) -> Iterator[list[list[str
     """Kernels of which the second reads from the first, equal pairs together, no kernel in two of them."""
     plan = model.plan
     alone = {plan.kernels[place].name for group in groups for place in group.members}
-    outside = [k for k, steps in plan.launches() if steps is None and k.name in alone]
-    maker = {t: k.name for k in outside for nest in model.nests[k.name] for t in nest.stores}
+    units = units_of(plan)
+    feeders = feeders_of(units, model.program)
     layouts = dict(plan.layouts)
 
     def about(t: Tensor) -> Hashable:
         kept = t.name if t.name in model.shared else t in model.program.constants
         return (layouts.get(t.name), kept)
 
-    feeders = {k.name: {maker[t] for nest in model.nests[k.name] for t in nest.reads() if t in maker} - {k.name}
-               for k in outside}  # fmt: skip
     found: dict[Hashable, list[list[str]]] = {}
-    for reader in outside:
-        for feeder in sorted(feeders[reader.name]):
-            if any(feeder in _before(other, feeders) for other in feeders[reader.name] - {feeder}):
-                continue  # what lies between them would wait for both
-            key = signature([*model.nests[feeder], *model.nests[reader.name]], about)
-            taken = {name for pair in found.get(key, []) for name in pair}
-            if taken.isdisjoint((feeder, reader.name)):
-                found.setdefault(key, []).append([feeder, reader.name])
+    for number, reader in enumerate(units):
+        for place in sorted(feeders[number]):
+            pair = [units[place].name, reader.name]
+            # what lies between two would wait for both
+            between = any(place in _before(other, feeders) for other in feeders[number] - {place})
+            if between or not alone.issuperset(pair):
+                continue
+            key = signature([nest for name in pair for nest in model.nests[name]], about)
+            if {name for other in found.get(key, []) for name in other}.isdisjoint(pair):
+                found.setdefault(key, []).append(pair)
     yield from found.values()
 
 
-def _before(kernel: str, feeders: Mapping[str, set[str]]) -> set[str]:
-    """All that a kernel waits for, itself among it."""
-    found, waiting = {kernel}, [kernel]
+def _before(unit: int, feeders: Sequence[frozenset[int]]) -> set[int]:
+    """All that a unit waits for, itself among it."""
+    found, waiting = {unit}, [unit]
     while waiting:
         new = feeders[waiting.pop()] - found
         found |= new

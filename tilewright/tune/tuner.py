@@ -29,7 +29,7 @@ from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
 _LOG = logging.getLogger("tilewright")
 
 _LEAST_SHARE = 0.005  # of the model's time: kernels below it are left alone
-_LEAST_GAIN = 0.02  # of a kernel's time: less is not worth another plan
+LEAST_GAIN = 0.02  # of a kernel's time: less is not worth another plan
 _SECONDS_A_SITTING = 0.8  # of runs, and of looking for what to run
 _LONG_ROUND = 8.0  # seconds: longer ones have fewer trials the next time, shorter ones more
 _FIRST_TRIALS, _MOST_TRIALS = 2, 64  # of a round; the first is soon over
@@ -68,7 +68,7 @@ def _as_recorded(model: Model, log: Log) -> Plan:
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
-    return next((o for o in outcomes if o.high < 1 and o.ratio < 1 - _LEAST_GAIN), None)
+    return next((o for o in outcomes if o.high < 1 and o.ratio < 1 - LEAST_GAIN), None)
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class _Tuner:
                 continue
             self.trials += 1
             self.log.state.trials += 1
-            self.gaining += found.ratio.high < 1 and found.ratio.middle < 1 - _LEAST_GAIN
+            self.gaining += found.ratio.high < 1 and found.ratio.middle < 1 - LEAST_GAIN
             self.log.append(turn.subject, trial.plan, found, 1 + len(turn.subject.others))
 
     def _is_in_vain(self) -> bool:

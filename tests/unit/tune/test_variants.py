@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from onnx import ModelProto
 
 from bench import zoo
+from bench.tuning.legal import count
 from tests.cpu_stages import model_of
 from tilewright.backend import backend_for
+from tilewright.backend.cpu.kernel.variants import Variants
 from tilewright.compiler.pipeline import build
 from tilewright.examples import mobilenet
 from tilewright.frontend.onnx.model import load
@@ -20,6 +23,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Tile
 from tilewright.tune.groups import find_groups, with_choices
+from tilewright.tune.subjects import Model
 
 
 def tokens(height: int, width: int) -> ModelProto:
@@ -44,7 +48,8 @@ def check_variants(model: ModelProto | Path, name: str, count: int) -> tuple[int
     for group in find_groups(made.program, made.plan, target):
         own = group.variants[0]
         drawn = own.random(2, rng) if hasattr(own, "random") else []
-        for kernel in (*group.alternatives(count), *drawn):
+        lazily = islice(own.ranked(lambda _: True), count)
+        for kernel in (*group.alternatives(count), *lazily, *drawn):
             plan = with_choices(made.program, made.plan, [(group, kernel)])
             check_plan(plan, made.program, target)
             lower_program(made.program, plan, backend_for(target).lower_kernel)
@@ -58,6 +63,37 @@ def test_variants_of_kernels_with_windows(name: str) -> None:
     """Steps fill tiles of some sizes alone."""
     found, moving = check_variants(tokens(64, 64), name, 3)
     assert moving == found > 3
+
+
+def test_variants_come_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is there before all nest plans are predicted, and none comes twice."""
+    made = build(load(tokens(32, 32), {}), machine("neoverse_n1"), Options(stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    (group, *_) = find_groups(made.program, made.plan, machine("neoverse_n1"))
+    looked: list[object] = []
+    least = Variants._least
+    monkeypatch.setattr(Variants, "_least", lambda self, plans: looked.append(plans) or least(self, plans))
+    own = group.variants[0]
+    ranked = own.ranked(lambda _: True)
+    first = next(ranked)
+    assert first != group.own and len(looked) <= 16 < len(own.choices())
+    some = [first, *islice(ranked, 12)]
+    assert len({(k.leaves, k.cut, k.body) for k in some}) == len(some)
+
+
+def test_plans_of_parts_are_plans_of_the_model() -> None:
+    """Variants, kernels apart and neighbours as one: checked and lowered in the whole model."""
+    steps = [("MatMul", ["x", "a"], "p", {}), ("Softmax", ["p"], "q", {"axis": 1}), ("MatMul", ["q", "b"], "r", {}),
+             ("Relu", ["r"], "s", {}), ("Add", ["s", "q"], "y", {})]  # fmt: skip
+    rng = np.random.default_rng(3)
+    weights = {name: (rng.standard_normal((48, 48)) / 8).astype(np.float32) for name in "ab"}
+    proto = model_of(steps, {"x": (64, 48)}, {"y": (64, 48)}, weights)
+    for name in ("emerald_rapids", "h200"):
+        target = machine(name)
+        made = build(load(proto, {}), target, Options(target=name, schedule="register", stop_after="plan"))
+        assert made.program is not None and made.plan is not None
+        found = count(Model(made.program, made.plan, target, arithmetic=True), 4)
+        assert found.plans > 8 and found.structures and not found.illegal and not found.refused, found
 
 
 MODELS = ("tokens", "mobilenet", "vit_s32", "swin_t", "lstm", "unet")
