@@ -134,8 +134,7 @@ def compile(
     is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
     `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
     take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready. The
-    other arguments are the fields of the same name of `Options`; one that is given overrules `options`. `mesh` ("tp=2")
-    spreads the model over processes that torchrun started (docs/devices.md); `timeout` is in seconds, for each wait.
+    other arguments are the fields of the same name of `Options`; one that is given overrules `options`.
 
     For example:
 

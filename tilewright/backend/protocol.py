@@ -91,6 +91,16 @@ class KernelWriter(Protocol):
         """The kernel's Tile."""
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What plans are measured on and by."""
+
+    processor: str
+    microarchitecture: str
+    threads: int
+    clock: str  # "thread": processor time of the one thread; "wall": the clock on the wall; "device": events of a GPU
+
+
 Admits = Callable[[Sequence[Leaf]], bool]  # whether a kernel may run by these leaves
 
 
@@ -242,6 +252,9 @@ class Backend(Protocol):
 
     def untunable(self, target: Target) -> str | None:
         """Why plans cannot be measured inside a model here; None where they can."""
+
+    def measuring(self, target: Target, options: Options) -> Measuring:
+        """What plans would be measured on here, and by which clock."""
 
     def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
         """What compiles and runs the code, as far as times depend on it."""

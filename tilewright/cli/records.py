@@ -65,12 +65,12 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
         key = (f"{machine.processor} ({machine.microarchitecture})", m.threads, m.kind)
         found.setdefault(key, []).append(m)
     rows = []
-    for (machine, threads, kind), some in found.items():
+    for (shown, threads, kind), some in found.items():
         tasks: dict[str, list[float]] = {}
         for m in some:
             tasks.setdefault(m.task, []).append(m.microseconds / m.anchor.around)
         best = min((min(ratios) for ratios in tasks.values()), default=None)
-        rows.append({"file": str(file), "machine": machine, "threads": threads, "class": kind, "tasks": len(tasks),
+        rows.append({"file": str(file), "machine": shown, "threads": threads, "class": kind, "tasks": len(tasks),
                      "plans": len(some), "best": best})  # fmt: skip
     return rows
 

@@ -12,8 +12,6 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.runtime import Cache, content_key
-from tilewright.runtime.cores import usable_cores
-from tilewright.runtime.processor import microarchitecture, processor_name
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.parts import Part, plan_key
@@ -56,22 +54,14 @@ class State:
         return self.whole or (as_many and seconds <= self.asked)
 
 
-def here(target: Target) -> Machine:
-    """The machine that is measured on."""
-    if target.kind == "gpu":
-        from tilewright.runtime.cuda import device_name
-
-        return Machine.of(target, device_name(), target.architecture)
-    return Machine.of(target, processor_name(), microarchitecture())
-
-
 class Log:
     """Reads what is known and appends what is learned."""
 
     def __init__(self, program: Program, plan: Plan, target: Target, options: Options) -> None:
         self.target = target
-        self.machine = here(target)
-        self.threads = 1 if target.kind == "gpu" else options.threads or usable_cores()
+        measuring = backend_for(target).measuring(target, options)
+        self.machine = Machine.of(target, measuring.processor, measuring.microarchitecture)
+        self.threads, self.clock = measuring.threads, measuring.clock
         self.cache = Cache(options.cache_dir)
         self.key = content_key(
             "tuned", _FORMAT, program_text(program), plan.to_json(), json.dumps(target.describe()),
@@ -157,10 +147,9 @@ class Log:
         self, subject: Subject, plan: Plan, seconds: float, spread: float, rounds: int, found: Beside, members: int
     ) -> Measurement:
         anchor = 1e6 * found.anchor / members
-        clock = "device" if self.target.kind == "gpu" else "thread" if self.threads == 1 else "wall"
         return Measurement(
             digest(subject.part.text), self.machine.digest, json.loads(plan.to_json()), subject.part.task,
-            subject.kind, "tuned", self.threads, clock, "model", 1e6 * seconds / members, spread, rounds,
+            subject.kind, "tuned", self.threads, self.clock, "model", 1e6 * seconds / members, spread, rounds,
             Anchor(anchor, anchor * found.itself.middle),
         )  # fmt: skip
 

@@ -112,7 +112,8 @@ def sat(program: Program, own: Built, other: Built, seconds: float) -> Times:
 
     for model in (own, other):
         run(model)
-    anchors, taken = [run(own)], []
+    anchors = [run(own)]
+    taken: list[Array] = []
     end = time.perf_counter() + seconds
     patience = end + _PATIENCE * seconds
     steady = 0

@@ -16,6 +16,7 @@ from tests.gpu_stages import MEANINGS, attention, graph
 from tests.unit.tune.made_up import MadeUp
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.backend import GpuBackend
+from tilewright.backend.protocol import Measuring
 from tilewright.compiler.pipeline import Artifact, build, machine_code
 from tilewright.errors import OptionError, ToolError
 from tilewright.frontend.onnx.model import load
@@ -25,9 +26,8 @@ from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
-from tilewright.tune import log, tuner
+from tilewright.tune import tuner
 from tilewright.tune.groups import calls_of, find_groups, with_choices
-from tilewright.tune.records import Machine
 
 H200, EMULATED = machine("h200"), machine("cuda-emulated")
 RNG = np.random.default_rng(17)
@@ -133,7 +133,7 @@ def test_tuning_for_a_gpu_keeps_the_fastest_by_a_made_up_clock(
     assert made.program is not None and made.plan is not None
     monkeypatch.setattr(GpuBackend, "untunable", lambda *_: None)
     monkeypatch.setattr(GpuBackend, "built_by", lambda *_: ("nothing",))
-    monkeypatch.setattr(log, "here", lambda target: Machine.of(target, "none", target.architecture))
+    monkeypatch.setattr(GpuBackend, "measuring", lambda *_: Measuring("none", "none", 1, "device"))
     own = {leaves(k): bare(k) for k in made.plan.kernels}
     clock = MadeUp(lambda kernel: 1e-5 if own.get(leaves(kernel)) == bare(kernel) else 0.5e-5)
     clock.put_in_place(monkeypatch)

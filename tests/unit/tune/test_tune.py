@@ -15,6 +15,7 @@ from onnx import ModelProto
 import tilewright
 from tests.cpu_stages import CPU, model_of, programs
 from tests.unit.tune.made_up import MadeUp
+from tilewright.backend.cpu import backend
 from tilewright.backend.cpu.leaf.candidates import feasible_plans, predict
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
@@ -22,7 +23,7 @@ from tilewright.options import Options, Tuning
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
-from tilewright.tune import log, timing, tuner
+from tilewright.tune import timing, tuner
 from tilewright.tune.arithmetic import order_of_sums, sums_of_plan
 from tilewright.tune.groups import calls_of, find_groups, with_choices
 from tilewright.tune.log import stored
@@ -260,7 +261,7 @@ def test_records_of_another_machine_are_refused_in_one_line(
     with pytest.raises(RecordError) as caught:
         tuned((program, plan), tmp_path, tune_records=file, threads=1)
     assert "some.twr was measured on" in str(caught.value) and "threads=2, and this is" in str(caught.value)
-    monkeypatch.setattr(log, "microarchitecture", lambda: "another")
+    monkeypatch.setattr(backend, "microarchitecture", lambda: "another")
     with pytest.raises(RecordError, match="give a file of this machine") as caught:
         tuned((program, plan), tmp_path, tune=None, tune_records=file)
     assert len(str(caught.value).splitlines()) == 1

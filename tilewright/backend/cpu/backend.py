@@ -22,7 +22,7 @@ from tilewright.backend.cpu.leaf.select import select_plan
 from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.cpu.vector.in_turn import in_turn
-from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, KernelWriter, Measuring, StepKernel, StepPlan, WalkedSteps
 from tilewright.backend.terms import Terms, Work
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Program, Scan
@@ -32,6 +32,8 @@ from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
+from tilewright.runtime.cores import usable_cores
+from tilewright.runtime.processor import microarchitecture, processor_name
 from tilewright.target import MemoryLevel, Target, why_not_here
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest
@@ -168,6 +170,10 @@ class CpuBackend:
 
     def untunable(self, target: Target) -> str | None:
         return None
+
+    def measuring(self, target: Target, options: Options) -> Measuring:
+        threads = options.threads or usable_cores()
+        return Measuring(processor_name(), microarchitecture(), threads, "thread" if threads == 1 else "wall")
 
     def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
         return machine_code.built_by(options)

@@ -22,7 +22,7 @@ from tilewright.backend.gpu.kernel.walk import MEMORIES, gpu_walk
 from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.threads.plan import finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.protocol import Choice, Inner, KernelWriter, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, KernelWriter, Measuring, StepKernel, StepPlan, WalkedSteps
 from tilewright.backend.terms import Terms, Work
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Compute, Program, Scan
@@ -176,6 +176,11 @@ class GpuBackend:
         if target.name == "cuda-emulated":
             return "the emulator's times say nothing about a GPU; --target cuda measures on the one that is here"
         return why_not_here(target)
+
+    def measuring(self, target: Target, options: Options) -> Measuring:
+        from tilewright.runtime.cuda import device_name
+
+        return Measuring(device_name(), target.architecture, 1, "device")
 
     def built_by(self, target: Target, options: Options) -> tuple[str, ...]:
         return machine_code.built_by()
