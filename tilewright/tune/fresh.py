@@ -10,7 +10,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from tilewright.ir.forms.compute import Program
+from tilewright.ir.text.parse import parse_program
+from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.target import Target, from_json
 from tilewright.tile_graph.plan.form import Plan
@@ -38,7 +42,10 @@ def measured(
         given, found = Path(folder) / "given", Path(folder) / "found"
         with given.open("wb") as file:
             pickle.dump(sys.path, file)
-            pickle.dump((_sat, (program, plans, target.to_json(), plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
+            # as texts: what a Program is made of holds functions, which do not cross
+            constants = {t.name: np.asarray(array) for t, array in program.constants.items()}
+            texts = (program_text(program), constants, [plan.to_json() for plan in plans], target.to_json())
+            pickle.dump((_sat, (*texts, plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
         done = subprocess.run([sys.executable, "-P", "-c", _CHILD, str(given), str(found)], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, check=False)  # fmt: skip
         if done.returncode:
@@ -47,9 +54,13 @@ def measured(
         return times
 
 
-def _sat(program: Program, plans: tuple[Plan, Plan], target: str, options: Options, seconds: float) -> Times:
+def _sat(
+    text: str, constants: dict[str, np.ndarray], plans: list[str], target: str, options: Options, seconds: float
+) -> Times:
+    program = parse_program(text, constants)
     builder = Builder(program, from_json(target), options)
-    with builder.built(plans[0]) as own, builder.built(plans[1]) as other:
+    first, second = map(Plan.from_json, plans)
+    with builder.built(first) as own, builder.built(second) as other:
         return sat(program, own, other, seconds)
 
 

@@ -25,6 +25,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
 from tilewright.tune import timing, tuner
 from tilewright.tune.arithmetic import order_of_sums, sums_of_plan
+from tilewright.tune.fresh import measured
 from tilewright.tune.groups import calls_of, find_groups, with_choices
 from tilewright.tune.log import stored
 from tilewright.tune.models import Builder
@@ -177,6 +178,14 @@ def test_a_wrong_answer_never_wins(
     assert any("2.00 times as fast" in k.estimate.reason for k in found.kernels)
     refused = [r.getMessage() for r in caplog.records if "its answers differ" in r.getMessage()]
     assert refused and all(f"'{first.name}'" in text for text in refused)
+
+
+def test_a_process_of_its_own_measures_two_plans(model: ModelProto, kernel_cache: Path) -> None:
+    program = programs(model)["layout"]
+    plans = make_plan(program, CPU, "register"), make_plan(program, CPU, "none")
+    times = measured(program, plans, CPU, options(kernel_cache, tune=1.0, threads=1), 0.1)
+    assert times is not None and len(times.anchors) == len(times.taken) + 1
+    assert times.anchors.shape[1] == len(plans[0].kernels) < len(plans[1].kernels) == times.taken.shape[1]
 
 
 def test_noise_changes_nothing(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
