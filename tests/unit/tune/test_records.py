@@ -67,7 +67,7 @@ def test_compressed_files_are_read_but_do_not_grow(tmp_path: Path) -> None:
         (2, {"microseconds": 0}, "line 3: field 'microseconds' must be a number above 0, not 0"),
         (2, {"microseconds": float("inf")}, "line 3: field 'microseconds' must be a number above 0, not inf"),
         (2, {"rounds": 1.5}, "line 3: field 'rounds' must be a whole number, 1 or more, not 1.5"),
-        (2, {"source": "home"}, "line 3: field 'source' must be one of zoo, outside, not 'home'"),
+        (2, {"source": "home"}, "line 3: field 'source' must be one of zoo, outside, tuned, not 'home'"),
         (2, {"plan": "text"}, "line 3: field 'plan' must be an object, not 'text'"),
         (2, {"anchor": {"around": 1.0}}, "line 3: field 'beside' must be a number above 0, not nothing"),
         (2, {"pairs": [{"id": "one"}]}, "line 3: field 'decision' must be text, not nothing"),
