@@ -130,7 +130,7 @@ class _Tuner:
         self.whole = options.tune
         self.begin = time.perf_counter()
         self.turns: list[_Turn] = []
-        self.trials = self.gaining = self.disturbed = 0
+        self.trials = 0
         self.size = _FIRST_TRIALS  # trials of the next round
         self.trial_seconds = 0.0  # of a trial in the round before, with its part of what all have in common
         self.build_seconds = 0.0
@@ -279,7 +279,6 @@ class _Tuner:
         for turn, trial in chosen:
             found = times.beside(turn.calls, calls_within(turn.subject.tensors, self.model.program, other))
             if found.is_disturbed:
-                self.disturbed += 1
                 key = f"{turn.subject.part.task} {trial.key}"
                 self.asked[key] = self.asked.get(key, 1) + 1
                 if self.asked[key] <= _TURNS:
@@ -287,7 +286,6 @@ class _Tuner:
                 continue
             self.trials += 1
             self.log.state.trials += 1
-            self.gaining += found.ratio.high < 1 and found.ratio.middle < 1 - LEAST_GAIN
             self.log.append(turn.subject, trial.plan, found, 1 + len(turn.subject.others))
 
     def _is_in_vain(self) -> bool:
