@@ -51,7 +51,7 @@ from tilewright.errors import (
     UndecidedError,
     printable,
 )
-from tilewright.options import Options, check_seconds, check_whole_number, remark_on_threads
+from tilewright.options import Options, check_whole_number, checked_duration, remark_on_threads
 from tilewright.packages import stored
 from tilewright.runtime.cpu_model import CpuModel
 from tilewright.runtime.outputs import output_memory
@@ -218,7 +218,7 @@ def _ranked_model(
     from tilewright.distributed.meshes import parse_mesh
     from tilewright.frontend.onnx.model import load
 
-    check_seconds("timeout", timeout)
+    timeout = checked_duration("timeout", timeout)
     return compile_ranked(lambda: load(source, shapes), parse_mesh(mesh), chosen, timeout)
 
 
