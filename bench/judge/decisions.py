@@ -17,7 +17,7 @@ LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vector axis", ("vector", "flat")),
     ("loop order", ("order",)),
     ("threads of a sum", ("split",)),
-    ("register tile", ("register", "lanes", "unroll", "row_lanes", "together", "rolled", "packs")),
+    ("register tile", ("register", "lanes", "unroll", "row_lanes", "together", "rolled", "anew", "packs")),
     ("passes of a sum", ("cut", "near_rows", "step")),
     ("in flight", ("at_once",)),
     ("prefetch", ("ahead", "soon")),

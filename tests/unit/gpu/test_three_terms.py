@@ -123,7 +123,7 @@ def test_a_product_has_the_digits_of_float32() -> None:
 def test_rows_keep_to_themselves_and_special_values_stay() -> None:
     """Beside rows that are infinite, no number or a million times as large; of exact numbers, whose second part is
     zero, too."""
-    artifact = in_terms(product(64, 96, 64, "", FLOAT))
+    artifact = in_terms(product(64, 144, 64, "", FLOAT))
     given = arrays(artifact)
     given["b"][:, ::2] = np.sign(given["b"][:, ::2])
     plain = meaning(artifact, given)
@@ -141,7 +141,7 @@ def test_rows_keep_to_themselves_and_special_values_stay() -> None:
 
 def test_parts_of_weights_are_constants_and_those_of_a_tensor_are_made_once() -> None:
     nodes = [("MatMul", ["a", "b"], "s", {}), ("MatMul", ["a", "c"], "t", {}), ("Add", ["s", "t"], "o", {})]
-    model = graph(nodes, [("a", (64, 96)), ("b", (96, 64)), ("c", (96, 64))], [("o", (64, 64))])  # type: ignore[arg-type]
+    model = graph(nodes, [("a", (64, 144)), ("b", (144, 64)), ("c", (144, 64))], [("o", (64, 64))])  # type: ignore[arg-type]
     artifact = in_terms(model)
     assert artifact.program is not None
     made = [c.output.name for c in artifact.program.computes if isinstance(c, Map) and c.output.dtype is dtypes.tf32]
@@ -152,10 +152,10 @@ def test_parts_of_weights_are_constants_and_those_of_a_tensor_are_made_once() ->
 
 
 CASES = {
-    "whole": product(64, 128, 64, "", FLOAT),
-    "turned_b": product(64, 96, 64, "b", FLOAT),
-    "odd": product(67, 101, 45, "", FLOAT),
-    "window": convolution((1, 8, 6, 6), 32, 3),
+    "whole": product(64, 160, 64, "", FLOAT),
+    "turned_b": product(64, 144, 64, "b", FLOAT),
+    "odd": product(67, 149, 45, "", FLOAT),
+    "window": convolution((1, 16, 6, 6), 32, 3),
 }
 
 
@@ -170,7 +170,7 @@ def test_loops_mean_the_product(name: str) -> None:
 
 def grouped(anew: int, stages: int = 3) -> Artifact:
     """A product in groups of four warps, its sums begun anew."""
-    artifact = in_terms(product(64, 96, 64, "b", FLOAT))
+    artifact = in_terms(product(64, 160, 64, "b", FLOAT))
     assert artifact.plan is not None
 
     def tiles(tile: Tile) -> Tile:

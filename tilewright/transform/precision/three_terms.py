@@ -31,7 +31,7 @@ Predict = Callable[[Program], float]
 
 _INSTRUCTION = "mma_tf32"
 _LEAST_SIDE = 32  # rows and columns: with fewer, fragments of parts that are read twice are mostly empty
-_LEAST_SUM = 64
+_LEAST_SUM = 144  # of shorter ones, as attention's, results take the time: kernels that keep them on chip read operands
 _WORTH = 0.9  # of the predicted time of multiply-adds
 
 
