@@ -77,7 +77,8 @@ WRONG_OPTIONS = [
     ),
     (
         {"precision": "half"},
-        "precision cannot be 'half': it is one of float32, tf32, float16, bfloat16, or left out to follow the model",
+        "precision cannot be 'half': it is one of float32, tf32, tf32_convolutions, float16, bfloat16, or left out to "
+        "follow the model",
     ),
     (
         {"precision": "int8"},

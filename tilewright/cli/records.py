@@ -16,9 +16,9 @@ from tilewright.tune.log import stored
 from tilewright.tune.records import Measurement, RecordError, Records, Writer, read
 
 DESCRIPTION = """\
-Tuning appends a record after every trial: what was computed, by which plan, on which machine, and how long it
-took. "show" tells what files hold (default: those in the cache); "merge" puts files together, what is the same in
-them once. Records are data: reading them runs nothing."""
+Tuning appends a record after every trial: what was computed, by which plan, on which machine, and how long
+it took. "show" tells what files hold (default: those in the cache); "merge" puts files together, what is the
+same in them once. Records are data: reading them runs nothing."""
 
 EXAMPLE = """\
   tilewright records show
