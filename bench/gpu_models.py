@@ -11,7 +11,6 @@ the peers are stopped whenever something is timed.
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import shutil
 import sys
@@ -31,6 +30,7 @@ from bench import gpu_peers
 from bench.gpu_peers import file_of, is_file
 from tilewright.errors import TilewrightError
 from tilewright.options import Options
+from tilewright.report.torch_spec import call_spec
 from tilewright.target import machine
 
 REPLAYS = 1000
@@ -157,9 +157,9 @@ def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
     from bench.zoo import vit_s32
 
     if ":" in name:
-        place, function = name.split(":", 1)
         sys.path.insert(0, os.getcwd())  # a user's module is looked for where he stands
-        return getattr(importlib.import_module(place), function)()  # type: ignore[no-any-return]
+        module, inputs = call_spec(name)
+        return module, dict(inputs)
     if name == "vit_b16":
         return vit_s32.build_base_16(size)
     return zoo.build(name, size)

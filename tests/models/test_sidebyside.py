@@ -109,6 +109,23 @@ def test_bad_arguments_are_refused(model: Path) -> None:
         call_spec("bench.zoo")
 
 
+@pytest.mark.parametrize("given", ["dict", "tuple", "one"])
+def test_a_function_gives_example_inputs_by_name_or_in_order(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """import numpy as np
+class Double:
+    def forward(self, x, scale=None): return x * 2
+def made(kind):
+    x = np.ones((2, 3), np.float32)
+    return Double(), {"dict": {"x": x}, "tuple": (x,), "one": x}[kind]
+"""
+    (tmp_path / "doubles_what_it_is_given.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _, inputs = call_spec(f"doubles_what_it_is_given:made:{given}")
+    assert list(inputs) == ["x"] and inputs["x"].shape == (2, 3)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
 def test_a_worker_is_stopped_between_requests(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
