@@ -116,8 +116,10 @@ def test_lanes_inside_are_read_at_once(name: str) -> None:
     assert "tw_run_" in text.split("void k", 1)[1]
 
 
-@pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop", "neoverse_n1", "here"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "name", ["emerald_rapids", "avx2_desktop", pytest.param("neoverse_n1", marks=pytest.mark.slow), "here"]
+)
+@pytest.mark.parametrize("case", ["several", pytest.param("many", marks=pytest.mark.slow), "padded"])
 def test_the_text_runs_here(name: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:
     """Vectors of another machine's width, of which any compiler makes what it can."""
     options = Options(cache_dir=kernel_cache)
