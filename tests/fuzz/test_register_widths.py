@@ -66,7 +66,9 @@ def test_every_machine_computes_the_same(seed: int, name: str) -> None:
             compare(made.program, inputs, made.on_loops(inputs))
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in ("neoverse_n1", "avx2_desktop") else pytest.mark.slow) for name in MACHINES
+])  # fmt: skip
 @pytest.mark.parametrize("seed", sample(ALL // 12, 1))
 def test_every_machine_has_a_compiler_that_takes_it(seed: int, name: str, tmp_path: Path) -> None:
     """Twelve programs at a time: a compiler's start takes longer than a kernel's types."""
@@ -83,6 +85,7 @@ def test_every_machine_has_a_compiler_that_takes_it(seed: int, name: str, tmp_pa
     assert sources and not refused(sources, target, tmp_path)
 
 
+@pytest.mark.slow
 def test_passes_are_drawn() -> None:
     """Some of the plans above have sums in passes that end inside a vector."""
     target = replace(machine("emerald_rapids"))

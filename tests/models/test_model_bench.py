@@ -79,6 +79,7 @@ def test_measured_plans(tmp_path: Path, kernel_cache: Path) -> None:
         assert (again.leaves, again.cut, again.tiles) == (each.kernel.leaves, each.kernel.cut, each.kernel.tiles)
 
 
+@pytest.mark.slow
 def test_main_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
     common = ["model", "--models", "", "--kernels", "2", "--results", str(tmp_path), "--exports", str(tmp_path)]

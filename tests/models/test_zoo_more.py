@@ -33,8 +33,10 @@ MORE = (
     "nafnet",
 )
 ONE_A_KERNEL = ("resnet50", "nerf")  # the other models run one operator a kernel with --all
+LONG = ("nafnet", "resnext101", "unet")  # like others, and long to compile
+EVERY_TIME = {*((name, "connected") for name in MORE if name not in LONG), *((name, "none") for name in ONE_A_KERNEL)}
 COMPILED = [
-    pytest.param(name, schedule, marks=pytest.mark.slow if schedule == "none" and name not in ONE_A_KERNEL else ())
+    pytest.param(name, schedule, marks=() if (name, schedule) in EVERY_TIME else pytest.mark.slow)
     for name in MORE
     if name != "swin_b"  # more of swin_t's
     for schedule in ("none", "connected")
@@ -170,6 +172,7 @@ def test_cpu_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "cpu.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_kernel_benchmark_writes_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = "--models= --random 1 --group random --rounds 1 --seconds 0.01 --threads 1"
     monkeypatch.setattr(sys, "argv", ["kernels", *arguments.split(), "--results", str(tmp_path)])

@@ -70,7 +70,7 @@ def test_loops_agree(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (16, 32)), 64])
 def test_every_width(size: int, kernel_cache: Path) -> None:
     target = replace(machine("cpu"), vector_bytes=size, lane_multiply=False)
     for name in ("overlapping", "hanging over", "averages", "far rows", "places", "places across", "logarithms"):

@@ -77,7 +77,7 @@ def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-7
 
 
-@pytest.mark.parametrize("size", [8, 16, 32, 64])
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (8, 32)), 16, 64])
 def test_every_width(size: int, kernel_cache: Path) -> None:
     """What machines with wider vectors would run, compiled here."""
     target = replace(machine("cpu"), vector_bytes=size, lane_multiply=False)

@@ -51,9 +51,10 @@ def model(columns: int, depth: int, rows: int):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), inputs, expected
 
 
-# one kernel an operator: the widest vectors here, the others with --all
+# the narrowest and the widest vectors here, the others and one kernel an operator with --all
+EVERY_TIME = {(size, "connected") for size in (min(WIDTHS), max(WIDTHS))}
 CASES = [
-    pytest.param(size, schedule, marks=pytest.mark.slow if schedule == "none" and size < max(WIDTHS) else ())
+    pytest.param(size, schedule, marks=() if (size, schedule) in EVERY_TIME else pytest.mark.slow)
     for size in WIDTHS
     for schedule in ("none", "connected")
 ]
