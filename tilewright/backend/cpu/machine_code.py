@@ -45,7 +45,8 @@ from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan.form import Plan
 
 _CACHE_BYTES = 4 << 30
-_FILE_LENGTH = 1 << 16  # a compiler's start is then a tenth of its time, and there are files for all cores
+_FILE_LENGTH = 1 << 16  # at least: a compiler's start is then a tenth of its time
+_TOGETHER = 1 << 19  # of all files that are compiled at once: few for few cores, and there are files for all cores
 
 
 def built_by(options: Options) -> tuple[str, ...]:
@@ -77,9 +78,9 @@ def _objects(options: Options) -> ObjectCompiler:
     machine, compiler = this_machine(), find_compiler(options.compiler)
     cache = Cache(options.cache_dir, _CACHE_BYTES)
     # where plans are tried, one kernel changes at a time: the others are then found in the cache
-    together = 0 if options.is_tuned else _FILE_LENGTH
-    flags, own = kernel_flags(options, compiler, machine), for_runtime(default_flags(compiler, machine))
     jobs = usable_cores()
+    together = 0 if options.is_tuned else max(_FILE_LENGTH, _TOGETHER // jobs)
+    flags, own = kernel_flags(options, compiler, machine), for_runtime(default_flags(compiler, machine))
     return ObjectCompiler(compiler, flags, machine, cache, jobs=jobs, file_length=together, own_flags=own)
 
 
