@@ -297,7 +297,7 @@ def _made(
     if found is not None:
         return found
     artifact = _built(source, shapes, goal, chosen, values)
-    stored.keep(identity, artifact, chosen, partial(_texts, artifact))
+    artifact = stored.keep(identity, artifact, chosen, partial(_texts, artifact))
     slim = slim or stored.is_heavy(artifact)
     return stored.slimmed(identity, artifact, chosen, again) if slim else artifact
 
@@ -560,8 +560,9 @@ class Model(NotPickled):
         from tilewright.report.explain import explain_text
 
         kept: str | None = getattr(self._artifact, "explanation", None)
-        if isinstance(self._artifact, stored.StoredArtifact) and self._artifact.texts is not None:
-            kept = self._artifact.texts[EXPLANATION]
+        texts: Mapping[str, str] | None = getattr(self._artifact, "texts", None)
+        if texts is not None:
+            kept = texts[EXPLANATION]
         return printable(explain_text(self.artifact) if kept is None else kept, keep="\n")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -570,9 +571,8 @@ class Model(NotPickled):
         do not."""
         from tilewright.packages.files import ShippedArtifact, save
 
-        kept, texts = self._artifact, None
-        if isinstance(kept, stored.StoredArtifact):
-            texts = kept.texts
+        kept = self._artifact
+        texts: Mapping[str, str] | None = getattr(kept, "texts", None)
         from_elsewhere = isinstance(kept, ShippedArtifact) or texts is not None
         save(kept if from_elsewhere else self.artifact, Path(folder), self._options, texts)  # type: ignore[arg-type]
 

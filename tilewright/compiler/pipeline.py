@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -100,6 +100,7 @@ class Artifact:
     outputs: tuple[Port, ...]
     stage_seconds: dict[str, float]
     effort: str = "full"
+    texts: Mapping[str, str] | None = None  # of a saved model, by file, where they are known already
 
     @property
     def calls(self) -> tuple[Call, ...]:

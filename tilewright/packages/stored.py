@@ -163,14 +163,15 @@ def slimmed(source: Source, artifact: Artifact, options: Options, build: Callabl
                           lambda: _rebuild(source, build), lambda: _texts(source, options))  # fmt: skip
 
 
-def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> None:
-    """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile."""
+def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> Artifact:
+    """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile; the artifact
+    with those texts where they were made."""
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
-        return
+        return artifact
     built = artifact.runner.built
     cache = Cache(options.cache_dir)
     if not all(cache.path_of(file.name) == file for file in (built.library, built.weights)):
-        return  # there was no room for them
+        return artifact  # there was no room for them
     row = {
         "library": built.library.name,
         "weights": built.weights.name,
@@ -179,11 +180,13 @@ def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[
         "outputs": [(port.name, port.dtype.name, port.shape) for port in artifact.outputs],
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
+    told = dict(texts())
     try:
-        cache.put(_texts_key(source), zlib.compress(json.dumps(dict(texts())).encode(), 1))
+        cache.put(_texts_key(source), zlib.compress(json.dumps(told).encode(), 1))
         cache.put(source.key, json.dumps(row).encode())
     except CacheError as error:
         raise ToolError(str(error)) from error
+    return replace(artifact, texts=told)
 
 
 def _texts_key(source: Source) -> str:

@@ -93,9 +93,9 @@ def test_a_file_that_changes_while_it_is_compiled_is_not_kept(
 ) -> None:
     real = stored.keep
 
-    def late(*arguments: object) -> None:
+    def late(*arguments: object) -> object:
         path.write_bytes(dense(2.0).SerializeToString())
-        real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stored, "keep", late)
     compile_it(path)
@@ -266,3 +266,17 @@ def test_a_large_model_file_is_read_once(
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     stored.identify(file, {}, machine("cpu"), Options(cache_dir=tmp_path / "cache"))
     assert read
+
+
+def test_what_is_told_of_a_model_is_made_once(
+    path: Path, compile_it: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored, asked for and saved: the same text."""
+    from tilewright.report import explain
+
+    tell, made = explain.explain_text, []
+    monkeypatch.setattr(explain, "explain_text", lambda *given, **named: made.append(1) or tell(*given, **named))
+    model = compile_it(path)
+    told = model.explain()
+    model.save(tmp_path / "saved")
+    assert len(made) == 1 and tilewright.load(tmp_path / "saved").explain() == told
