@@ -93,6 +93,32 @@ def changing_what_data_chose(x: Tensor) -> Tensor:
     return y
 
 
+def changed_in_one_step_read_in_the_next(x: Tensor) -> Tensor:
+    y = x * 1
+    z, total, n = y, x * 0, 0
+    while n < 3 and total.sum() < 100:
+        total = total + y
+        z.add_(1)
+        if total.sum() > 50:
+            z = z * 2
+        n = n + 1
+    return total
+
+
+def changed_in_one_branch_read_in_the_other(x: Tensor) -> Tensor:
+    y = x * 1
+    z, total, n = y, x * 0, 0
+    if x.sum() > 0:
+        z = y * 2
+    while n < 3 and total.sum() < 100:
+        if total.sum() > 0:
+            z.add_(1)
+        else:
+            total = total + y
+        n = n + 1
+    return total
+
+
 class Setting(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -109,6 +135,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "name": (bound_once, r"'y' is bound in one only in the two branches at .*control_source.py:\d+"),
     "number": (counting_otherwise, r"'n' is another plain value \(make it a tensor\) in the two branches"),
     "view": (changing_a_view_or_not, r":\d+: a tensor is changed in place that is a view of another"),
+    "next step": (changed_in_one_step_read_in_the_next, r":\d+: a tensor is changed in place that is a view"),
+    "other branch": (changed_in_one_branch_read_in_the_other, r":\d+: a tensor is changed in place that is a view"),
     "chosen": (changing_what_data_chose, r"write x\[i\] = ... instead of changing x\[i\]"),
 }
 
@@ -149,6 +177,54 @@ def test_changes_inside_nested_bodies_are_kept() -> None:
     fast = compiled(nested, ramp(4, 3))
     for shift in (0.0, 1.0, -2.0):
         torch.testing.assert_close(fast(ramp(4, 3) + shift), nested(ramp(4, 3) + shift))
+
+
+def in_the_other_branch(x: Tensor) -> Any:
+    """One branch carries a tensor through a loop, the other changes it: one of the two is run."""
+    y = x * 1
+    if x.sum() > 0:
+        while y.max() > 1:
+            y = y / 2
+    else:
+        y[:, 0] += -2
+    return y
+
+
+def made_in_a_step(x: Tensor) -> Any:
+    """What is made in a step and changed there is another tensor in the next one."""
+    y = x * 1
+    n = 0
+    while n < 3 and y.sum() < 50:
+        z = y + 1
+        if z.sum() > 0:
+            z = z * 2
+        z.add_(1)
+        if z.max() > 4:
+            z.mul_(0.5)
+        y = y + z
+        n = n + 1
+    return y
+
+
+def changed_and_not_read(x: Tensor) -> Any:
+    """A change of what nobody reads any more."""
+    y = x * 1
+    z = y
+    if x.sum() > 0:
+        z = y * 2
+    z.add_(1)
+    total = z.sum()
+    y.mul_(2)
+    return total
+
+
+@pytest.mark.parametrize(
+    "function", [in_the_other_branch, pytest.param(made_in_a_step, marks=pytest.mark.slow), changed_and_not_read]
+)
+def test_copies_that_no_change_is_seen_through_are_no_reason_to_refuse(function: Callable[..., Any]) -> None:
+    fast = compiled(function, ramp(4, 3))
+    for shift in (0.0, 1.0, -2.0):
+        torch.testing.assert_close(fast(ramp(4, 3) + shift), function(ramp(4, 3) + shift))
 
 
 @pytest.mark.slow

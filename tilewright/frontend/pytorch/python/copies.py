@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from tilewright.frontend.pytorch.mutations import changed_by, roots_of, source_o
 
 _own = torch.ops.tilewright
 _COPIES = (_own.copied.default, _own.taken.default)
+_LOANS = (_own.lent.default, _own.given_back.default)
 
 
 Path = tuple[int, ...]  # where a node stands: the place of what it is in, in each graph from the outermost on
@@ -26,12 +28,12 @@ Path = tuple[int, ...]  # where a node stands: the place of what it is in, in ea
 @dataclass
 class _Class:
     """Tensors that share memory, through bodies too: where they are changed and read, whether the caller sees them, and
-    whether they outlive one step of a loop."""
+    the loops of which they outlive a step."""
 
     changes: list[tuple[Path, fx.Node]] = field(default_factory=list)
     reads: list[Path] = field(default_factory=list)
     is_seen: bool = False
-    is_lasting: bool = False
+    loops: set[Path] = field(default_factory=set)
 
 
 class _Classes:
@@ -49,43 +51,53 @@ class _Classes:
 
 def check_copies(module: fx.GraphModule) -> None:
     """An error where a change in place would be seen in PyTorch through a view for which there is a copy."""
-    walked = list(_walk(module, (), False))
+    walked = list(_walk(module, (), None))
     marks = [(path, n) for path, _, n in walked if n.target in _COPIES]
     if not marks:
         return
-    joined = _Classes()
-    for graph in {id(n.graph): n.graph for _, _, n in walked}.values():
-        for node, roots in roots_of(graph).items():
-            for root in roots:
-                joined.join(node, root)
-    for _, _, node in walked:
-        _join_bodies(node, joined)
-        if node.target is _own.lent.default:
-            joined.join(node, node.args[0])  # type: ignore[arg-type]
+    joined = _joined([n for _, _, n in walked])
     found: dict[fx.Node, _Class] = defaultdict(_Class)
-    for path, in_loop, node in walked:
+    for path, loop, node in walked:
         own = found[joined.find(node)]
-        own.is_seen |= node.op == "placeholder" and node.graph is module.graph
-        own.is_lasting |= node.op == "placeholder" and in_loop
-        for target in () if _gives_back(node) else changed_by(node):
-            found[joined.find(target)].changes.append((path, node))
+        if node.op == "placeholder":
+            own.is_seen |= node.graph is module.graph
+            own.loops |= set() if loop is None else {loop}
+        changed = [joined.find(target) for target in changed_by(node)]
+        for target in () if _gives_back(node) else changed:
+            found[target].changes.append((path, node))
         is_final = node.op == "output" and node.graph is module.graph
         if is_final or not _hands_on(node):
-            for source in node.all_input_nodes:
-                found[joined.find(source)].reads.append(path)
+            # what goes into a tensor that it comes from is read where that tensor is
+            read = {joined.find(source) for source in node.all_input_nodes}.difference(changed)
+            for source in read:
+                found[source].reads.append(path)
     for path, mark in marks:
         own, shared = found[joined.find(mark)], found[joined.find(mark.args[0])]  # type: ignore[arg-type]
         if own is not shared:
-            _check(path, own, shared, own.is_lasting)
-            _check(path, shared, own, own.is_lasting)
+            _check(path, own, shared, own.loops)
+            _check(path, shared, own, own.loops)
 
 
-def _check(mark: Path, one: _Class, other: _Class, is_lasting: bool) -> None:
+def _joined(nodes: Sequence[fx.Node]) -> _Classes:
+    """Nodes of all graphs that share memory: views, what bodies are lent and give back, what calls hand in and out."""
+    joined = _Classes()
+    for graph in {id(n.graph): n.graph for n in nodes}.values():
+        for node, roots in roots_of(graph).items():
+            for root in roots:
+                joined.join(node, root)
+    for node in nodes:
+        _join_bodies(node, joined)
+        if node.target in _LOANS:
+            joined.join(node, node.args[0])  # type: ignore[arg-type]
+    return joined
+
+
+def _check(mark: Path, one: _Class, other: _Class, loops: set[Path]) -> None:
     """Whether a change of the one behind the copy is followed by a read of the other."""
     for changed, node in one.changes:
-        if not _follows(changed, mark, is_lasting):
+        if not _follows(changed, mark, loops):
             continue
-        if other.is_seen or any(_follows(read, changed, is_lasting or other.is_lasting) for read in other.reads):
+        if other.is_seen or any(_follows(read, changed, loops | other.loops) for read in other.reads):
             raise UnsupportedError(
                 f"{source_of(node)}: a tensor is changed in place that is a view of another, or not, as the data has "
                 f"it: it comes out of a branch, a loop or an index that data decide; change a copy (.clone()), or "
@@ -93,9 +105,13 @@ def _check(mark: Path, one: _Class, other: _Class, is_lasting: bool) -> None:
             )
 
 
-def _follows(one: Path, other: Path, is_lasting: bool) -> bool:
-    """Whether a node may run after another: of what outlives a step, any that stands in the same loop."""
-    return one > other or (is_lasting and one[0] == other[0] and len(one) > 1 and len(other) > 1)
+def _follows(one: Path, other: Path, loops: set[Path]) -> bool:
+    """Whether a node may run after another: in a later step of one of these loops, or further on in the same run. Of
+    the two branches of a call one alone is run."""
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    if any(len(loop) <= common and one[: len(loop)] == loop for loop in loops):
+        return True
+    return common % 2 == 0 and one > other
 
 
 def _gives_back(node: fx.Node) -> bool:
@@ -110,16 +126,18 @@ def _gives_back(node: fx.Node) -> bool:
 
 def _hands_on(node: fx.Node) -> bool:
     """Whether a node only hands tensors on: what is read there is read elsewhere."""
-    return node.target in _COPIES or node.op == "output" or node.target is operator.getitem or is_control(node)
+    is_call = node.target in (*_COPIES, *_LOANS, operator.getitem) or is_control(node)
+    return is_call or node.op == "output"
 
 
-def _walk(module: fx.GraphModule, path: Path, in_loop: bool) -> Iterator[tuple[Path, bool, fx.Node]]:
-    """All nodes, those of bodies too: where they stand, and whether in a loop."""
+def _walk(module: fx.GraphModule, path: Path, loop: Path | None) -> Iterator[tuple[Path, Path | None, fx.Node]]:
+    """All nodes, those of bodies too: where they stand, and the loop whose body that is."""
     for k, node in enumerate(module.graph.nodes):
+        own = (*path, k)
         if is_control(node):
             for number, body in enumerate(bodies(node)):
-                yield from _walk(body, (*path, k, number), in_loop or is_loop(node))
-        yield (*path, k), in_loop, node
+                yield from _walk(body, (*own, number), own if is_loop(node) else None)
+        yield own, loop, node
 
 
 def _join_bodies(node: fx.Node, joined: _Classes) -> None:
