@@ -119,6 +119,18 @@ def changed_in_one_branch_read_in_the_other(x: Tensor) -> Tensor:
     return total
 
 
+def held_through_a_step(x: Tensor) -> Tensor:
+    z, total, n = x * 1, x * 0, 0
+    while n < 3 and total.sum() < 100:
+        before = z
+        if x.sum() > 0:
+            z = z * 2
+        z.add_(1)
+        total = total + before
+        n = n + 1
+    return total
+
+
 class Setting(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -137,12 +149,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "view": (changing_a_view_or_not, r":\d+: a tensor is changed in place that is a view of another"),
     "next step": (changed_in_one_step_read_in_the_next, r":\d+: a tensor is changed in place that is a view"),
     "other branch": (changed_in_one_branch_read_in_the_other, r":\d+: a tensor is changed in place that is a view"),
+    "held": (held_through_a_step, r":\d+: a tensor is changed in place that is a view of another"),
     "chosen": (changing_what_data_chose, r"write x\[i\] = ... instead of changing x\[i\]"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("list", "view") else pytest.mark.slow) for n in REFUSED]
+    "name", [pytest.param(n, marks=() if n in ("list", "view", "held") else pytest.mark.slow) for n in REFUSED]
 )
 def test_what_cannot_be_followed_is_named_with_its_line(name: str) -> None:
     function, text = REFUSED[name]
@@ -206,6 +219,18 @@ def made_in_a_step(x: Tensor) -> Any:
     return y
 
 
+def carried_and_changed(x: Tensor) -> Any:
+    """What a loop carries, bound anew in a branch or not, and changed behind it."""
+    z, total, n = x * 1, x * 0, 0
+    while n < 3 and total.sum() < 100:
+        total = total + z
+        if z.sum() > 0:
+            z = z * 2
+        z[1:].add_(1)
+        n = n + 1
+    return total, z
+
+
 def changed_and_not_read(x: Tensor) -> Any:
     """A change of what nobody reads any more."""
     y = x * 1
@@ -219,7 +244,13 @@ def changed_and_not_read(x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "function", [in_the_other_branch, pytest.param(made_in_a_step, marks=pytest.mark.slow), changed_and_not_read]
+    "function",
+    [
+        in_the_other_branch,
+        pytest.param(made_in_a_step, marks=pytest.mark.slow),
+        pytest.param(carried_and_changed, marks=pytest.mark.slow),
+        changed_and_not_read,
+    ],
 )
 def test_copies_that_no_change_is_seen_through_are_no_reason_to_refuse(function: Callable[..., Any]) -> None:
     fast = compiled(function, ramp(4, 3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -55,38 +55,54 @@ def check_copies(module: fx.GraphModule) -> None:
     marks = [(path, n) for path, _, n in walked if n.target in _COPIES]
     if not marks:
         return
-    joined = _joined([n for _, _, n in walked])
+    loops = [path for path, _, n in walked if is_loop(n)]
+    found: dict[frozenset[Path], Callable[[fx.Node], _Class]] = {}
+    for path, mark in marks:
+        source: fx.Node = mark.args[0]  # type: ignore[assignment]
+        # A loop that carries the copy on to where its source comes from has one of the two in each step: there, what
+        # happens in one step counts. What lives longer is carried under another name, with a copy of its own.
+        around = frozenset(loop for loop in loops if path[: len(loop)] == loop)
+        for once in (frozenset[Path](), around):
+            if once not in found:
+                found[once] = _classes(module, walked, once)
+            own, shared = found[once](mark), found[once](source)
+            if own is not shared:
+                break
+        _check(path, own, shared, own.loops)
+        _check(path, shared, own, own.loops)
+
+
+def _classes(
+    module: fx.GraphModule, walked: Sequence[tuple[Path, Path | None, fx.Node]], once: frozenset[Path]
+) -> Callable[[fx.Node], _Class]:
+    """The class of every node; of the loops `once` a single step is looked at."""
+    joined = _joined([(path, n) for path, _, n in walked], once)
     found: dict[fx.Node, _Class] = defaultdict(_Class)
     for path, loop, node in walked:
         own = found[joined.find(node)]
         if node.op == "placeholder":
             own.is_seen |= node.graph is module.graph
-            own.loops |= set() if loop is None else {loop}
+            own.loops |= set() if loop is None or loop in once else {loop}
         changed = [joined.find(target) for target in changed_by(node)]
         for target in () if _gives_back(node) else changed:
             found[target].changes.append((path, node))
         is_final = node.op == "output" and node.graph is module.graph
         if is_final or not _hands_on(node):
             # what goes into a tensor that it comes from is read where that tensor is
-            read = {joined.find(source) for source in node.all_input_nodes}.difference(changed)
-            for source in read:
+            for source in {joined.find(n) for n in node.all_input_nodes}.difference(changed):
                 found[source].reads.append(path)
-    for path, mark in marks:
-        own, shared = found[joined.find(mark)], found[joined.find(mark.args[0])]  # type: ignore[arg-type]
-        if own is not shared:
-            _check(path, own, shared, own.loops)
-            _check(path, shared, own, own.loops)
+    return lambda node: found[joined.find(node)]
 
 
-def _joined(nodes: Sequence[fx.Node]) -> _Classes:
+def _joined(nodes: Sequence[tuple[Path, fx.Node]], once: frozenset[Path]) -> _Classes:
     """Nodes of all graphs that share memory: views, what bodies are lent and give back, what calls hand in and out."""
     joined = _Classes()
-    for graph in {id(n.graph): n.graph for n in nodes}.values():
+    for graph in {id(n.graph): n.graph for _, n in nodes}.values():
         for node, roots in roots_of(graph).items():
             for root in roots:
                 joined.join(node, root)
-    for node in nodes:
-        _join_bodies(node, joined)
+    for path, node in nodes:
+        _join_bodies(node, joined, path not in once)
         if node.target in _LOANS:
             joined.join(node, node.args[0])  # type: ignore[arg-type]
     return joined
@@ -140,8 +156,9 @@ def _walk(module: fx.GraphModule, path: Path, loop: Path | None) -> Iterator[tup
         yield own, loop, node
 
 
-def _join_bodies(node: fx.Node, joined: _Classes) -> None:
-    """What a body is given is what it is called with, and what it gives is what the call gives."""
+def _join_bodies(node: fx.Node, joined: _Classes, is_repeated: bool) -> None:
+    """What a body is given is what it is called with, and what it gives is what the call gives; of a loop that is
+    repeated also what its next step is given."""
     if not is_control(node):
         return
     results = {u.args[1]: u for u in node.users if u.target is operator.getitem}
@@ -156,5 +173,5 @@ def _join_bodies(node: fx.Node, joined: _Classes) -> None:
             if isinstance(given, fx.Node):
                 if k in results:
                     joined.join(given, results[k])
-                if is_loop(node):
+                if is_loop(node) and is_repeated:
                     joined.join(given, placeholders[k])
