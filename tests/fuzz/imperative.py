@@ -3,6 +3,7 @@ branches and loops that data decide; whole and through dynamo, against PyTorch i
 
     python -m tests.fuzz.imperative --programs 1000       by the interpreter
     python -m tests.fuzz.imperative --native 200          as machine code
+    ... --aliases                                         with several names for one tensor: more is rightly refused
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tilewright.pytorch.module import compile_module
 _PARTS = ("[1:]", "[:3]", "[0]", "[2]", "[:, 1]", "[:, ::2]", ".t()", ".diagonal()", "[1:, 1:]", "[::2]", "[..., 2]")
 _NEW = ("{v} * 2", "{v} + {w}.sum()", "torch.tanh({v})", "{v}.clone()", "{v} - {w}.mean() * 0.5", "torch.relu({v}) + 1",
         "torch.where({v} > 0, {v}, {w})", "({v} * {w}).clamp(-3, 3)")  # fmt: skip
+_SAME = ("{w}", "{w}[:]", "{w}.view(4, 3)")
 _CHANGES = ("{p}.add_({c})", "{p}.mul_(0.5)", "{v}[{k}] = {w}.sum() * 0.25", "{v}[:, {k}] += {c}",
             "{p}.copy_({w}.max())", "{v}[{v} > 2] = {c}", "{v} += {w} * 0.125", "{v}[{w}[0].argmax()] = {c}",
             "{v}[{w}[:, 0].argmax(), {k}] -= 1", "{p}.neg_()", "{v}[{w}[:, 1] > 0] = {w}[0]",
@@ -46,6 +48,7 @@ class Draw:
     """A program on its way: its lines, and numbers that make it another one than those before."""
 
     random: random.Random
+    new: tuple[str, ...] = _NEW
     lines: list[str] = field(default_factory=list)
     loops: int = 0
 
@@ -68,7 +71,7 @@ class Draw:
         kinds = ["new", "change", "change", "held"] + (["if", "while", "for"] if depth < 2 else [])
         kind = self.random.choice(kinds)
         if kind == "new":
-            self.add(depth, f"{self.random.choice(_NAMES)} = {self.fill(self.random.choice(_NEW))}")
+            self.add(depth, f"{self.random.choice(_NAMES)} = {self.fill(self.random.choice(self.new))}")
         elif kind == "change":
             self.add(depth, self.fill(self.random.choice(_CHANGES)))
         elif kind == "held":  # a view under a name, changed later
@@ -102,9 +105,9 @@ class Draw:
         self.add(depth + 1, f"{number} = {number} + 1")
 
 
-def program(seed: int) -> tuple[str, type[nn.Module]]:
+def program(seed: int, aliases: bool = False) -> tuple[str, type[nn.Module]]:
     """A module of so many random statements; every other one has control that data decide."""
-    draw = Draw(random.Random(seed))
+    draw = Draw(random.Random(seed), _NEW + _SAME if aliases else _NEW)
     for name, text in zip(_NAMES, ("x * 1", "y + 0.5", "torch.tanh(x) * 2", "x - y"), strict=True):
         draw.add(0, f"{name} = {text}")
     if draw.random.random() < 0.3:
@@ -127,9 +130,9 @@ def arguments(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 3, generator=generator), torch.randn(4, 3, generator=generator) * 2
 
 
-def judge(seed: int, compiled: Callable[[nn.Module, Any], Any]) -> tuple[str, str]:
+def judge(seed: int, compiled: Callable[[nn.Module, Any], Any], aliases: bool = False) -> tuple[str, str]:
     """Whether it is right, refused, wrong or broken, and why."""
-    text, kind = program(seed)
+    text, kind = program(seed, aliases)
     plain = kind().eval()
     try:
         for number in range(4):
@@ -174,6 +177,7 @@ def main() -> int:
     parser.add_argument("--native", type=int, default=0, help="so many as machine code")
     parser.add_argument("--seed", type=int, default=0, help="the first one's")
     parser.add_argument("--way", choices=["compile", "torch.compile"], help="one of the two")
+    parser.add_argument("--aliases", action="store_true", help="with several names for one tensor")
     given = parser.parse_args()
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -185,7 +189,7 @@ def main() -> int:
             found: Counter[str] = Counter()
             for seed in range(given.seed, given.seed + count):
                 with torch.no_grad():
-                    verdict, why = judge(seed, compiled)
+                    verdict, why = judge(seed, compiled, given.aliases)
                 found[verdict] += 1
                 if why:
                     print(f"{seed}: {verdict}: {why}", flush=True)
