@@ -20,6 +20,7 @@ def ranks_text(sharded: Sharded) -> str:
     lines = [f"{sharded.ranks} ranks, {len(sharded.stages)} {'stage' if len(sharded.stages) == 1 else 'stages'}"]
     if sharded.seconds:
         lines.append(f"predicted: {1e3 * sharded.seconds:.3g} ms a run, by descriptions of the machine and its links")
+    lines += sharded.remarks
     whole = sum(array.nbytes for array in sharded.program.constants.values())
     for number, stage in enumerate(sharded.stages):
         lines += ["", f"stage {number}: ranks {_range(stage)}, mesh {stage.mesh}"]

@@ -7,6 +7,7 @@ every mesh axis, all else is free, and new weights lie as the old ones did.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -19,6 +20,7 @@ from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.planner import Section, _Planner
 from tilewright.schedule.cluster.reduced import solve
 from tilewright.target import Cluster, Link, MemoryLevel, machine
+from tilewright.tile_graph.sharding.strategies import cut_choices
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
 
@@ -65,7 +67,8 @@ def least_sent(layers: int, batch: int, width: int, *sizes: int) -> float:
     host = MemoryLevel("host", 1 << 38, 64, 1e10)
     planner = _Planner(program, Cluster(machine("neoverse_n1"), host, links), (), None)
     for compute in program.computes:
-        ways = planner._ways(compute)
+        found = (planner._way(compute, cuts) for cuts in product(*cut_choices(compute, planner.mesh)))
+        ways = [way for way in found if way is not None]
         cut = [w for w in ways if all(w.strategy.cuts)] if isinstance(compute, Reduce) else ways
         planner.ways[compute] = [replace(way, seconds=0.0) for way in cut]
     problem, _ = planner._problem(Section(program.computes, None, None), None, None, float("inf"))

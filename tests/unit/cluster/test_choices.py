@@ -64,3 +64,19 @@ def test_a_chain_is_decided_without_an_integer_program() -> None:
     assert not Reduced(problem).left()[1]
     right, found = solve_as_program(problem), solve(problem)
     assert right is not None and found is not None and found[0] == pytest.approx(right[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("bound", [{"variables": 0}, {"nodes": 0}])
+def test_a_search_that_is_cut_short_still_finds_choices_that_can_be(seed: int, bound: dict[str, int]) -> None:
+    problem = random_choices(seed)
+    right, found = solve_by_trying(problem), solve_as_program(problem, **bound)
+    if right is None or found is None:
+        assert right is None and found is None
+        return
+    assert problem.cost(found.chosen) == pytest.approx(found.seconds)
+    assert right.seconds <= found.seconds + 1e-9
+    assert found.is_least <= (found.seconds == pytest.approx(right.seconds, rel=1e-3))
+    for node, choices in enumerate(problem.seconds):  # no other choice of one node is better
+        others = [problem.cost([*found.chosen[:node], c, *found.chosen[node + 1 :]]) for c in range(len(choices))]
+        assert min(others) >= found.seconds - 1e-9

@@ -68,6 +68,7 @@ class Sharded:
     program: Program
     stages: tuple[Stage, ...]
     seconds: float = field(default=0.0, compare=False)  # predicted, of one run
+    remarks: tuple[str, ...] = field(default=(), compare=False)  # how it was searched for, where not to the end
 
     @property
     def ranks(self) -> int:
@@ -82,7 +83,8 @@ class Sharded:
 
     def to_json(self) -> str:
         """All but the Program, whose tensors and axes are named."""
-        return json.dumps({"stages": [_stage_data(stage) for stage in self.stages]}, indent=1) + "\n"
+        stages = [_stage_data(stage) for stage in self.stages]
+        return json.dumps({"stages": stages, "seconds": self.seconds, "remarks": self.remarks}, indent=1) + "\n"
 
 
 def from_json(text: str, program: Program) -> Sharded:
@@ -90,7 +92,8 @@ def from_json(text: str, program: Program) -> Sharded:
     data = json.loads(text)
     tensors = {tensor.name: tensor for tensor in program.tensors()}
     makers = {t.name: c for c in program.computes for t in c.outputs}
-    return Sharded(program, tuple(_stage(each, tensors, makers) for each in data["stages"]))
+    stages = tuple(_stage(each, tensors, makers) for each in data["stages"])
+    return Sharded(program, stages, data["seconds"], tuple(data["remarks"]))
 
 
 def cut_axes(compute: Compute) -> dict[str, Axis]:

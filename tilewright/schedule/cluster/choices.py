@@ -1,7 +1,8 @@
 """The integer program of a stage: a strategy a compute, so that computing and exchanging together take least.
 
 Every tensor that a chosen strategy leaves in one spread and others need in another is exchanged once for all that need
-the same. Trying everything is for small problems, and what tests compare the integer program with.
+the same. Trying everything is for small problems, and what tests compare the integer program with. How long a solver
+searches is bounded by what it does, not by seconds, so that the same problem has the same answer everywhere.
 """
 
 from __future__ import annotations
@@ -10,12 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.errors import ToolError
 
 _GAP = 1e-4  # of the optimum, within which a solution is taken for one
+_NODES = 2000  # linear programs of one integer program; those of a layer take a few
+_VARIABLES = 50_000  # above which already the first linear program takes minutes
+_DONE, _IMPOSSIBLE = 0, 2  # as scipy says how a search ended
+_SWEEPS = 20  # over all nodes, of looking for better choices one by one
+
+
+class Found(NamedTuple):
+    """A choice of every node and its seconds; the least there are, unless a search ended at its bound."""
+
+    seconds: float
+    chosen: tuple[int, ...]
+    is_least: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,11 @@ class Hub:
     readers: tuple[Reader, ...]
     seconds: tuple[tuple[float, ...], ...]
 
+    def cost(self, chosen: Sequence[int]) -> float:
+        given = self.gives[0 if self.maker is None else chosen[self.maker]]
+        wanted = {reader.needs[chosen[reader.node]] for reader in self.readers}
+        return sum(self.seconds[given][need] for need in sorted(wanted))
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -51,42 +70,69 @@ class Choices:
         if sum(b[c] for b, c in zip(self.bytes, chosen, strict=True)) > self.most_bytes:
             return inf
         total = sum(s[c] for s, c in zip(self.seconds, chosen, strict=True))
-        for hub in self.hubs:
-            given = hub.gives[0 if hub.maker is None else chosen[hub.maker]]
-            wanted = {reader.needs[chosen[reader.node]] for reader in hub.readers}
-            total += sum(hub.seconds[given][need] for need in wanted)
-        return total
+        return total + sum(hub.cost(chosen) for hub in self.hubs)
 
 
-def solve_by_trying(problem: Choices) -> tuple[float, tuple[int, ...]] | None:
-    best: tuple[float, tuple[int, ...]] | None = None
+def solve_by_trying(problem: Choices) -> Found | None:
+    best: Found | None = None
     for chosen in product(*(range(len(each)) for each in problem.seconds)):
         cost = problem.cost(chosen)
-        if cost < inf and (best is None or cost < best[0]):
-            best = cost, chosen
+        if cost < inf and (best is None or cost < best.seconds):
+            best = Found(cost, chosen)
     return best
 
 
-def solve_as_program(problem: Choices) -> tuple[float, tuple[int, ...]] | None:
+def solve_step_by_step(problem: Choices, start: Sequence[int] | None = None) -> Found | None:
+    """From a choice, or that with the fewest bytes, to better ones by changing one node at a time: good, not least."""
+    chosen = [each.index(min(each)) for each in problem.bytes] if start is None else list(start)
+    if problem.cost(chosen) == inf:
+        return None
+    around: list[list[Hub]] = [[] for _ in problem.seconds]
+    for hub in problem.hubs:
+        for node in dict.fromkeys((*([] if hub.maker is None else [hub.maker]), *(r.node for r in hub.readers))):
+            around[node].append(hub)
+    left = problem.most_bytes - sum(sizes[c] for sizes, c in zip(problem.bytes, chosen, strict=True))
+    for _ in range(_SWEEPS):
+        before = tuple(chosen)
+        for node, (seconds, sizes) in enumerate(zip(problem.seconds, problem.bytes, strict=True)):
+            own = chosen[node]
+            costs = {}
+            for choice in (own, *range(len(seconds))):  # its own first: it stays where none is better
+                chosen[node] = choice
+                if sizes[choice] - sizes[own] <= left:
+                    costs[choice] = seconds[choice] + sum(hub.cost(chosen) for hub in around[node])
+            chosen[node] = min(costs, key=lambda choice: costs[choice])
+            left -= sizes[chosen[node]] - sizes[own]
+        if tuple(chosen) == before:
+            break
+    return Found(problem.cost(chosen), tuple(chosen), is_least=False)
+
+
+def solve_as_program(problem: Choices, nodes: int = _NODES, variables: int = _VARIABLES) -> Found | None:
     """The same as an integer program: one variable a choice, one a pair of spread and need of every reader, and one a
-    pair of every hub that is at least each of its readers'."""
+    pair of every hub that is at least each of its readers'. At most so many nodes of its search are looked at, and none
+    where it has more variables than that."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
     except ImportError as error:
         raise ToolError("sharing a model out needs scipy: pip install 'tilewright[cluster]'") from error
     program = _Program(problem)
+    if len(program.objective) > variables:
+        return solve_step_by_step(problem)
     rows = csr_matrix((program.values, (program.rows, program.columns)), (len(program.low), len(program.objective)))
     limits = LinearConstraint(rows, np.array(program.low), np.array(program.high))
     scale = max(program.objective, default=0.0) or 1.0  # seconds are too small for a solver's tolerances
     found = milp(np.array(program.objective) / scale, integrality=np.array(program.whole), bounds=Bounds(0, 1),
-                 constraints=limits, options={"mip_rel_gap": _GAP})  # fmt: skip
+                 constraints=limits, options={"mip_rel_gap": _GAP, "node_limit": nodes})  # fmt: skip
     if found.x is None:
-        return None
+        return None if found.status == _IMPOSSIBLE else solve_step_by_step(problem)
     chosen = tuple(int(np.argmax(found.x[start : start + len(each)]))
                    for start, each in zip(program.starts, problem.seconds, strict=True))  # fmt: skip
+    if found.status != _DONE:
+        return solve_step_by_step(problem, chosen)
     cost = problem.cost(chosen)
-    return (cost, chosen) if cost < inf else None
+    return Found(cost, chosen) if cost < inf else None
 
 
 class _Program:

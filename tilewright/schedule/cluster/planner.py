@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from math import inf
+from math import inf, prod
 
 from tilewright.errors import InternalError, OptionError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Mesh, Spread
 from tilewright.ir.forms.sharded import Exchange, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor, extents
+from tilewright.schedule.cluster.axes import Admitted, Cuts, Outcome, at_a_time, one_by_one
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
@@ -22,16 +23,17 @@ from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.tile_graph.sharding.routes import is_held, route
-from tilewright.tile_graph.sharding.strategies import Strategy, strategies
+from tilewright.tile_graph.sharding.strategies import Cut, Strategy, cut_choices, strategy_of
 
 _SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not worth a cut
 _MANY = 1 << 20  # parts of a batch: the slowest stage alone counts
 _NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
 _SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
+_AT_A_TIME = 50_000  # pairs of ways that are looked at for all mesh axes together
 
 
 # by the spread of what passes, the seconds up to there and the ways chosen in every section
-Paths = dict[Spread | None, tuple[float, list[tuple[int, ...]]]]
+Paths = dict[Spread | None, tuple[float, list["Solved"]]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Way:
 class Solved:
     seconds: float
     chosen: tuple[int, ...]  # the number of each compute's way
+    is_least: bool
 
 
 def share_out(program: Program, cluster: Cluster, split: Sequence[str] = (), stages: str | None = None) -> Sharded:
@@ -74,8 +77,13 @@ class _Planner:
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
     all_weights: int = field(init=False)
-    ways: dict[Compute, list[Way]] = field(default_factory=dict)
+    choices: dict[Compute, tuple[tuple[Cut, ...], ...]] = field(default_factory=dict)  # by mesh axis
+    whole: dict[Compute, Way] = field(default_factory=dict)  # all of it everywhere
+    known: dict[tuple[Compute, Cuts], Way | None] = field(default_factory=dict)
+    ways: dict[Compute, list[Way]] = field(default_factory=dict)  # that are looked at now
+    described: dict[Section, Hashable | None] = field(default_factory=dict)
     everywhere: set[Tensor] = field(default_factory=set)  # inputs, constants, and what is sooner computed than sent
+    parts: int = 1  # in which weights are shared out
     solved: dict[Hashable, Solved | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,22 +94,52 @@ class _Planner:
 
     def run(self) -> Sharded:
         for compute in self.program.computes:
-            self.ways[compute] = self._ways(compute)
+            self.choices[compute] = cut_choices(compute, self.mesh)
+            self.whole[compute] = self._admitted(compute, (None,) * len(self.mesh.axes))
         self._find_everywhere()
         sections = self.sections()
-        chosen: dict[Compute, Way] = {}
-        seconds, picked = self._chain(sections)
-        for section, numbers in zip(sections, picked, strict=True):
-            chosen.update({c: self.ways[c][n] for c, n in zip(section.computes, numbers, strict=True)})
+        best, remarks = self._decided(sections)
+        chosen = {compute: self._admitted(compute, cuts) for compute, cuts in best.cuts.items()}
         held: dict[Tensor, list[Spread]] = {}
         parts = self._parts(sections, chosen)
         made: list[Stage] = []
         for number, computes in enumerate(parts):
             later = {t for others in parts[number + 1 :] for c in others for t in reads(c)}
             made.append(Stage(self.mesh, number * self.mesh.ranks, self._steps(computes, chosen, held, later)))
-        sharded = Sharded(self.program, tuple(made), seconds + self._sent(made))
+        sharded = Sharded(self.program, tuple(made), best.seconds + self._sent(made), remarks)
         check_sharded(sharded)
         return sharded
+
+    # --- mesh axes
+
+    def _decided(self, sections: Sequence[Section]) -> tuple[Outcome, tuple[str, ...]]:
+        """How every compute is cut, and what is to be said of how that was found."""
+        axes = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
+        remarks: list[str] = []
+        if len(axes) < 2 or self._pairs(sections) <= _AT_A_TIME:
+            best = self._outcome(sections, at_a_time(self.choices), axes)
+        else:
+            axes.sort(key=lambda axis: self.mesh.axes[axis][0] not in self.split)
+            best = one_by_one(self.choices, axes, lambda admitted, done: self._outcome(sections, admitted, done))
+            remarks.append("decided one mesh axis after the other: all at a time have too many ways to look at")
+        if not best.is_least:
+            remarks.append("the search for the quickest way ended at its bound: there may be a quicker one")
+        return best, tuple(remarks)
+
+    def _pairs(self, sections: Sequence[Section]) -> int:
+        """About how many pairs of ways there are to look at for all mesh axes at a time."""
+        ways = {c: prod(map(len, choices)) for c, choices in self.choices.items()}
+        ends = [1, *(max((ways[c] for c in s.computes if s.goes in c.outputs), default=1) for s in sections)]
+        each = [sum(ways[c] ** 2 for c in section.computes) for section in sections]
+        return sum(own * ends[i] * ends[i + 1] for i, own in enumerate(each))
+
+    def _outcome(self, sections: Sequence[Section], admitted: Admitted, done: Sequence[int]) -> Outcome:
+        """The best of some ways of every compute, with weights shared out along the mesh axes that are done."""
+        for compute, cuts in admitted.items():
+            found = (self._way(compute, each) for each in cuts)
+            self.ways[compute] = [way for way in found if way is not None]
+        self.parts = prod(self.mesh.sizes[axis] for axis in done if self.mesh.axes[axis][0] in self.split)
+        return self._chain(sections)
 
     # --- stages
 
@@ -126,34 +164,43 @@ class _Planner:
 
     # --- ways
 
-    def _ways(self, compute: Compute) -> list[Way]:
+    def _way(self, compute: Compute, cuts: Cuts) -> Way | None:
+        if (compute, cuts) not in self.known:
+            strategy = strategy_of(compute, cuts, self.mesh)
+            self.known[compute, cuts] = None if strategy is None else self._priced(compute, strategy)
+        return self.known[compute, cuts]
+
+    def _admitted(self, compute: Compute, cuts: Cuts) -> Way:
+        way = self._way(compute, cuts)
+        assert way is not None, f"'{compute.outputs[0].name}' is not cut so"
+        return way
+
+    def _priced(self, compute: Compute, strategy: Strategy) -> Way:
         constants = self.program.constants
-        found = []
-        for strategy in strategies(compute, self.mesh):
-            weights = [(t, needs) for t, needs in strategy.needs.items() if t in constants]
-            size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
-            # what is small beside the weights is not asked for: a node without any is decided by its neighbours
-            size = size if size >= _NOTHING * self.all_weights else 0
-            found.append(Way(strategy, self.costs.piece(compute, strategy, constants), size))
-        return found
+        weights = [(t, needs) for t, needs in strategy.needs.items() if t in constants]
+        size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
+        # what is small beside the weights is not asked for: a node without any is decided by its neighbours
+        size = size if size >= _NOTHING * self.all_weights else 0
+        return Way(strategy, self.costs.piece(compute, strategy, constants), size)
 
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
         behind: dict[Tensor, float] = dict.fromkeys(self.everywhere, 0.0)
         links = [*self.cluster.links, *([] if self.along is None else [self.along])]
+        all_weights = self._weights(self.program.computes)
         latency = min((link.latency for link in links if link.size > 1), default=0.0)
         for compute in self.program.computes:
             before = sum(behind.get(t, inf) for t in reads(compute))
-            total = before + self.ways[compute][0].seconds
-            has_weights = self.ways[compute][0].bytes > _SMALL * self._weights(self.program.computes)
+            total = before + self.whole[compute].seconds
+            has_weights = self.whole[compute].bytes > _SMALL * all_weights
             if total < latency and not has_weights:
                 behind.update(dict.fromkeys(compute.outputs, total))
                 self.everywhere.update(compute.outputs)
-                self.ways[compute] = self.ways[compute][:1]
+                self.choices[compute] = ((None,),) * len(self.mesh.axes)
 
     def _weights(self, computes: Sequence[Compute]) -> int:
         """Bytes of the weights that are read, each time they are."""
-        return sum(self.ways[compute][0].bytes for compute in computes)
+        return sum(self.whole[compute].bytes for compute in computes)
 
     # --- sections
 
@@ -177,16 +224,22 @@ class _Planner:
         maker = next(c for c in self.ways if tensor in c.outputs)
         return list(dict.fromkeys(way.strategy.gives for way in self.ways[maker]))
 
-    def _chain(self, sections: Sequence[Section]) -> tuple[float, list[tuple[int, ...]]]:
+    def _chain(self, sections: Sequence[Section]) -> Outcome:
         """The sections one behind the other: for every spread of what passes between two of them the best way there."""
         best: Paths = {None: (0.0, [])}
+        over = 0
         for section in sections:
-            # weights that no compute can share out stay where they are
-            reached = self._reached(best, section, self._most_bytes(section)) or self._reached(best, section, inf)
+            reached = self._reached(best, section, self._most_bytes(section))
+            if not reached:  # weights that no compute can share out stay where they are
+                over += self._weights(section.computes)
+                reached = self._reached(best, section, inf)
             if not reached:
                 raise InternalError(f"no way to share out '{section.computes[0].outputs[0].name}'")
             best = self._worth(reached, section.goes)
-        return min(best.values(), key=lambda each: each[0])
+        seconds, picked = min(best.values(), key=lambda each: each[0])
+        cuts = {c: self.ways[c][n].strategy.cuts for section, found in zip(sections, picked, strict=True)
+                for c, n in zip(section.computes, found.chosen, strict=True)}  # fmt: skip
+        return Outcome(over, seconds, cuts, all(found.is_least for found in picked))
 
     def _worth(self, reached: Paths, passing: Tensor | None) -> Paths:
         """Without spreads that are sooner reached from another one by an exchange."""
@@ -206,7 +259,7 @@ class _Planner:
             for comes, (before, path) in best.items():
                 found = self._solve(section, comes, goes, most_bytes)
                 if found is not None and (goes not in reached or before + found.seconds < reached[goes][0]):
-                    reached[goes] = (before + found.seconds, [*path, found.chosen])
+                    reached[goes] = (before + found.seconds, [*path, found])
         return reached
 
     def _solve(self, section: Section, comes: Spread | None, goes: Spread | None, most_bytes: float) -> Solved | None:
@@ -217,7 +270,7 @@ class _Planner:
             problem, ways = self._problem(section, comes, goes, most_bytes)
             found = solve(problem) if all(problem.seconds) else None
             result = None if found is None else Solved(
-                found[0], tuple(able[n] for able, n in zip(ways, found[1], strict=False))
+                found.seconds, tuple(able[n] for able, n in zip(ways, found.chosen, strict=False)), found.is_least
             )  # fmt: skip
             if key is None:
                 return result
@@ -225,24 +278,34 @@ class _Planner:
         return self.solved[key]
 
     def _key(self, section: Section, comes: Spread | None, goes: Spread | None, most_bytes: float) -> Hashable | None:
-        """Equal for sections that compute the same on tensors of the same shapes."""
+        """Equal for sections that compute the same on tensors of the same shapes, in the same ways."""
+        if section not in self.described:
+            self.described[section] = self._description(section)
+        about = self.described[section]
+        return None if about is None else (about, self._numbers(section), comes, goes, most_bytes)
+
+    def _numbers(self, section: Section) -> Hashable:
+        """Which ways of each compute are looked at, by the numbers of what they cut."""
+        return tuple(
+            tuple(tuple(each.index(cut) for each, cut in zip(self.choices[c], way.strategy.cuts, strict=True))
+                  for way in self.ways[c])
+            for c in section.computes
+        )  # fmt: skip
+
+    def _description(self, section: Section) -> Hashable | None:
         if any(not isinstance(c, Map | Reduce) for c in section.computes):
             return None
         nests = [build_nest(c, (), {}) for c in section.computes]
         outputs = set(self.program.outputs)
-        about = signature(nests, lambda t: (
+        return signature(nests, lambda t: (
             t in self.program.constants, t in self.everywhere, t is section.comes, t is section.goes, t in outputs
         ))  # fmt: skip
-        return about, comes, goes, most_bytes
 
     def _most_bytes(self, section: Section) -> float:
-        parts = 1
-        for link in self.cluster.links:
-            parts *= link.size if link.name in self.split else 1
         own = self._weights(section.computes)
-        if parts == 1 or own < _SMALL * self._weights(self.program.computes):
+        if self.parts == 1 or own < _SMALL * self._weights(self.program.computes):
             return inf
-        return _SLACK * own / parts
+        return _SLACK * own / self.parts
 
     def _problem(
         self, section: Section, comes: Spread | None, goes: Spread | None, most_bytes: float

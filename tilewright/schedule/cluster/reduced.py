@@ -13,22 +13,22 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve_as_program, solve_by_trying
+from tilewright.schedule.cluster.choices import Choices, Found, Hub, Reader, solve_as_program, solve_by_trying
 
 _FEW = 512  # choices that are sooner tried than formulated
 
 Table = NDArray[np.float64]
 
 
-def solve(problem: Choices) -> tuple[float, tuple[int, ...]] | None:
+def solve(problem: Choices) -> Found | None:
     """The least seconds and the choices that take them; None where no choice has few enough weights."""
     reduced = Reduced(problem)
     left, nodes = reduced.left()
     found = (solve_by_trying if prod(len(each) for each in left.seconds) <= _FEW else solve_as_program)(left)
     if found is None:
         return None
-    chosen = reduced.whole(nodes, found[1])
-    return problem.cost(chosen), chosen
+    chosen = reduced.whole(nodes, found.chosen)
+    return Found(problem.cost(chosen), chosen, found.is_least)
 
 
 @dataclass

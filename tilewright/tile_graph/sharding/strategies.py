@@ -38,16 +38,23 @@ class Strategy:
 
 def strategies(compute: Compute, mesh: Mesh) -> Iterator[Strategy]:
     """Every way to share a compute out, that of doing all of it everywhere first."""
-    choices = [(None, *_cuts(compute, size)) for size in mesh.sizes]
+    found = (strategy_of(compute, cuts, mesh) for cuts in product(*cut_choices(compute, mesh)))
+    yield from (each for each in found if each is not None)
+
+
+def cut_choices(compute: Compute, mesh: Mesh) -> tuple[tuple[Cut, ...], ...]:
+    """By mesh axis what may be cut along it, nothing first; not all of these go together."""
+    return tuple((None, *_cuts(compute, size)) for size in mesh.sizes)
+
+
+def strategy_of(compute: Compute, cuts: tuple[Cut, ...], mesh: Mesh) -> Strategy | None:
+    """A compute cut so along each mesh axis; None where these cuts do not go together."""
     if not isinstance(compute, Map | Reduce):
-        nothing = (None,) * len(mesh.axes)
-        yield Strategy(nothing, Spread.whole(mesh), {t: (Spread.whole(mesh),) for t in reads(compute)})
-        return
-    nest = build_nest(compute, (), {})
-    for cuts in product(*choices):
-        spread = gives(compute, cuts)
-        if _can_be(compute, cuts, spread, mesh):
-            yield Strategy(cuts, spread, _needs(nest, compute, cuts, spread, mesh))
+        return Strategy(cuts, Spread.whole(mesh), {t: (Spread.whole(mesh),) for t in reads(compute)})
+    spread = gives(compute, cuts)
+    if not _can_be(compute, cuts, spread, mesh):
+        return None
+    return Strategy(cuts, spread, _needs(build_nest(compute, (), {}), compute, cuts, spread, mesh))
 
 
 def _cuts(compute: Compute, parts: int) -> Iterator[Cut]:
