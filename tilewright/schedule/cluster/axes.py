@@ -15,7 +15,7 @@ from itertools import combinations, product
 from tilewright.ir.forms.compute import Compute
 from tilewright.tile_graph.sharding.strategies import Cut
 
-_PASSES = 3  # over all mesh axes after the first; most problems are through after one
+_PASSES = 2  # over all mesh axes after the first; most problems are through after one
 _MET = 8  # ways of a compute, about as many as along one mesh axis
 _GAIN = 1e-3  # the part of the seconds that a pass has to save for another one
 
@@ -51,10 +51,10 @@ def one_by_one(choices: Choices, axes: Sequence[int], solve: Solve) -> Outcome:
     found: list[Outcome] = []
     ended: list[Outcome] = []
     for order in (tuple(axes), tuple(reversed(axes))):
-        now = {compute: (None,) * len(each) for compute, each in choices.items()}
+        now: Mapping[Compute, Cuts] = {compute: (None,) * len(each) for compute, each in choices.items()}
         for number, axis in enumerate(order):
             found.append(solve(_along(axis, choices, now), order[: number + 1]))
-            now = dict(found[-1].cuts)
+            now = found[-1].cuts
         ended.append(found[-1])
     best = ended[1] if ended[1].is_better(ended[0]) else ended[0]
     for _ in range(_PASSES):

@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.errors import ToolError
 
 _GAP = 1e-4  # of the optimum, within which a solution is taken for one
-_NODES = 2000  # linear programs of one integer program; those of a layer take a few
+_WORK = 2_000_000  # variables times the linear programs of one integer program; a layer takes a few of these
 _VARIABLES = 50_000  # above which already the first linear program takes minutes
 _DONE, _IMPOSSIBLE = 0, 2  # as scipy says how a search ended
 _SWEEPS = 20  # over all nodes, of looking for better choices one by one
@@ -108,10 +108,10 @@ def solve_step_by_step(problem: Choices, start: Sequence[int] | None = None) -> 
     return Found(problem.cost(chosen), tuple(chosen), is_least=False)
 
 
-def solve_as_program(problem: Choices, nodes: int = _NODES, variables: int = _VARIABLES) -> Found | None:
+def solve_as_program(problem: Choices, work: int = _WORK, variables: int = _VARIABLES) -> Found | None:
     """The same as an integer program: one variable a choice, one a pair of spread and need of every reader, and one a
-    pair of every hub that is at least each of its readers'. At most so many nodes of its search are looked at, and none
-    where it has more variables than that."""
+    pair of every hub that is at least each of its readers'. Its search ends after so many variables of
+    linear programs together, and is not begun where one has more than `variables`."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
@@ -123,8 +123,9 @@ def solve_as_program(problem: Choices, nodes: int = _NODES, variables: int = _VA
     rows = csr_matrix((program.values, (program.rows, program.columns)), (len(program.low), len(program.objective)))
     limits = LinearConstraint(rows, np.array(program.low), np.array(program.high))
     scale = max(program.objective, default=0.0) or 1.0  # seconds are too small for a solver's tolerances
+    bound = {"mip_rel_gap": _GAP, "node_limit": work // max(1, len(program.objective))}
     found = milp(np.array(program.objective) / scale, integrality=np.array(program.whole), bounds=Bounds(0, 1),
-                 constraints=limits, options={"mip_rel_gap": _GAP, "node_limit": nodes})  # fmt: skip
+                 constraints=limits, options=bound)  # fmt: skip
     if found.x is None:
         return None if found.status == _IMPOSSIBLE else solve_step_by_step(problem)
     chosen = tuple(int(np.argmax(found.x[start : start + len(each)]))
