@@ -18,19 +18,16 @@ pytest.importorskip("scipy", reason="integer programs are scipy's")
 
 
 class Problems:
-    """Every problem that is solved, in place of `solve`."""
+    """Every problem that is solved, in place of `solve`; one with many choices of a node is not waited for."""
 
     def __init__(self) -> None:
         self.seen: list[Choices] = []
         self._solve = planner.solve
 
     def __call__(self, problem: Choices) -> Found | None:
+        assert max(map(len, problem.seconds)) <= 8
         self.seen.append(problem)
         return self._solve(problem)
-
-    @property
-    def most_choices(self) -> int:
-        return max(len(each) for problem in self.seen for each in problem.seconds)
 
     @property
     def routes(self) -> int:
@@ -57,7 +54,6 @@ def test_two_axes_look_at_about_as_many_ways_as_one_does(problems: Problems) -> 
     one = problems.routes
     problems.seen.clear()
     sharded = planner.share_out(program, cluster(dp=2, tp=2), ["tp"])
-    assert problems.most_choices <= 8
     assert problems.routes <= 16 * one
     agrees(sharded, 0.53)
     assert "one mesh axis after the other" in ranks_text(sharded)
@@ -67,7 +63,7 @@ def test_two_axes_look_at_about_as_many_ways_as_one_does(problems: Problems) -> 
 @pytest.mark.slow
 def test_three_axes_end_too(problems: Problems) -> None:
     sharded = planner.share_out(program_of(attention_block(32, 64)), cluster(a=2, b=2, tp=2), ["tp"])
-    assert problems.most_choices <= 8
+    assert problems.seen
     agrees(sharded, 0.53)
 
 
