@@ -110,7 +110,9 @@ def one(dtype: str, nodes: list[onnx.NodeProto], **constants: int) -> onnx.Model
 
 
 @pytest.mark.parametrize(("target", "schedule"), WAYS)
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [
+    dtype if np.dtype(dtype).itemsize in (1, 8) else pytest.param(dtype, marks=pytest.mark.slow) for dtype in TYPES
+])  # fmt: skip
 def test_what_used_to_go_wrong(dtype: str, target: str, schedule: str, kernel_cache: Path) -> None:
     kind = np.dtype(dtype)
     x = extremes(kind, np.random.default_rng(1), SIZE)

@@ -68,7 +68,10 @@ def operators(names: Sequence[str], target: Target) -> dict[str, Graph]:
     return {name: graph for name, graph in graphs.items() if unsupported(graph, target) is None}
 
 
-@pytest.mark.parametrize(("there", "batch"), sampled(range(BATCHES), 1))
+OFTEN = ("avx2_desktop", "emerald_rapids", "neoverse_n1")
+
+
+@pytest.mark.parametrize(("there", "batch"), sampled(range(BATCHES), 1, OFTEN))
 def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> None:
     target = machine(there)
     graphs = operators(representatives()[batch::BATCHES], target)
