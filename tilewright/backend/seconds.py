@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.terms import Found, Terms, Work
-from tilewright.backend.traffic import Run, runs_of
+from tilewright.backend.traffic import Known, Run, moved_alone, runs_of
 from tilewright.ir.forms.compute import Program, Scan, all_computes
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
@@ -40,12 +40,14 @@ def price(program: Program, plan: Plan, target: Target) -> Priced:
     return price_of_runs(runs_of(program, plan, target, timed=True), program, plan, target)
 
 
-def price_of_runs(runs: Sequence[Run], program: Program, plan: Plan, target: Target) -> Priced:
+def price_of_runs(
+    runs: Sequence[Run], program: Program, plan: Plan, target: Target, known: Known | None = None
+) -> Priced:
     """The same of timed runs that are known."""
     backend = backend_for(target)
     computes = all_computes(program)
     barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
-    works = {work.name: work for work in works_of(runs, target, barriers)}
+    works = {work.name: work for work in works_of(runs, target, barriers, known)}
     terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
     parts: dict[str, list[str]] = {}
     for name in terms:
@@ -66,10 +68,12 @@ def whole_name(name: str) -> str:
     return name.partition(".")[0]
 
 
-def works_of(runs: Sequence[Run], target: Target, barriers: Mapping[str, int] | None = None) -> list[Work]:
+def works_of(
+    runs: Sequence[Run], target: Target, barriers: Mapping[str, int] | None = None, known: Known | None = None
+) -> list[Work]:
     """What kernels do in one run of the model, those of one kernel between its barriers one by one; the first of them
     starts it, and counts its barriers."""
-    by_level = found_by_level(runs, target)
+    by_level = found_by_level(runs, target, {} if known is None else known)
     made: list[Work] = []
     started: set[str] = set()
     for number, run in enumerate(runs):
@@ -104,10 +108,10 @@ def _leaves(node: Node, times: Size) -> Iterator[tuple[Walk, Size]]:
 # --- bytes
 
 
-def found_by_level(runs: Sequence[Run], target: Target) -> list[list[Found]]:
+def found_by_level(runs: Sequence[Run], target: Target, known: Known) -> list[list[Found]]:
     """By level, what every run of a kernel finds there and leaves there."""
     places = backend_for(target).caches(target)
-    beyond = {place: _beyond(runs, target, place) for place in places}
+    beyond = {place: _beyond(runs, target, place, known) for place in places}
     if places.start > 1:  # nearer memory is told what to hold: leaves fetch what they touch, tile by tile
         beyond[places.start - 1] = _touched(runs, target.levels[places.start].transaction)
     found = [[Found() for _ in runs] for _ in target.levels]
@@ -149,11 +153,11 @@ def _sums(found: Bytes, walked: Mapping[Hashable, Size]) -> Found:
     return Found(total[False], total[True], runs[False], runs[True])
 
 
-def _beyond(runs: Sequence[Run], target: Target, place: int) -> list[Moved]:
+def _beyond(runs: Sequence[Run], target: Target, place: int, known: Known) -> list[Moved]:
     """What every run of a kernel fetches from beyond a cache, and writes there."""
     level = target.levels[place]
     cache = Cache(level.capacity * level.shared_by, level.transaction)
-    alone = _alone(runs, cache)
+    alone = _alone(runs, cache, known)
     if place < len(target.levels) - 2:
         return sequence(alone, cache)
     return sequence([*alone, *alone], cache)[len(alone) :]
@@ -174,13 +178,9 @@ def _touched(runs: Sequence[Run], line: int) -> list[Moved]:
     return result
 
 
-def _alone(runs: Sequence[Run], cache: Cache) -> list[Moved]:
+def _alone(runs: Sequence[Run], cache: Cache, known: Known) -> list[Moved]:
     """Every run by itself, nothing in the cache before; kernels of a Scan's step take turns, step after step."""
-    known: dict[Hashable, Moved] = {}
-    for run in runs:
-        if run.key not in known:
-            known[run.key] = moved(run.tree, cache)
-    alone = [known[run.key].renamed(run.names) for run in runs]
+    alone = [moved_alone(run, cache, known).renamed(run.names) for run in runs]
     for scan in dict.fromkeys(run.scan for run in runs if run.scan is not None):
         numbers = [i for i, run in enumerate(runs) if run.scan == scan]
         if len(numbers) > 1:

@@ -55,8 +55,9 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
     return traffic_of_runs(runs_of(program, plan, target), target)
 
 
-def traffic_of_runs(runs: Sequence[Run], target: Target) -> dict[str, KernelTraffic]:
+def traffic_of_runs(runs: Sequence[Run], target: Target, known: Known | None = None) -> dict[str, KernelTraffic]:
     """The same of runs that are known."""
+    known = {} if known is None else known
     backend = backend_for(target)
     passed: dict[int, list[Moved]] = {}
     footprints: dict[int, dict[Hashable, float]] = {}
@@ -64,8 +65,7 @@ def traffic_of_runs(runs: Sequence[Run], target: Target) -> dict[str, KernelTraf
     for place in backend.caches(target):
         level = target.levels[place]
         cache = Cache(level.capacity * level.shared_by, level.transaction)
-        known = {key: moved(tree, cache) for key, tree in trees.items()}
-        passed[place] = sequence([known[run.key].renamed(run.names) for run in runs], cache)
+        passed[place] = sequence([moved_alone(run, cache, known).renamed(run.names) for run in runs], cache)
         footprints[place] = {key: held(tree, cache) for key, tree in trees.items()}
     result = {}
     for number, run in enumerate(runs):
@@ -98,6 +98,18 @@ class Run:
     tree: Repeat
     memories: Mapping[Hashable, Memory]
     names: Mapping[Hashable, Hashable]
+
+
+Known = dict[tuple[Hashable, Cache], Moved]
+"""What kernels move by themselves, by their keys and caches: whoever asks about the same runs shares it."""
+
+
+def moved_alone(run: Run, cache: Cache, known: Known) -> Moved:
+    """One run of a kernel, nothing in the cache before, its buffers as those of the first that is alike."""
+    key = run.key, cache
+    if key not in known:
+        known[key] = moved(run.tree, cache)
+    return known[key]
 
 
 def _allocated(memories: Mapping[Hashable, Memory], kinds: frozenset[Memory] | None) -> float:

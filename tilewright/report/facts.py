@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.backend.seconds import price_of_runs
 from tilewright.backend.terms import Terms
-from tilewright.backend.traffic import KernelTraffic, runs_of, traffic_of_runs
+from tilewright.backend.traffic import KernelTraffic, Known, runs_of, traffic_of_runs
 from tilewright.calls.profiles import Profile
 from tilewright.compiler.pipeline import Artifact
 from tilewright.ir.forms.loops import LoopProgram
@@ -66,8 +66,9 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     ]
     facts["totals"] = _totals(model, artifact)
     runs = runs_of(artifact.program, artifact.plan, target, timed=True)
-    moved = traffic_of_runs(runs, target)
-    terms = price_of_runs(runs, artifact.program, artifact.plan, target).kernels
+    alone: Known = {}
+    moved = traffic_of_runs(runs, target, alone)
+    terms = price_of_runs(runs, artifact.program, artifact.plan, target, alone).kernels
     facts["totals"].update(_traffic_facts(list(moved.values()), target))
     for kernel, row in zip(facts["kernels"], rows, strict=True):
         kernel.update(_traffic_facts([moved[p.name] for p in row.plans], target))
