@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.calls.arguments import Array
-from tilewright.errors import CutError, TilewrightError
+from tilewright.errors import CutError, ModelError, TilewrightError, UnsupportedError
 from tilewright.ir.forms.graph import Form, Room, item_name
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Following:
         if key not in self.kept and key not in self.refused:
             try:
                 self.kept[key] = build(slots)
-            except TilewrightError as error:  # for the number itself it may still do, or say what is wrong
+            except (ModelError, UnsupportedError) as error:  # the number itself may do, or tell what is wrong
                 self.refused.add(key)
                 refuse(slots, error)
         return key in self.kept

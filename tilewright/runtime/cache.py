@@ -399,34 +399,45 @@ class Cache:
 def _workplace(parent: Path) -> Iterator[Path]:
     """A folder for what is made here. A lock tells that somebody is at work in it: the system takes it back however the
     process ends, and what is left is removed later."""
-    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=parent))
+    folder, lock = _locked_folder(parent)
     try:
-        with (folder / _AT_WORK).open("w") as lock:
-            _locks(lock)
+        with lock:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locks(file: IO[str]) -> bool:
-    """Whether nobody else holds the lock of this file; this process does then."""
+def _locked_folder(parent: Path) -> tuple[Path, IO[str]]:
+    """Whoever comes upon a folder before it is locked takes it for abandoned, and its lock while removing it: another
+    folder then."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=parent))
+        lock = (folder / _AT_WORK).open("w")
+        _locks(lock, waits=True)
+        if (folder / _AT_WORK).exists():
+            return folder, lock
+        lock.close()
+
+
+def _locks(file: IO[str], *, waits: bool = False) -> bool:
+    """Whether nobody else holds the lock of this file, now or after a wait; this process does then."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except (AttributeError, OSError):  # somebody has it, or this system, or this file system, has no locks
         return False
     return True
 
 
 def _remove_abandoned(folder: Path, now: float) -> None:
-    """A workplace that nobody is at work in; one without a lock may only just have been made."""
+    """A workplace that nobody is at work in, under its lock; one without a lock may only just have been made."""
     old = folder.stat().st_mtime < now - _STALE_TEMPORARY_SECONDS
     try:
         with (folder / _AT_WORK).open("r+") as lock:
-            left = _locks(lock)
+            if _locks(lock) or old:
+                shutil.rmtree(folder, ignore_errors=True)
     except FileNotFoundError:
-        left = False
-    if left or old:
-        shutil.rmtree(folder, ignore_errors=True)
+        if old:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sum_path(path: Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright import ModelError, Options, StagedModel
+from tilewright import ModelError, Options, StagedModel, ToolError
 from tilewright.cli.main import main
+from tilewright.ir.forms.graph import Graph
 
 pytestmark = pytest.mark.host  # what is saved is for this computer
 F, WHOLE = TensorProto.FLOAT, TensorProto.INT64
@@ -71,6 +73,25 @@ def test_parts_are_found_again(options: Options, tmp_path: Path) -> None:
     right(loaded, 40)
     assert loaded.compilations == 1
     assert "part 2" in loaded.explain() and len(loaded.profile(first(20), repeat=1).calls) == len(loaded.calls)
+
+
+def test_a_tool_that_fails_once_is_told_and_narrows_nothing(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tilewright.compile(picking(), options=options)
+    assert isinstance(model, StagedModel)
+    right(model, 3)
+    tools = model._tools
+
+    def fail(_: Graph) -> Any:
+        raise ToolError("the disk is full")
+
+    monkeypatch.setattr(model, "_tools", replace(tools, compile=fail))
+    with pytest.raises(ToolError, match="the disk is full"):
+        model(first(20))
+    monkeypatch.setattr(model, "_tools", tools)
+    compiled = model.compilations
+    for count in (20, 17, 32):
+        right(model, count)
+    assert model.compilations == compiled + 1
 
 
 def test_a_loaded_model_is_saved_with_what_it_compiled_since(options: Options, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 import pytest
@@ -212,6 +212,24 @@ Cache(Path({str(tmp_path)!r})).put("{"a" * 16}", write)
     Cache(tmp_path).put("b" * 16, write)
     assert list(tmp_path.rglob("tmp-*")) == []
     assert Cache(tmp_path).get("a" * 16) is None
+
+
+def test_a_place_that_another_process_took_for_abandoned_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come by after the place is made and before it is locked."""
+    locks, came = cache_module._locks, []
+
+    def late(file: IO[str], *, waits: bool = False) -> bool:
+        if waits and not came:
+            came.append(file.name)
+            Cache(tmp_path).prune()
+            assert not Path(file.name).exists()
+        return locks(file, waits=waits)
+
+    monkeypatch.setattr(cache_module, "_locks", late)
+    assert Cache(tmp_path).put("a" * 16, b"whole").read_bytes() == b"whole"
+    assert came and list(tmp_path.rglob("tmp-*")) == []
 
 
 def test_an_entry_larger_than_the_limit_stays(tmp_path: Path) -> None:
