@@ -54,7 +54,7 @@ PYTHON
         return
     fi
     echo "Installing Tilewright and what it needs (the first time takes a few minutes) ..."
-    "$python" -m pip install --quiet --quiet --disable-pip-version-check --editable "$root$extras" ${packages[@]+"${packages[@]}"} \
+    "$python" -m pip install --quiet --quiet --no-compile --disable-pip-version-check --editable "$root$extras" ${packages[@]+"${packages[@]}"} \
         || fail "pip could not install it; the reason is above"
     printf '%s\n' "$wanted" >"$stamp"
 }

@@ -9,13 +9,16 @@ import pytest
 from tests.docs.update import blocks, outputs, pages, updated
 
 PAGES = pages()
+LONGER = ("devices.md",)  # it starts processes that each compile
 
 
 def test_the_tutorial_is_among_the_pages() -> None:
     assert "pipeline.md" in [p.name for p in PAGES]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=pytest.mark.slow if p.name in LONGER else (), id=p.name) for p in PAGES]
+)
 def test_page_prints_what_it_shows(path: Path) -> None:
     for block, printed in zip(blocks(path.read_text()), outputs(path), strict=True):
         assert (block.shown or "") == printed, f"{path.name} line {block.line}: run python -m tests.docs.update"

@@ -50,6 +50,7 @@ def by_export(function: Callable[..., Any], *args: Any) -> Any:
 
 
 WAYS = pytest.mark.parametrize("way", [by_export, by_dynamo])
+ONE_WAY = pytest.mark.parametrize("way", [pytest.param(by_export, marks=pytest.mark.slow), by_dynamo])
 
 
 def views(x: torch.Tensor) -> Any:
@@ -69,7 +70,7 @@ def written(x: torch.Tensor) -> Any:
 
 
 @WAYS
-@pytest.mark.parametrize("function", [views, changed, written])
+@pytest.mark.parametrize("function", [views, pytest.param(changed, marks=pytest.mark.slow), written])
 def test_results_share_memory_as_in_pytorch(way: Any, function: Any) -> None:
     def arguments() -> Any:
         return (torch.arange(9.0).reshape(3, 3),)
@@ -79,7 +80,7 @@ def test_results_share_memory_as_in_pytorch(way: Any, function: Any) -> None:
         assert same(Program(function.__name__, function), fast, arguments) is None
 
 
-@WAYS
+@ONE_WAY
 def test_a_base_that_is_not_contiguous_is_laid_out_as_in_pytorch(way: Any) -> None:
     def function(x: torch.Tensor) -> Any:
         y = x.t() * 2
@@ -128,7 +129,7 @@ OVERLAPS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@WAYS
+@ONE_WAY
 def test_overlapping_arguments_change_together(way: Any) -> None:
     """Whichever way they overlapped when the function was compiled."""
     check_overlaps(way, "shifted", ("shifted", "read", "turned"))
@@ -179,6 +180,7 @@ def test_arguments_of_other_strides_are_viewed_as_in_pytorch() -> None:
         assert (found.data_ptr() == given.data_ptr()) == (wanted.data_ptr() == given.data_ptr())
 
 
+@pytest.mark.slow
 def test_what_shares_memory_is_saved_as_results_of_its_own(kernel_cache: Path, tmp_path: Path) -> None:
     x = torch.arange(6.0).reshape(2, 3)
     options = Options(cache_dir=kernel_cache, threads=2)

@@ -47,7 +47,7 @@ def options(kernel_cache: Path) -> Options:
     return Options(cache_dir=kernel_cache, threads=2)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "llama" else pytest.mark.slow) for n in QUICK])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "bert" else pytest.mark.slow) for n in QUICK])
 def test_whole(name: str, options: Options) -> None:
     pytest.importorskip("transformers")
     whole(name, options)

@@ -33,7 +33,7 @@ MORE = (
     "nafnet",
 )
 ONE_A_KERNEL = ("resnet50", "nerf")  # the other models run one operator a kernel with --all
-LONG = ("nafnet", "resnext101", "unet")  # like others, and long to compile
+LONG = ("nafnet", "resnext101", "unet", "swin_t", "mobilevit_s")  # like others, and long to compile
 EVERY_TIME = {*((name, "connected") for name in MORE if name not in LONG), *((name, "none") for name in ONE_A_KERNEL)}
 COMPILED = [
     pytest.param(name, schedule, marks=() if (name, schedule) in EVERY_TIME else pytest.mark.slow)

@@ -144,9 +144,9 @@ def test_what_would_take_too_long_is_refused() -> None:
         lower(load(model_of(helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), inputs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "axis", "in_order"), [
-    (np.float32, None, 1), pytest.param(np.int64, None, 0, marks=pytest.mark.slow),
-    pytest.param(np.int8, 0, 1, marks=pytest.mark.slow), (np.int8, 0, 0),
+    (np.float32, None, 1), (np.int64, None, 0), (np.int8, 0, 1), (np.int8, 0, 0),
 ])  # fmt: skip
 def test_unique(dtype: Any, axis: int | None, in_order: int, kernel_cache: Path) -> None:
     rng = np.random.default_rng(3)

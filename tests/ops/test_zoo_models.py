@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from bench import zoo
 
 # The newer exporter takes some ten seconds a model: those with an operator of their own here, and all with --all.
-QUICK_DYNAMO = ("bert_base", "lstm", "swin_t", "nafnet")
+QUICK_DYNAMO = ("bert_base", "lstm")
 EXPORTS = [
     pytest.param(n, e, marks=() if e != "dynamo" or n in QUICK_DYNAMO else pytest.mark.slow)
     for e in zoo.EXPORTERS

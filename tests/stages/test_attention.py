@@ -137,7 +137,7 @@ def test_loops(kind: str) -> None:
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=5e-5, err_msg=streaming)
 
 
-@pytest.mark.parametrize("kind", ["rows", "softmax", "logsumexp"])
+@pytest.mark.parametrize("kind", ["rows", *(pytest.param(k, marks=pytest.mark.slow) for k in ("softmax", "logsumexp"))])
 def test_masked(kind: str, kernel_cache: Path) -> None:
     """-inf over a whole leading block, over all but one place, and over a whole row (no number, as the model says)."""
     length, head = 300, 40

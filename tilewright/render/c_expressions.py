@@ -141,7 +141,8 @@ class CExpressions(CScalars):
 
     def guards_reads(self, node: Op) -> bool:
         condition, then, otherwise = node.args
-        if node.dtype is dtypes.float64 or self.mask_width(condition) != node.dtype.bits:
+        width = self.mask_width(condition)
+        if node.dtype is dtypes.float64 or (width != node.dtype.bits and (width != 8 or node.dtype.bits != 32)):
             return True
         reads_memory = any(x.source.memory is not Memory.REGISTER for x in loads(then, otherwise))
         return reads_memory and compares_places(condition)
@@ -219,6 +220,10 @@ class CExpressions(CScalars):
         texts = [self.splat(a, t, lanes) for a, t in zip(node.args, args, strict=True)]
         if name == "select":
             self.used_math.setdefault((node.dtype.name, lanes), set()).add("select")
+            if self.mask_width(node.args[0]) != node.dtype.bits:
+                whole = mask_dtype(node.dtype)
+                self.used_vectors.add((whole, lanes))
+                texts[0] = f"__builtin_convertvector({texts[0]}, {vector_name(whole, lanes)})"
             return f"tw_select_{vector_name(node.dtype, lanes)}({', '.join(texts)})"
         if name == "cast":
             self.used_vectors.add((node.dtype, lanes))
@@ -299,10 +304,14 @@ class CExpressions(CScalars):
                 return f"{c_part.slice_name(vector_name(node.dtype, whole), lanes, start)}({name})"
             parts = ", ".join(f"{name}[{start + i}]" for i in range(self.count))
             return f"(({vector_name(node.dtype, lanes)}){{{parts}}})"
-        if node.dtype.kind == "b":
-            return None
         offset = flat(node.source, node.indices)
         stride = lane_stride(offset, self.lane)
+        if node.dtype.kind == "b":
+            if not self.is_mask(node):
+                return None
+            self.used_vectors.add((dtypes.uint8, lanes))
+            place = f"{node.source.name} + {self.lane_offsets(offset, 1, 1)[0]}"
+            return f"(*(const {vector_name(dtypes.uint8, lanes)}u *)({place}) != 0)"
         if self.live is not None and not is_harmless(node):
             if stride is None or not c_guarded.has_runs(node.dtype, lanes):
                 return None
@@ -409,6 +418,15 @@ class CExpressions(CScalars):
         still = Linear({t: c for t, c in offset.terms.items() if t is not var(self.lane)}, offset.constant)  # type: ignore[arg-type]
         return bool(bounds(still.expr())[1] + lanes <= prod(buffer.shape))  # type: ignore[operator]
 
+    def is_mask(self, node: Load) -> bool:
+        """Whether a read of truth values is a vector of bytes, which compared with nothing are a mask."""
+        assert self.lane is not None
+        if node.dtype.kind != "b" or node.source.memory is Memory.REGISTER or self.live is not None:
+            return False
+        offset = flat(node.source, node.indices)
+        is_whole = self.count == self.width or self.is_readable_past(node.source, offset, self.width)
+        return lane_stride(offset, self.lane) == 1 and is_whole
+
     def mask_width(self, condition: Expr) -> int | None:
         """Bits of the elements of a mask, when all its comparisons agree."""
         widths: set[int | None] = set()
@@ -419,6 +437,8 @@ class CExpressions(CScalars):
                 stack.extend(node.args)
             elif isinstance(node, Op) and self.depends(node):
                 widths.add(node.args[0].dtype.bits if node.args[0].dtype.kind != "b" else None)
+            elif isinstance(node, Load) and self.depends(node) and self.is_mask(node):
+                widths.add(8)
             else:
                 widths.add(None)
         return widths.pop() if len(widths) == 1 else None

@@ -39,9 +39,9 @@ _INTEGERS = "".join(
 _PRELUDE = """#define INFINITY (__builtin_inff())
 #define NAN (__builtin_nanf(""))
 #define tw_floordiv(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _q = _a / _b; \\
-    _q - ((_a % _b != 0) && ((_a < 0) != (_b < 0))); })
+    _q - ((_a % _b != 0) & ((_a < 0) != (_b < 0))); })
 #define tw_mod(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); __auto_type _r = _a % _b; \\
-    _r + ((_r != 0) && ((_r < 0) != (_b < 0)) ? _b : 0); })
+    _r + (-(__typeof__(_r))((_r != 0) & ((_r < 0) != (_b < 0))) & _b); })
 #define tw_max(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a > _b) || (_a != _a) ? _a : _b; })
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })

@@ -40,6 +40,9 @@ _SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
 _LEFT_ALONE = (
     "-fno-loop-unroll-and-jam", "-fno-loop-interchange", "-fno-tree-loop-distribution", "-fno-predictive-commoning",
     "-fno-tree-coalesce-vars",
+    # Reads that it makes conditional itself, in vectors of its own, lose lanes (gcc 12: three of a row behind a choice);
+    # ours that have to be are written as such.
+    "-fno-tree-loop-if-convert",
 )  # fmt: skip
 # Told to hurry, gcc does what counts for kernels beyond -O1: multiply-adds (an expensive optimisation, it says: without
 # them 1.6 times as slow). It leaves out what takes another fifth of its time and finds little in a kernel; 1.18 times

@@ -69,7 +69,7 @@ def test_a_window_that_moves_in_a_loop_is_compiled_once(kernel_cache: Path) -> N
     assert compiled[0] == compiled[1]
 
 
-@pytest.mark.parametrize("steps", [(1, 1), (3, -1), (-2, -4)])
+@pytest.mark.parametrize("steps", [*(pytest.param(s, marks=pytest.mark.slow) for s in ((1, 1), (3, -1))), (-2, -4)])
 def test_windows_of_two_axes(kernel_cache: Path, steps: tuple[int, int]) -> None:
     nodes = [N("Cast", ["a"], ["starts"], to=I64), N("Cast", ["b"], ["ends"], to=I64),
              N("Slice", ["x", "starts", "ends", "axes", "steps"], ["y"])]  # fmt: skip

@@ -128,7 +128,8 @@ def test_loops_mean_the_convolutions(name: str) -> None:
     assert_near(found, reference(name, given["x"]), 2e-3)
 
 
-@pytest.mark.parametrize("name", sampled(("depthwise", "strided"), "depthwise"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("depthwise", "strided"))
 def test_threads_keep_windows_in_registers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_plan, "busy_threads", lambda _: 64)  # of a device that few threads keep busy
     options = Options(target="h200", precision="float16", stop_after="loops", schedule="register")

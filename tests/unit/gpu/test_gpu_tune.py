@@ -87,7 +87,7 @@ def answers(made: Artifact, plan: Plan) -> list[np.ndarray]:
     return [tensors[t.name].astype(np.float64) for t in program.outputs]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "joined" else ()) for n in MODELS])
 def test_variants_are_other_ways_to_the_same(name: str) -> None:
     """The planner's own kernel is among them, they are ranked, and the model computes the same with any."""
     made = planned(name)

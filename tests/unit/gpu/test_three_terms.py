@@ -189,7 +189,8 @@ def grouped(anew: int, stages: int = 3) -> Artifact:
     return planned(replace(artifact, plan=map_leaves(map_tiles(artifact.plan, tiles), leaves)), "h200")
 
 
-@pytest.mark.parametrize("anew", (*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 64)), 96))
+@pytest.mark.slow
+@pytest.mark.parametrize("anew", (0, 64, 96))
 def test_groups_begin_their_sums_anew(anew: int) -> None:
     artifact = grouped(anew)
     assert artifact.plan is not None and (f"anew {anew}" in plan_text(artifact.plan)) == (anew > 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -92,7 +92,23 @@ def relative_name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative_name)
+def of_every_file(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test of all files, which names those that fail."""
+
+    def test() -> None:
+        wrong = []
+        for path in FILES:
+            try:
+                check(path)
+            except AssertionError as error:
+                wrong.append(f"{relative_name(path)}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    test.__doc__ = check.__doc__
+    return test
+
+
+@of_every_file
 def test_imports_go_one_way(path: Path) -> None:
     room = room_of_file(path)
     assert room in MAY_IMPORT, f"say in this test what {room} may import"
@@ -102,7 +118,7 @@ def test_imports_go_one_way(path: Path) -> None:
         assert other in MAY_IMPORT[room] | {room, "errors"}, f"{room} may not import {module}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative_name)
+@of_every_file
 def test_only_options_reads_the_environment(path: Path) -> None:
     if path.name == "options.py" and path.parent == PACKAGE:
         return
@@ -111,7 +127,7 @@ def test_only_options_reads_the_environment(path: Path) -> None:
         assert not reads, f"line {getattr(node, 'lineno', 0)} reads the environment"
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative_name)
+@of_every_file
 def test_no_reference_implementation_is_used(path: Path) -> None:
     if path == PACKAGE / "dynamic" / "host.py":
         return  # strings and images, on request
@@ -119,7 +135,7 @@ def test_no_reference_implementation_is_used(path: Path) -> None:
     assert not [m for m in modules if m.startswith("onnx.reference")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative_name)
+@of_every_file
 def test_every_file_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(parsed(path)), "a module begins with a docstring"
 
@@ -143,7 +159,7 @@ def test_the_rule_is_one_way() -> None:
 _ASKS_THE_KIND = {"transform/precision/choose.py"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative_name)
+@of_every_file
 def test_only_backends_ask_for_the_kind_of_a_machine(path: Path) -> None:
     """Elsewhere a fact of the machine is a property of the Target, or an answer of its backend."""
     if room_of_file(path) in ("target", "backend") or relative_name(path) in _ASKS_THE_KIND:

@@ -53,7 +53,7 @@ def sizes(kind: str, name: str, *counts: int) -> list[int]:
     return [sum(len(text) for text in artifact.sources.values()) for artifact in made]
 
 
-@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
+@pytest.mark.parametrize("name", ["neoverse_n1", pytest.param("emerald_rapids", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STEPS)
 def test_text_grows_with_the_model_and_no_faster(kind: str, name: str) -> None:
     # sixteen squares are one short loop: what comes with every further one is seen beyond; of forty angles several
@@ -62,7 +62,7 @@ def test_text_grows_with_the_model_and_no_faster(kind: str, name: str) -> None:
     assert long < 3 * short
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STEPS)
 def test_parts_of_long_values_are_right(kind: str, padded: bool, kernel_cache: Path) -> None:
     program = programs(chain(kind, 14, padded))["layout"]

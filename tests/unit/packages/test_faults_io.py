@@ -32,7 +32,7 @@ def test_loading_and_running_with_faults(tmp_path: Path, fresh_cache: Callable[[
 
 
 def test_a_sample_of_faults_while_compiling(tmp_path: Path, fresh_cache: Callable[[Path], Path]) -> None:
-    assert "compile calls" in check(["compile", "--step", "17", "--first", "3"], tmp_path, fresh_cache)
+    assert "compile calls" in check(["compile", "--step", "41", "--first", "3"], tmp_path, fresh_cache)
 
 
 HARNESS = r"""

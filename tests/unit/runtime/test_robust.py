@@ -96,6 +96,7 @@ def test_eight_threads_at_once(model: Path, filled: Path) -> None:
     """, model, filled))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_threads_that_compile_at_once(model: Path, filled: Path, tmp_path: Path) -> None:
     for entry in Path(shutil.copytree(filled, tmp_path / "c")).rglob("*.model*"):
         entry.unlink()
@@ -171,6 +172,7 @@ def test_an_interrupt_during_a_compilation_ends_it(model: Path, tmp_path: Path) 
     assert [p.name for p in (tmp_path / "cache").rglob("tmp-*")] == []
 
 
+@pytest.mark.slow
 def test_two_processes_compile_the_same_at_once(model: Path, tmp_path: Path) -> None:
     script = START + "print(float(compiled()(X)[0].sum()))"
     command = [sys.executable, "-c", script, str(model), str(tmp_path / "cache")]
@@ -221,6 +223,7 @@ def test_what_a_read_only_cache_lacks_is_compiled_all_the_same(model: Path, tmp_
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_cache_is_no_obstacle(model: Path, tmp_path: Path) -> None:
     """Files of more than some bytes cannot be written, as on a full disk."""
     done = run("""

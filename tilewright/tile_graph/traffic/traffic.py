@@ -235,10 +235,11 @@ def sequence(alone: Sequence[Moved], cache: Cache) -> list[Moved]:
     dirty: set[Hashable] = set()
     for number, found in enumerate(alone):
         fetched, written = dict(found.fetched), dict(found.written)
+        since = _Since(alone[:number], cache)
         for buffer, size in found.touched.items():
             if buffer in last:
                 before = alone[last[buffer]]
-                between = _between(alone[last[buffer] + 1 : number], cache)
+                between = since(last[buffer])
                 share = _kept(_with(between, before, buffer), _with(between, found, buffer), cache.capacity)
                 kept = share * least(size, before.touched[buffer])
                 fetched[buffer] = fetched[buffer] - kept
@@ -250,20 +251,31 @@ def sequence(alone: Sequence[Moved], cache: Cache) -> list[Moved]:
     return result
 
 
-def _between(nodes: Sequence[Moved], cache: Cache) -> Bytes:
-    """All that nodes touch together; where that is more than a cache holds, no more than is needed to know it."""
-    result: Bytes = {}
-    for each in reversed(nodes):
-        result = _union([result, each.touched])
-        if np.min(_total(result)) * (1 - _UNEVEN) > cache.capacity:
-            break  # nothing is found again after that
-    return result
+class _Since:
+    """All that the last of some nodes touch together; where that is more than a cache holds, no more than is needed to
+    know it: nothing is found again after that."""
+
+    def __init__(self, nodes: Sequence[Moved], cache: Cache) -> None:
+        self._nodes = nodes
+        self._capacity = cache.capacity
+        self._grown: list[Bytes] = [{}]  # by how many nodes
+        self._is_more = False
+
+    def __call__(self, place: int) -> Bytes:
+        """Those behind a place."""
+        count = len(self._nodes) - 1 - place
+        while len(self._grown) <= count and not self._is_more:
+            grown = _union([self._grown[-1], self._nodes[-len(self._grown)].touched])
+            self._grown.append(grown)
+            self._is_more = bool(np.min(_total(grown)) * (1 - _UNEVEN) > self._capacity)
+        return self._grown[min(count, len(self._grown) - 1)]
 
 
 def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
     """Distinct bytes of what lies between and of the part of a node that touches all of a buffer."""
-    both = _total(_union([between, node.touched]))
-    return least(both, _total(between) + _total(node.within[buffer]))
+    total = _total(between)
+    both = total + sum((most(n - between[b], 0.0) if b in between else n for b, n in node.touched.items()), 0.0)
+    return least(both, total + _total(node.within[buffer]))
 
 
 def _leaf(walk: Walk, cache: Cache) -> Moved:
