@@ -40,8 +40,8 @@ _SHARED_DEFAULT_FLAGS = ("-O2", "-fPIC")
 _LEFT_ALONE = (
     "-fno-loop-unroll-and-jam", "-fno-loop-interchange", "-fno-tree-loop-distribution", "-fno-predictive-commoning",
     "-fno-tree-coalesce-vars",
-    # Reads that it makes conditional itself, in vectors of its own, lose lanes (gcc 12: three of a row behind a choice);
-    # ours that have to be are written as such.
+    # Reads that it makes conditional itself, in vectors of its own, lose lanes (gcc 12: three of a row behind a
+    # choice); ours that have to be are written as such.
     "-fno-tree-loop-if-convert",
 )  # fmt: skip
 # Told to hurry, gcc does what counts for kernels beyond -O1: multiply-adds (an expensive optimisation, it says: without
