@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Compute, Map
@@ -31,13 +32,17 @@ def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
 
 
 def leaf_nest(leaf: Leaf, computes: Mapping[str, Compute]) -> Nest:
+    epilogue = tuple(computes[name] for name in leaf.epilogue)
+    return _nest(computes[leaf.core], epilogue, tuple(computes[name] for name in leaf.composed))
+
+
+@lru_cache(maxsize=1024)  # every stage behind the Plan asks for the nests of all leaves
+def _nest(core: Compute, epilogue: tuple[Compute, ...], composed: tuple[Compute, ...]) -> Nest:
     maps: dict[Tensor, Map] = {}
-    for name in leaf.composed:
-        compute = computes[name]
+    for compute in composed:
         assert isinstance(compute, Map)
         maps[compute.output] = compute
-    epilogue = [computes[name] for name in leaf.epilogue]
-    return build_nest(computes[leaf.core], epilogue, maps)  # type: ignore[arg-type]
+    return build_nest(core, epilogue, maps)  # type: ignore[arg-type]
 
 
 def held_bytes(kernel: Tile, nests: Sequence[Nest]) -> int:
