@@ -11,6 +11,8 @@ from torch import nn
 from bench.zoo import (
     bert_384,
     bert_base,
+    bsrn,
+    conformer,
     efficientnet_b0,
     lstm,
     mmoe,
@@ -20,6 +22,7 @@ from bench.zoo import (
     nerf,
     resnet50,
     resnext101,
+    restormer,
     swin,
     unet,
     vit_s32,
@@ -43,6 +46,9 @@ MODELS: Mapping[str, Build] = {
     "mobilevit_s": mobilevit_s.build,
     "nafnet": nafnet.build,
     "bert_384": bert_384.build,
+    "conformer": conformer.build,
+    "bsrn": bsrn.build,
+    "restormer": restormer.build,
 }
 SIZES = ("small", "full")
 EXPORTERS = ("torchscript", "dynamo")

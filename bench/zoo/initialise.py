@@ -24,7 +24,7 @@ def small_normal(tensor: torch.Tensor, generator: torch.Generator, *, mean: floa
 def initialise_layers(module: nn.Module, generator: torch.Generator) -> None:
     """He weights for every linear and convolution layer, scales near one and small biases everywhere else."""
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             he_normal(layer.weight, generator)
             if layer.bias is not None:
                 small_normal(layer.bias, generator)
@@ -33,7 +33,7 @@ def initialise_layers(module: nn.Module, generator: torch.Generator) -> None:
             small_normal(layer.weight, generator, std=(2.0 / layer.in_channels) ** 0.5)
             if layer.bias is not None:
                 small_normal(layer.bias, generator)
-        elif isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
             small_normal(layer.weight, generator, mean=1.0)
             small_normal(layer.bias, generator)
         elif isinstance(layer, nn.Embedding):
@@ -43,7 +43,7 @@ def initialise_layers(module: nn.Module, generator: torch.Generator) -> None:
 def calibrate_batch_norms(module: nn.Module, batch: torch.Tensor) -> None:
     """Set the running statistics of every batch norm to those of one batch, and return to eval mode."""
     for layer in module.modules():
-        if isinstance(layer, nn.BatchNorm2d):
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_running_stats()
             layer.momentum = None  # a cumulative mean: one batch gives exactly that batch's statistics
     module.train()

@@ -30,6 +30,9 @@ MORE = (
     "mobilevit_s",
     "nafnet",
     "bert_384",
+    "conformer",
+    "bsrn",
+    "restormer",
 )
 SCHEDULES = ("none", "connected")
 

@@ -18,7 +18,20 @@ from bench import cpu, kernel_cases, kernels, zoo  # noqa: E402
 from bench.arithmetic import Contraction, Convolution, Recurrence, collect, total_operations  # noqa: E402
 from bench.peak import measure_peak  # noqa: E402
 from bench.plot import grouped_bars  # noqa: E402
-from bench.zoo import efficientnet_b0, mobilevit_s, nafnet, nerf, resnet50, resnext101, swin, unet, vit_s32  # noqa: E402
+from bench.zoo import (  # noqa: E402
+    bsrn,
+    conformer,
+    efficientnet_b0,
+    mobilevit_s,
+    nafnet,
+    nerf,
+    resnet50,
+    resnext101,
+    restormer,
+    swin,
+    unet,
+    vit_s32,
+)
 
 MORE = (
     "resnet50",
@@ -31,16 +44,18 @@ MORE = (
     "swin_b",
     "mobilevit_s",
     "nafnet",
+    "bsrn",
+    "restormer",
 )
 ONE_A_KERNEL = ("resnet50", "nerf")  # the other models run one operator a kernel with --all
-LONG = ("nafnet", "resnext101", "unet", "swin_t", "mobilevit_s")  # like others, and long to compile
+LONG = ("nafnet", "resnext101", "restormer", "unet", "swin_t", "mobilevit_s")  # like others, and long to compile
 EVERY_TIME = {*((name, "connected") for name in MORE if name not in LONG), *((name, "none") for name in ONE_A_KERNEL)}
 COMPILED = [
     pytest.param(name, schedule, marks=() if (name, schedule) in EVERY_TIME else pytest.mark.slow)
     for name in MORE
     if name != "swin_b"  # more of swin_t's
     for schedule in ("none", "connected")
-] + [pytest.param("bert_384", schedule, marks=pytest.mark.slow) for schedule in ("none", "connected")]
+] + [pytest.param(n, s, marks=pytest.mark.slow) for n in ("bert_384", "conformer") for s in ("none", "connected")]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +71,8 @@ COMPILED = [
         (lambda: swin.Swin(swin.BASE), 87_768_224),
         (lambda: mobilevit_s.MobileViT(mobilevit_s.FULL), 5_578_632),
         (lambda: nafnet.NAFNet(nafnet.FULL), 17_111_907),
+        (lambda: bsrn.Bsrn(bsrn.FULL), 352_400),
+        (lambda: restormer.Restormer(restormer.FULL), 26_126_644),
     ],
     ids=MORE,
 )
@@ -83,6 +100,17 @@ def test_shifted_windows_are_masked() -> None:
     assert torch.equal(mask[2] != 0.0, last_row[:, None] != last_row[None, :])
     pairs = swin.pairs_of_positions(3)
     assert pairs.unique().numel() == 25 and pairs.diagonal().unique().tolist() == [12]
+
+
+def test_scores_by_distance_become_scores_by_key() -> None:
+    """Of n queries, query i and key j meet at distance i - j: far ahead comes first, so in column n - 1 - i + j."""
+    scores = torch.arange(2 * 4 * 7.0).view(1, 2, 4, 7)
+    found = conformer.aligned(scores)
+    assert found.shape == (1, 2, 4, 4)
+    assert all(found[0, h, i, j] == scores[0, h, i, 3 - i + j] for h in range(2) for i in range(4) for j in range(4))
+    waves = conformer.distances(4, 6)
+    assert waves.shape == (7, 6) and waves[3].tolist() == [0.0, 1.0] * 3  # no distance: sine 0, cosine 1
+    assert torch.allclose(waves[2, ::2], -waves[4, ::2]) and torch.allclose(waves[2, 1::2], waves[4, 1::2])
 
 
 def test_recurrences_are_counted(zoo_file) -> None:
