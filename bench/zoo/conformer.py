@@ -1,4 +1,4 @@
-"""Conformer: an encoder of speech, whose blocks attend over all frames by their distance and convolve over near ones."""
+"""Conformer: an encoder of speech; its blocks attend over all frames by their distance and convolve over near ones."""
 
 from dataclasses import dataclass
 

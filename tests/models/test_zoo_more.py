@@ -48,7 +48,8 @@ MORE = (
     "restormer",
 )
 ONE_A_KERNEL = ("resnet50", "nerf")  # the other models run one operator a kernel with --all
-LONG = ("nafnet", "resnext101", "restormer", "unet", "swin_t", "mobilevit_s")  # like others, and long to compile
+# like others, and long to compile
+LONG = ("bsrn", "mobilevit_s", "nafnet", "resnext101", "restormer", "swin_t", "unet")
 EVERY_TIME = {*((name, "connected") for name in MORE if name not in LONG), *((name, "none") for name in ONE_A_KERNEL)}
 COMPILED = [
     pytest.param(name, schedule, marks=() if (name, schedule) in EVERY_TIME else pytest.mark.slow)

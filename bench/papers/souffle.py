@@ -1,0 +1,51 @@
+"""Souffle (ASPLOS 2024): V0 to V4, each with one step more of the whole model as one program of tensor expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bench.papers.steps import Step, planned
+from tilewright.ir.forms.graph import Graph
+from tilewright.options import Options
+from tilewright.target import Target
+from tilewright.tile_graph.plan.form import COPIED, Hold, Leaf, Plan, Tile
+
+MODELS = ("bert_384", "swin_b", "lstm", "efficientnet_b0", "resnext101", "mmoe")  # the paper's six
+SAID = (
+    "Souffle, A100, batch 1, geomean over six models: V1 (horizontal) 2.14x of V0, V2 (vertical) 1.85x of V1, V3 "
+    "(barriers of the grid) 1.17x of V2, V4 (reuse and pipelining in the kernel) 1.05x of V3.",
+    "Kernels of V4 there: BERT 24, ResNeXt 105, LSTM 1, EfficientNet 66, Swin-B 53, MMoE 1; MB read 227, 470, 10.6, "
+    "87, 283, 0.058.",
+)
+
+
+def steps(graph: Graph, target: Target, options: Options) -> Iterator[Step]:
+    """Horizontal before vertical, as the paper has them."""
+    plain = replace(options, schedule="none", merging="off")
+    yield planned("V0 an expression a kernel", graph, target, plain)
+    yield planned("V1 + horizontal", graph, target, replace(options, schedule="none"))
+    yield planned("V2 + vertical", graph, target, replace(options, schedule="register"))
+    whole = planned("V4 + pipelining", graph, target, options)
+    yield Step("V3 + joined kernels", whole.program, unpipelined(whole.plan))
+    yield whole
+
+
+def unpipelined(plan: Plan) -> Plan:
+    """A plan whose kernels ask for nothing ahead of its use."""
+    return replace(plan, body=_unasked(plan.body).map_leaves(_waiting))
+
+
+def _unasked(tile: Tile) -> Tile:
+    body = tuple(_unasked(node) if isinstance(node, Tile) else node for node in tile.body)
+    holds = tuple(_one_stage(hold) for hold in tile.holds if hold.fill != "prefetch")
+    return replace(tile, body=body, holds=holds)
+
+
+def _one_stage(hold: Hold) -> Hold:
+    return replace(hold, stages=1) if hold.fill == COPIED else hold
+
+
+def _waiting(leaf: Leaf) -> Leaf:
+    """`at_once` is the ring of a sum through shared memory only where operands pass it in steps."""
+    return replace(leaf, ahead=0, soon=0, at_once=1 if leaf.step and leaf.instruction is None else leaf.at_once)
