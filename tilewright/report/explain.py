@@ -11,6 +11,7 @@ from typing import Any
 from tilewright.calls.profiles import Profile
 from tilewright.compiler.pipeline import Artifact
 from tilewright.report.facts import explain_json
+from tilewright.report.partition import parts_text
 
 WIDTH = 100
 _LABEL = 10
@@ -63,6 +64,9 @@ def _totals_lines(facts: dict[str, Any], width: int) -> list[str]:
     lines += _wrapped("traffic", _level_text(totals["levels"]), width)
     lines += _wrapped("copies", _copies_text(facts["kernels"]), width)
     lines += _wrapped("between", f"{size_text(between)} of intermediate tensors: {stays}", width)
+    if totals["edges"]:
+        met = ", ".join(f"{count} at {level}" for level, count in totals["edges"].items())
+        lines += _wrapped("edges", f"connected {met}", width)
     if totals["arena_bytes"] is not None:
         held = f"weights {sizes['weight_bytes']}, arena {sizes['arena_bytes']}"
         lines += _wrapped("memory", f"{held}, inputs {sizes['input_bytes']}, outputs {sizes['output_bytes']}", width)
@@ -129,6 +133,7 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     for number, nest in enumerate(kernel["nests"]):
         lines += _wrapped("nests" if number == 0 else "", _nest_text(nest, main), width)
     lines += _edge_lines(kernel, width)
+    lines += _wrapped("parts", parts_text(kernel["partition"]), width)
     lines += _wrapped("traffic", _level_text(kernel["levels"]), width)
     lines += _wrapped("terms", _term_text(kernel["terms"]), width)
     for number, pair in enumerate(kernel["instances"][0]["neighbours"]):

@@ -17,6 +17,7 @@ from tilewright.calls.profiles import Profile
 from tilewright.compiler.pipeline import Artifact
 from tilewright.report.explain import size_text
 from tilewright.report.facts import explain_json
+from tilewright.report.partition_svg import partition_svg
 
 _SCRIPTS = ("base.js", "charts.js", "kernels.js", "page.js")
 
@@ -94,7 +95,7 @@ def _sections(facts: dict[str, Any], folder: Traversable) -> str:
     is_measured = facts["totals"]["measured_us"] is not None
     return Template((folder / "sections.html").read_text(encoding="utf-8")).substitute(
         main=escape(facts["target"]["main_level"]), timed="measured" if is_measured else "predicted",
-        figures=_figures(facts), decided=_decided(facts),
+        figures=_figures(facts), decided=_decided(facts), partition=partition_svg(facts),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Kernels are listed once each, with the calls that share them: twelve equal layer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from tilewright.lower.memory import arena
 from tilewright.lower.persistent import in_stages
 from tilewright.report.model_view import ModelView, bytes_of, computes_of, origins, summary
 from tilewright.report.neighbours import Neighbours
+from tilewright.report.partition import Edges, level_of, parts_of
 from tilewright.report.tree_facts import tree_facts
 from tilewright.report.work import distinct_bytes, kernel_operations, memory_over_time
 from tilewright.schedule.planner import plan_seconds
@@ -61,10 +63,13 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["calls"] = sum(row.calls for row in rows if row.launch is None)
     neighbours = Neighbours(model, target, {p.name: row.name for row in rows for p in row.plans})
     times = _measured(measured, rows)
+    edges = Edges(model, target.levels[0].name)
     facts["kernels"] = [
-        _kernel_facts(model, row, target, neighbours, times.get(row.name), artifact.loops) for row in rows
+        _kernel_facts(model, row, target, neighbours, edges, times.get(row.name), artifact.loops) for row in rows
     ]
     facts["totals"] = _totals(model, artifact)
+    meeting = Counter(edge.level for kernel in model.plan.kernels for edge in edges.into(kernel))
+    facts["totals"]["edges"] = {x.name: meeting[x.name] for x in target.levels if meeting[x.name]}
     runs = runs_of(artifact.program, artifact.plan, target, timed=True)
     alone: Known = {}
     moved = traffic_of_runs(runs, target, alone)
@@ -165,6 +170,7 @@ def _kernel_facts(
     row: _Row,
     target: Target,
     neighbours: Neighbours,
+    edges: Edges,
     measured: float | None,
     loops: LoopProgram | None,
 ) -> dict[str, Any]:
@@ -174,6 +180,7 @@ def _kernel_facts(
     nests = plan_nests(plan, model.by_name)
     stream = plan.stream
     lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
+    tree = tree_facts(plan, model)
     return {
         "name": row.name,
         "root": plan.leaves[-1].tensor,
@@ -205,11 +212,14 @@ def _kernel_facts(
         "reads": _read_facts(nests, model),
         "writes": [{"tensor": t.name, "bytes": bytes_of(t), "level": model.between.get(t.name, main)}
                    for n in nests for t in n.stores if t.name in model.stored],
-        "tree": tree_facts(plan, model),
+        "tree": tree,
+        "partition": parts_of(tree),
+        "meets": [{"tensor": e.tensor, "maker": e.maker, "reader": e.reader, "level": e.level}
+                  for e in edges.into(plan)],
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
              "nodes": origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
-             "core": n.core, "epilogue": list(n.epilogue), "level": _level_of(plan, n.tensor, model),
+             "core": n.core, "epilogue": list(n.epilogue), "level": level_of(plan, n.tensor, model),
              "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
             for n, made in zip(plan.leaves, nests, strict=True)
         ],
@@ -230,14 +240,6 @@ def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]
     found = [{"tensor": t.name, "bytes": bytes_of(t), "role": roles.get(t, "intermediate"),
               "level": model.between.get(t.name, model.plan.body.level)} for t in outside]  # fmt: skip
     return sorted(found, key=lambda r: -int(r["bytes"]))
-
-
-def _level_of(kernel: Tile, tensor: str, model: ModelView) -> str:
-    """Where a result is: the nearest Tile that holds it, or main memory."""
-    tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
-    found = (t.level for t in reversed(tiles)
-             if any(h.tensor == tensor and h.mode in ("store", "rolling") for h in t.holds))  # fmt: skip
-    return next(found, model.between.get(tensor, model.plan.body.level))
 
 
 def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
