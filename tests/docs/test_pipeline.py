@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.update import blocks, outputs, pages, updated
+from tests.docs.update import blocks, outputs, pages, run, updated
 
 PAGES = pages()
 LONGER = ("devices.md",)  # it starts processes that each compile
@@ -20,8 +20,12 @@ def test_the_tutorial_is_among_the_pages() -> None:
     "path", [pytest.param(p, marks=pytest.mark.slow if p.name in LONGER else (), id=p.name) for p in PAGES]
 )
 def test_page_prints_what_it_shows(path: Path) -> None:
-    for block, printed in zip(blocks(path.read_text()), outputs(path), strict=True):
+    ran = run(path)
+    for block, printed in zip(blocks(path.read_text()), ran.printed, strict=True):
         assert (block.shown or "") == printed, f"{path.name} line {block.line}: run python -m tests.docs.update"
+    for name, drawn in ran.pictures.items():
+        assert (path.parent / name).read_text() == drawn, f"docs/{name}: run python -m tests.docs.update"
+        assert f"]({name})" in path.read_text()
 
 
 def test_update_rewrites_only_outputs(tmp_path: Path) -> None:

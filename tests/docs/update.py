@@ -1,4 +1,5 @@
 """Documentation that runs: the python blocks of a page run in order, and what one prints is the text block after it.
+Pictures that a page draws are those in its variable `pictures`, texts by name of a file beside it.
 
 `python -m tests.docs.update` writes the outputs anew into every page; look at the difference before keeping it.
 """
@@ -40,9 +41,22 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A page that has run: what each block printed, and the pictures that it drew."""
+
+    printed: list[str]
+    pictures: dict[str, str]
+
+
 def outputs(path: Path) -> list[str]:
-    """What each block prints; all share one namespace."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+    """What each block prints."""
+    return run(path).printed
+
+
+def run(path: Path) -> Ran:
+    """All blocks share one namespace."""
+    names: dict[str, Any] = {"__name__": "__main__", "pictures": {}}
     printed = []
     for block in blocks(path.read_text()):
         # empty lines in front make a traceback show the page's own line numbers
@@ -50,15 +64,19 @@ def outputs(path: Path) -> list[str]:
         with contextlib.redirect_stdout(io.StringIO()) as stream:
             exec(code, names)
         printed.append(_tidy(stream.getvalue()))
-    return printed
+    return Ran(printed, names["pictures"])
 
 
 def updated(path: Path) -> str:
     """The page with what its blocks print now."""
+    return _with_outputs(path, run(path).printed)
+
+
+def _with_outputs(path: Path, outputs: list[str]) -> str:
     text = path.read_text()
     pieces = []
     done = 0
-    for block, printed in zip(blocks(text), outputs(path), strict=True):
+    for block, printed in zip(blocks(text), outputs, strict=True):
         pieces.append(text[done : block.start] + f"```python\n{block.code}```\n")
         if printed:
             pieces.append(f"\n```text\n{printed}```\n")
@@ -74,9 +92,11 @@ def _tidy(text: str) -> str:
 
 def main() -> None:
     for path in pages():
-        text = updated(path)
-        print(f"{path.name}: {'changed' if text != path.read_text() else 'as it was'}")
-        path.write_text(text)
+        ran = run(path)
+        made = {path: _with_outputs(path, ran.printed), **{DOCS / name: drawn for name, drawn in ran.pictures.items()}}
+        for file, text in made.items():
+            print(f"{file.name}: {'as it was' if file.exists() and file.read_text() == text else 'changed'}")
+            file.write_text(text)
 
 
 if __name__ == "__main__":
