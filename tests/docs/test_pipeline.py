@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.update import blocks, outputs, pages, run, updated
+from tests.docs.update import DOCS, blocks, outputs, pages, run, updated
 
 PAGES = pages()
 LONGER = ("devices.md",)  # it starts processes that each compile
@@ -26,6 +27,13 @@ def test_page_prints_what_it_shows(path: Path) -> None:
     for name, drawn in ran.pictures.items():
         assert (path.parent / name).read_text() == drawn, f"docs/{name}: run python -m tests.docs.update"
         assert f"]({name})" in path.read_text()
+
+
+@pytest.mark.parametrize("path", [*sorted(DOCS.glob("*.md")), DOCS.parent / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_files_that_pages_name_are_there(path: Path) -> None:
+    roots = (DOCS.parent, DOCS.parent / "tilewright", DOCS)
+    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*[a-z_0-9]\.(?:py|md|h|json))`", path.read_text())
+    assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
 
 
 def test_update_rewrites_only_outputs(tmp_path: Path) -> None:
