@@ -16,6 +16,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,7 +100,8 @@ def of_models(paper: ModuleType, arguments: argparse.Namespace, asked: Asked) ->
             print("\n".join((f"## {name}", "", *report(steps, counts, times), "")), flush=True)
             spent = times or [found.predicted for found in counts]
             for step, before, after in zip(steps[1:], spent, spent[1:], strict=False):
-                gains.setdefault(step.name, []).append(before / after)
+                if isfinite(before) and isfinite(after):
+                    gains.setdefault(step.name, []).append(before / after)
     words = "measured" if asked.seconds > 0 else "predicted"
     means = ", ".join(f"{step} {geometric_mean(found):.2f}x" for step, found in gains.items())
     print("\n".join((f"Each step against the one before, {words}, geometric mean: {means}.", "", *paper.SAID)))
@@ -123,10 +125,11 @@ def report(steps: Sequence[Step], counts: Sequence[Counts], times: Sequence[floa
 
 
 def _changes(values: Sequence[float], form: str) -> Iterator[str]:
+    """What the model of the machine never looks at, such as rings of one stage, has no price."""
     for place, value in enumerate(values):
         before = values[place - 1] if place else 0
-        change = f" ({100 * (value / before - 1):+.0f}%)" if before else ""
-        yield f"{value:{form}}{change}"
+        change = f" ({100 * (value / before - 1):+.0f}%)" if before and isfinite(before) else ""
+        yield f"{value:{form}}{change}" if isfinite(value) else "not priced"
 
 
 if __name__ == "__main__":

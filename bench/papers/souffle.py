@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bench.papers.steps import Step, planned
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.target import Target
@@ -38,12 +39,18 @@ def unpipelined(plan: Plan) -> Plan:
 
 def _unasked(tile: Tile) -> Tile:
     body = tuple(_unasked(node) if isinstance(node, Tile) else node for node in tile.body)
-    holds = tuple(_one_stage(hold) for hold in tile.holds if hold.fill != "prefetch")
+    fewest = max((_fewest(leaf) for leaf in tile.leaves), default=1)
+    holds = tuple(_in_stages(hold, fewest) for hold in tile.holds if hold.fill != "prefetch")
     return replace(tile, body=body, holds=holds)
 
 
-def _one_stage(hold: Hold) -> Hold:
-    return replace(hold, stages=1) if hold.fill == COPIED else hold
+def _fewest(leaf: Leaf) -> int:
+    """Stages that an instruction cannot do without: four warps as one multiply two parts while another is copied."""
+    return 3 if leaf.instruction in FORMS and FORMS[leaf.instruction].warps > 1 else 1
+
+
+def _in_stages(hold: Hold, fewest: int) -> Hold:
+    return replace(hold, stages=min(hold.stages, fewest)) if hold.fill == COPIED else hold
 
 
 def _waiting(leaf: Leaf) -> Leaf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_nothing_is_asked_for_ahead_in_v3() -> None:
     tiles = [n for n in souffle.unpipelined(whole.plan).body.walk() if isinstance(n, Tile)]
     assert max(h.stages for n in whole.plan.body.walk() if isinstance(n, Tile) for h in n.holds) > 1
     assert all(h.stages == 1 and h.fill != "prefetch" for tile in tiles for h in tile.holds)
+    large = alcop.planned("", alcop.graph_of(alcop.PROBLEMS[0]), target, Options(target="h200", precision="float16"))
+    waiting = souffle.unpipelined(large.plan)
+    assert {h.stages for n in waiting.body.walk() if isinstance(n, Tile) for h in n.holds if h.fill == "copy"} == {3}
+    assert alcop.lowered(replace(large, plan=waiting), target).kernels  # wgmma takes no fewer
 
 
 def test_rings_of_alcop_take_shared_memory_by_their_stages() -> None:
