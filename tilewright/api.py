@@ -79,7 +79,7 @@ def compile(
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
-    options: Options | None = ..., mesh: None = None, timeout: float = ...,
+    options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def compile(
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
-    options: Options | None = ..., timeout: float = ...,
+    options: Options | None = ..., micro_batches: int = ..., timeout: float = ...,
 ) -> RankedModel: ...  # fmt: skip
 
 
@@ -124,6 +124,7 @@ def compile(
     tune_records: str | os.PathLike[str] | None = None,
     options: Options | None = None,
     mesh: str | None = None,
+    micro_batches: int = 1,
     timeout: float = 60.0,
 ) -> Model | OpenModel | StagedModel | CompiledModule | RankedModel:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
@@ -151,8 +152,9 @@ def compile(
         fast = tilewright.compile(module.eval(), (torch.zeros(1, 3, 224, 224),))
         logits = fast(image)
 
-    With a `mesh`, such as "tp=2", the model is shared out to the processes that torchrun has started, of which this is
-    one; none waits for another longer than `timeout` seconds (docs/devices.md).
+    With a `mesh`, such as "tp=2" or "auto", the model is shared out to the processes that torchrun has started, of
+    which this is one; its batch goes through in so many `micro_batches`, and none waits for another longer than
+    `timeout` seconds (docs/devices.md).
     """
     given: dict[str, Any] = {
         "target": target,
@@ -190,7 +192,10 @@ def compile(
     if chosen.progress is not None:
         chosen.progress("reading the model")
     if mesh is not None:
-        return _ranked_model(source, fixed_shapes, chosen, mesh, timeout)
+        check_whole_number("micro_batches", micro_batches, least=1)
+        return _ranked_model(source, fixed_shapes, chosen, mesh, micro_batches, timeout)
+    if micro_batches != 1:
+        raise OptionError("micro_batches are for several processes: give a mesh too, or leave them out")
     looks_inside = chosen.dump or chosen.stop_after or chosen.overrides or chosen.verify
     try:
         return _model(source, fixed_shapes, chosen)
@@ -211,15 +216,15 @@ def compile(
 
 
 def _ranked_model(
-    source: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options, mesh: str, timeout: float
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], chosen: Options, mesh: str, parts: int, timeout: float
 ) -> RankedModel:
     """The model shared out to the ranks there are."""
-    from tilewright.distributed.compiling import compile_ranked
+    from tilewright.distributed.compiling import Asked, compile_ranked
     from tilewright.distributed.meshes import parse_mesh
     from tilewright.frontend.onnx.model import load
 
-    timeout = checked_duration("timeout", timeout)
-    return compile_ranked(lambda: load(source, shapes), parse_mesh(mesh), chosen, timeout)
+    asked = Asked(parse_mesh(mesh), parts, checked_duration("timeout", timeout))
+    return compile_ranked(lambda: load(source, shapes), asked, chosen)
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:
@@ -350,23 +355,36 @@ def compile_apart(
 
 
 def load(
-    folder: str | os.PathLike[str], *, threads: int | None = None, trust: bool = False
-) -> Model | OpenModel | StagedModel:
+    folder: str | os.PathLike[str], *, threads: int | None = None, trust: bool = False, timeout: float = 60.0
+) -> Model | OpenModel | StagedModel | RankedModel:
     """The model that its `save`, or `tilewright compile`, wrote to a directory; nothing is compiled. Of a model that
     runs in parts, only those parts are compiled, at a call, that it had not come to when it was saved.
 
     It runs on as many threads as it was compiled for, or on `threads`. The files are code, as much as a program is:
     load what you would run. A directory that another user has, or may write to, is refused unless there is `trust` in
-    whoever that is; root's are everybody's.
+    whoever that is; root's are everybody's. A model on several ranks is loaded by as many processes, none of which
+    waits for another longer than `timeout` seconds.
     """
+    from tilewright.distributed import loaded
+    from tilewright.packages.directory import read_manifest
+
+    place = Path(folder)
+    remark_on_threads(threads)
+    if not loaded.is_for_ranks(read_manifest(place, trust=trust)):
+        return _loaded(place, threads=threads, trust=trust)
+    chosen = Options.from_environment(threads=threads)
+    return loaded.load(place, threads, chosen, checked_duration("timeout", timeout), trust=trust)
+
+
+def _loaded(place: Path, *, threads: int | None, trust: bool) -> Model | OpenModel | StagedModel:
+    """The model of a directory for one process, and of those in it."""
     from tilewright.dynamic import loaded_parts, loaded_shapes
     from tilewright.packages.directory import read_manifest
     from tilewright.packages.files import load as shipped
 
-    chosen, place = Options.from_environment(threads=threads), Path(folder)
-    remark_on_threads(threads)
+    chosen = Options.from_environment(threads=threads)
     text = read_manifest(place, trust=trust)
-    part = partial(load, threads=threads, trust=trust)
+    part = partial(_loaded, threads=threads, trust=trust)
     if loaded_shapes.is_for_shapes(text):
         return loaded_shapes.load(place, part, trust=trust)
     if loaded_parts.is_in_parts(text):

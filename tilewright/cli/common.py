@@ -169,6 +169,26 @@ def add_algorithms(parser: Any) -> None:
     )
 
 
+def add_mesh(parser: argparse.ArgumentParser) -> Any:
+    """Options about several processes; gives their group."""
+    group = parser.add_argument_group("several processes")
+    group.add_argument(
+        "--mesh", metavar="tp=2",
+        help="share the model out to processes that torchrun started: axes and their sizes, or auto",
+    )  # fmt: skip
+    group.add_argument(
+        "--micro-batches", metavar="N", type=int, default=1,
+        help="parts of the batch that follow each other through stages (default: 1)",
+    )  # fmt: skip
+    return group
+
+
+def add_timeout(group: Any) -> None:
+    group.add_argument(
+        "--timeout", metavar="S", type=float, default=60.0, help="seconds that one waits for another (default: 60)"
+    )
+
+
 def compile_model(
     arguments: argparse.Namespace, given: Mapping[str, Array] | None = None, watch: Watch | None = None
 ) -> Any:
@@ -178,7 +198,8 @@ def compile_model(
     if arguments.model.is_dir() and mesh is not None:
         raise OptionError(f"{arguments.model} is compiled already: --mesh takes the model file")
     if arguments.model.is_dir():
-        return load(arguments.model, threads=arguments.threads, trust=arguments.trust)
+        timeout = getattr(arguments, "timeout", 60.0)
+        return load(arguments.model, threads=arguments.threads, trust=arguments.trust, timeout=timeout)
     shapes: dict[str, tuple[int, ...]] = {name: array.shape for name, array in (given or {}).items()}
     title = f"compiling {printable(arguments.model.name)}"
     with working(title) if watch is None else nullcontext() as tell:
@@ -206,7 +227,7 @@ def compile_model(
         )
         if mesh is not None:
             return compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options, mesh=mesh,
-                           timeout=arguments.timeout)  # fmt: skip
+                           micro_batches=arguments.micro_batches, timeout=arguments.timeout)  # fmt: skip
         model = compile(arguments.model, shapes=shapes | dict(arguments.shape), options=options)
         if given is not None and isinstance(model, OpenModel):
             model.prepare(restore_types(given, model.inputs))

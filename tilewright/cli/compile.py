@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.api import Port
+from tilewright.api import Array, Port
 from tilewright.cli import common
+from tilewright.distributed.model import RankedModel
 from tilewright.dynamic.staged_model import Border, StagedModel
 from tilewright.errors import OptionError
 from tilewright.packages.directory import check_free
@@ -21,7 +23,8 @@ without compiling. It is for processors that have all that this one has."""
 EXAMPLE = """\
   tilewright compile model.onnx -o model
   tilewright compile model.onnx -o model --shape batch=8 --threads 4
-  tilewright run model --inputs in.npz"""
+  tilewright run model --inputs in.npz
+  torchrun --nproc-per-node 2 -m tilewright compile model.onnx --mesh tp=2 -o model"""
 
 
 def add_parser(commands: Any) -> None:
@@ -34,6 +37,7 @@ def add_parser(commands: Any) -> None:
     common.add_deciding_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print a summary for scripts")
     common.add_compile_options(parser)
+    common.add_timeout(common.add_mesh(parser))
     parser.set_defaults(command=run)
 
 
@@ -43,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_free(arguments.output.resolve())
     start = time.perf_counter()
     given = common.read_arrays(arguments.inputs) if arguments.inputs is not None else None
+    if arguments.mesh is not None:
+        return save_together(arguments, given, start)
     model = common.settled_model(arguments, given)
     model.save(arguments.output)
     seconds = time.perf_counter() - start
@@ -61,6 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"wrote {arguments.output}, {size / 2**20:.1f} MiB, in {seconds:.1f} s"
     if isinstance(model, StagedModel) and given is None:
         text += "; what its data decides is compiled at a call, or here for --inputs IN.npz"
+    common.output_console().print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def save_together(arguments: argparse.Namespace, given: Mapping[str, Array] | None, start: float) -> int:
+    """One rank's part of a model on several processes; rank 0 tells of it."""
+    model: RankedModel = common.compile_model(arguments, given)
+    model.save(arguments.output)
+    model.close()
+    if model.rank:
+        return 0
+    text = f"wrote {arguments.output} for {model.size} ranks in {time.perf_counter() - start:.1f} s"
     common.output_console().print(text, markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -36,8 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with pictures instead of text")
     parser.add_argument("--measure", action="store_true", help="time every kernel too, on random inputs")
     common.add_compile_options(parser)
-    group = parser.add_argument_group("several processes")
-    group.add_argument("--mesh", metavar="tp=2", help="say how the model would be shared out: axes and their sizes")
+    group = common.add_mesh(parser)
     group.add_argument(
         "--cluster", metavar="NAME",
         help=f"the machines to share it out to: {', '.join(stored_clusters())}, or a .json file that describes them",
@@ -75,10 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show_ranks(arguments: argparse.Namespace) -> int:
     """How a model is shared out to a cluster, as predicted; nothing is compiled, and no other process is needed."""
-    from tilewright.distributed.compiling import shared_out
-    from tilewright.distributed.meshes import PROCESSES, MeshText, parse_mesh
+    from tilewright.distributed.compiling import Asked, program_of, shared_out
+    from tilewright.distributed.meshes import PROCESSES, mesh_of, parse_mesh
     from tilewright.frontend.onnx.model import load
     from tilewright.report.ranks import ranks_text
+    from tilewright.schedule.cluster.batches import in_parts
 
     if arguments.html is not None or arguments.measure:
         raise OptionError("how a model is shared out is told as text or --json: leave out --html and --measure")
@@ -87,9 +87,11 @@ def show_ranks(arguments: argparse.Namespace) -> int:
     if arguments.mesh is not None:
         mesh = parse_mesh(arguments.mesh)
     else:
-        mesh = MeshText(tuple((link.name, link.size) for link in cluster(name).links))
+        mesh = mesh_of(tuple((link.name, link.size) for link in cluster(name).links))
     shapes: dict[str, tuple[int, ...]] = dict(arguments.shape)
-    sharded = shared_out(load(arguments.model, shapes), mesh, options, name)
+    parts = arguments.micro_batches
+    batches = in_parts(program_of(load(arguments.model, shapes)), parts)
+    sharded = shared_out(batches.program, Asked(mesh, parts, cluster=name), options)
     sys.stdout.write(sharded.to_json() if arguments.json else common.printable(ranks_text(sharded)))
     return 0
 

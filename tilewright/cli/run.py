@@ -38,13 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
     parser.add_argument("--json", action="store_true", help="print a summary for scripts instead of a table")
     common.add_compile_options(parser)
-    group = parser.add_argument_group("several processes")
-    group.add_argument(
-        "--mesh", metavar="tp=2", help="share the model out to processes that torchrun started: axes and their sizes"
-    )
-    group.add_argument(
-        "--timeout", metavar="S", type=float, default=60.0, help="seconds that one waits for another (default: 60)"
-    )
+    common.add_timeout(common.add_mesh(parser))
     parser.set_defaults(command=run)
 
 

@@ -4,11 +4,13 @@ its own segments."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from tilewright.compiler.pipeline import Artifact, build
-from tilewright.distributed.meshes import PROCESSES, STAGES, MeshText, described
-from tilewright.distributed.model import Compiled, RankedModel
+from tilewright.distributed.about import Compiled, about
+from tilewright.distributed.meshes import PROCESSES, SPLIT, MeshText, described, undecided
+from tilewright.distributed.model import RankedModel
 from tilewright.errors import OptionError, TilewrightError, ToolError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.graph import Graph
@@ -16,8 +18,10 @@ from tilewright.ir.forms.sharded import Sharded, from_json
 from tilewright.ir.text.text import program_text
 from tilewright.ops import lower
 from tilewright.options import Options
+from tilewright.report.ranks import ranks_text
 from tilewright.runtime.ranks import RankError, Ranks
-from tilewright.schedule.cluster.planner import share_out
+from tilewright.schedule.cluster.batches import in_parts
+from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.sharding.check import check_sharded
@@ -26,12 +30,24 @@ from tilewright.transform.spmd import Segment, rank_program
 from tilewright.version import VERSION
 
 
-def shared_out(
-    graph: Graph, mesh: MeshText, options: Options, cluster: str = PROCESSES, program: Program | None = None
-) -> Sharded:
-    """The model over a mesh as it is planned, without any other rank."""
-    about = described(mesh, cluster, lambda name: _device(name, options))
-    return share_out(program_of(graph) if program is None else program, about, mesh.split, STAGES)
+@dataclass(frozen=True)
+class Asked:
+    """How a model is to be shared out: the mesh, in how many parts its batch goes through, the cluster that is planned
+    for, and how many seconds a rank waits for another."""
+
+    mesh: MeshText
+    micro_batches: int = 1
+    timeout: float = 60.0
+    cluster: str = PROCESSES
+
+
+def shared_out(program: Program, asked: Asked, options: Options, ranks: int | None = None) -> Sharded:
+    """A model, or one part of its batch, as it is planned, without any other rank; `ranks` is how many were started."""
+    if asked.mesh.is_auto:
+        cluster = undecided(asked.cluster, ranks, lambda name: _device(name, options))
+        return share_out_by_itself(program, cluster, asked.micro_batches)
+    clusters, along = described(asked.mesh, asked.cluster, lambda name: _device(name, options))
+    return share_out_in_stages(program, clusters, along, (SPLIT,), asked.micro_batches)
 
 
 def program_of(graph: Graph) -> Program:
@@ -39,18 +55,16 @@ def program_of(graph: Graph) -> Program:
     return fold_constants(lower(graph))
 
 
-def compile_ranked(
-    read: Callable[[], Graph], mesh: MeshText, options: Options, timeout: float = 60.0, cluster: str = PROCESSES
-) -> RankedModel:
+def compile_ranked(read: Callable[[], Graph], asked: Asked, options: Options) -> RankedModel:
     """The model of which this process has one rank. `read` gives the Graph."""
     if options.stop_after or options.overrides:
         raise OptionError("stages of a model on several ranks are not looked at or changed: leave out mesh for that")
     try:
-        ranks = Ranks.join(timeout)
+        ranks = Ranks.join(asked.timeout)
     except RankError as error:
         raise ToolError(str(error)) from error
     try:
-        return _compiled(read, mesh, options, ranks, cluster)
+        return _compiled(read, asked, options, ranks)
     except RankError as error:
         ranks.leave()
         raise ToolError(str(error)) from error
@@ -59,29 +73,27 @@ def compile_ranked(
         raise
 
 
-def _compiled(
-    read: Callable[[], Graph], mesh: MeshText, options: Options, ranks: Ranks, cluster: str
-) -> RankedModel:
-    count = 1
-    for _, size in mesh.axes:
-        count *= size
-    if count != ranks.size:
-        sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
-        raise OptionError(f"the mesh {sizes} has {count} ranks, and {ranks.size} were started: "
-                          f"torchrun --nproc-per-node {count}")  # fmt: skip
-    graph = read()
-    program = program_of(graph)
-    ranks.same(_digest(program, mesh, options), "model")
-    told = shared_out(graph, mesh, options, cluster, program).to_json() if ranks.rank == 0 else None
+def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: Ranks) -> RankedModel:
+    mesh = asked.mesh
+    if not mesh.is_auto and mesh.ranks != ranks.size:
+        raise OptionError(f"the mesh {mesh} has {mesh.ranks} ranks, and {ranks.size} were started: "
+                          f"torchrun --nproc-per-node {mesh.ranks}")  # fmt: skip
+    whole = program_of(read())
+    digest = _digest(whole, asked, options)
+    ranks.same(digest, "model")
+    batches = in_parts(whole, asked.micro_batches)
+    told = None
+    if ranks.rank == 0:
+        told = shared_out(batches.program, asked, options, ranks.size).to_json()
     ranks.wait("sharing the model out")
-    sharded = from_json(ranks.text(told), program)
+    sharded = from_json(ranks.text(told), batches.program)
     check_sharded(sharded)
     mine = rank_program(sharded, ranks.rank)
     goal = _device(options.target, options)
     memo = Memo()
     steps = [_segment(step, goal, options, memo) if isinstance(step, Segment) else step for step in mine.steps]
     ranks.wait("compiling")
-    return RankedModel(sharded, mine, steps, ranks)
+    return RankedModel(about(whole, batches, mine, digest.hex(), ranks_text(sharded)), steps, ranks, options)
 
 
 def _segment(segment: Segment, goal: Target, options: Options, memo: Memo) -> Compiled:
@@ -91,10 +103,10 @@ def _segment(segment: Segment, goal: Target, options: Options, memo: Memo) -> Co
     return Compiled(artifact, tuple(t.name for t in program.inputs), gives)
 
 
-def _digest(program: Program, mesh: MeshText, options: Options) -> bytes:
+def _digest(program: Program, asked: Asked, options: Options) -> bytes:
     """Of all that ranks must agree about; the text of a Program tells its constants apart."""
-    about = f"{VERSION}\n{mesh.axes}\n{options.precision}\n{options.denormals}\n{program_text(program)}"
-    return blake2b(about.encode(), digest_size=32).digest()
+    about = f"{VERSION}\n{asked.mesh} {asked.micro_batches}\n{options.precision}\n{options.denormals}\n"
+    return blake2b((about + program_text(program)).encode(), digest_size=32).digest()
 
 
 def _device(name: str, options: Options) -> Target:

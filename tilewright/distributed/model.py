@@ -1,51 +1,35 @@
-"""A model of which this process has one rank: its segments compiled, run in order, with exchanges in between."""
+"""A model of which this process has one rank: its segments compiled, run in turns for every part of a batch, with
+exchanges in between."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, by_name, convert, random_arrays
-from tilewright.compiler.pipeline import Artifact
+from tilewright.distributed.about import About, Compiled
+from tilewright.distributed.saved import save
+from tilewright.distributed.turns import Verb, turns
 from tilewright.errors import ToolError
 from tilewright.ir.forms.loops import Call
-from tilewright.ir.forms.sharded import Sharded
-from tilewright.ir.forms.tensor import extents
-from tilewright.runtime.ranks import RankError, Ranks
-from tilewright.transform.spmd import RankProgram, Transfer
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A segment as machine code: the names of what it takes and of what it gives, with its arrays' forms."""
-
-    artifact: Artifact
-    takes: tuple[str, ...]
-    gives: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
+from tilewright.options import Options
+from tilewright.runtime.ranks import Passing, RankError, Ranks
+from tilewright.transform.spmd import Transfer
 
 
 class RankedModel(NotPickled):
     """A model that several processes run together. All of them call it; the inputs are rank 0's and so are the results,
     which the others have as None."""
 
-    def __init__(
-        self, sharded: Sharded, program: RankProgram, steps: Sequence[Compiled | Transfer], ranks: Ranks
-    ) -> None:
-        self.sharded, self.program = sharded, program
-        self._steps, self._ranks = tuple(steps), ranks
-        whole = sharded.program
-        names = whole.input_names or ("",) * len(whole.inputs)
-        self._inputs = tuple(
-            Port(name or t.name, t.dtype.numpy, extents(t)) for t, name in zip(whole.inputs, names, strict=True)
-        )
-        names = whole.output_names or ("",) * len(whole.outputs)
-        self._outputs = tuple(
-            Port(name or t.name, t.dtype.numpy, extents(t)) for t, name in zip(whole.outputs, names, strict=True)
-        )
-        self._last = _last_uses(self._steps, set(program.outputs.values()))
+    def __init__(self, about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, options: Options) -> None:
+        self.about, self.steps = about, tuple(steps)
+        self._ranks, self._options = ranks, options
+        self._moves = tuple(step if isinstance(step, Transfer) else None for step in self.steps)
+        self._last = _last_uses(self.steps, about.results)
 
     @property
     def rank(self) -> int:
@@ -58,11 +42,11 @@ class RankedModel(NotPickled):
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        return self._inputs
+        return tuple(each.port for each in self.about.inputs)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        return self._outputs
+        return tuple(each.port for each in self.about.outputs)
 
     @property
     def can_run(self) -> bool:
@@ -70,67 +54,111 @@ class RankedModel(NotPickled):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Kernel calls of one run of this rank, in order."""
-        return tuple(call for step in self._steps if isinstance(step, Compiled) for call in step.artifact.calls)
+        """Kernel calls of one part of a batch on this rank, in order."""
+        return tuple(call for step in self.steps if isinstance(step, Compiled) for call in step.artifact.calls)
 
     @property
     def weights(self) -> int:
         """Bytes of weights that this rank has."""
-        return self.program.weights
+        return self.about.weights
 
     def __call__(self, /, *args: Any, **named: Any) -> list[Array | None]:
         """Run the model on arrays given to rank 0 in order, by name, or as one dict; what other ranks give is left
         aside. The outputs come in order on rank 0."""
-        values: dict[str, Array] = {}
+        whole: dict[str, Array] = {}
         if self.rank == 0:
-            arrays = bind([port.name for port in self._inputs], args, named)
-            for array, port, tensor in zip(arrays, self._inputs, self.sharded.program.inputs, strict=True):
-                values[tensor.name] = np.ascontiguousarray(convert(array, port.name, port.dtype, port.shape))
+            arrays = bind([port.name for port in self.inputs], args, named)
+            for array, each in zip(arrays, self.about.inputs, strict=True):
+                port = each.port
+                whole[each.array] = np.ascontiguousarray(convert(array, port.name, port.dtype, port.shape))
         try:
-            self._ranks.share(values, [(t.name, extents(t), t.dtype.numpy) for t in self.sharded.program.inputs])
+            wanted = [(each.array, each.port.shape, each.port.dtype) for each in self.about.inputs]
+            self._ranks.share(whole, wanted)
+            values = [self._part(whole, part) for part in range(self.about.parts)]
             self._run(values)
         except RankError as error:
             raise ToolError(str(error)) from error
-        if self.rank:
-            return [None] * len(self._outputs)
-        given = self.sharded.program.constants
-        values.update({t.name: array for t, array in given.items() if t.name in self.program.outputs})
-        return [values[self.program.outputs[t.name]] for t in self.sharded.program.outputs]
+        return [None] * len(self.outputs) if self.rank else [self._joined(n, values) for n in range(len(self.outputs))]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array | None]:
         """Run the model on arrays by name; the outputs come by name too."""
-        return by_name([port.name for port in self._outputs], self(**inputs) if self.rank else self(inputs))
+        return by_name([port.name for port in self.outputs], self(**inputs) if self.rank else self(inputs))
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs to try the model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
-        return random_arrays(self._inputs, seed)
+        return random_arrays(self.inputs, seed)
 
     def explain(self) -> str:
         """How the model is shared out: stages, shards, exchanges and their bytes."""
-        from tilewright.report.ranks import ranks_text
+        return self.about.explanation
 
-        return ranks_text(self.sharded)
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write this rank's part of the model to a directory of its own below `folder`; all ranks do. `tilewright.load`
+        starts from it, in as many processes, without compiling."""
+        try:
+            save(self.about, self.steps, self._ranks, Path(folder), self._options)
+        except RankError as error:
+            raise ToolError(str(error)) from error
 
     def close(self) -> None:
         """Part from the other ranks; the model cannot be called afterwards."""
         self._ranks.leave()
 
-    def _run(self, values: dict[str, Array]) -> None:
-        segment = 0
-        for number, step in enumerate(self._steps):
-            if isinstance(step, Transfer):
-                over = f" over {step.axis}" if step.axis else ""
-                self._ranks.move(step, values, f"after segment {segment}: {step.kind} of '{step.source}'{over}")
+    # --- one run
+
+    def _part(self, whole: Mapping[str, Array], part: int) -> dict[str, Array]:
+        """The inputs of one part of the batch."""
+        found: dict[str, Array] = dict(self.about.fixed)
+        for each in self.about.inputs:
+            array = whole[each.array]
+            if each.dim is not None:
+                size = array.shape[each.dim] // self.about.parts
+                array = array[(slice(None),) * each.dim + (slice(part * size, (part + 1) * size),)]
+            found[each.array] = np.ascontiguousarray(array)
+        return found
+
+    def _joined(self, number: int, values: Sequence[Mapping[str, Array]]) -> Array:
+        """An output of all parts."""
+        each = self.about.outputs[number]
+        found = [part[each.array] for part in values]
+        return found[0] if each.dim is None else np.concatenate(found, each.dim)
+
+    def _run(self, values: Sequence[dict[str, Array]]) -> None:
+        under_way: dict[tuple[int, int], Passing] = {}
+        for turn in turns(self._moves, self.about.results, self.about.parts):
+            here = values[turn.part]
+            move, name = self._moves[turn.step], self._name(turn.step, turn.part)
+            if move is None:
+                self._compute(turn.step, here)
+            elif turn.verb is Verb.BEGIN:
+                under_way[turn.step, turn.part] = self._ranks.begin(move, here, name)
+            elif turn.verb is Verb.FINISH:
+                self._ranks.finish(under_way.pop((turn.step, turn.part)), here, name)
             else:
-                segment += 1
-                outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
-                step.artifact.runner.run([values[name] for name in step.takes], outputs)
-                values.update({name: array for (name, _, _), array in zip(step.gives, outputs, strict=True)})
-            for name in self._last.get(number, ()):
-                values.pop(name, None)
+                self._ranks.move(move, here, name)
+            if turn.verb is not Verb.BEGIN:
+                for gone in self._last.get(turn.step, ()):
+                    here.pop(gone, None)
+
+    def _compute(self, number: int, values: dict[str, Array]) -> None:
+        step = self.steps[number]
+        assert isinstance(step, Compiled)
+        outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
+        step.artifact.runner.run([values[name] for name in step.takes], outputs)
+        values.update({name: array for (name, _, _), array in zip(step.gives, outputs, strict=True)})
+
+    def _name(self, number: int, part: int) -> str:
+        """An exchange, for people: behind which segment it is."""
+        move = self._moves[number]
+        if move is None:
+            return ""
+        segment = sum(each is None for each in self._moves[:number])
+        over = f" over {move.axis}" if move.axis else ""
+        batch = f", part {part} of the batch" if self.about.parts > 1 else ""
+        return f"after segment {segment}{batch}: {move.kind} of '{move.source}'{over}"
 
 
-def _last_uses(steps: Sequence[Compiled | Transfer], kept: set[str]) -> dict[int, list[str]]:
+def _last_uses(steps: Sequence[Compiled | Transfer], kept: frozenset[str]) -> dict[int, list[str]]:
     """By step the arrays that nobody reads after it."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):

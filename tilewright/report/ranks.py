@@ -17,9 +17,13 @@ _BYTES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 def ranks_text(sharded: Sharded) -> str:
     """Stages, shards, and bytes on links."""
-    lines = [f"{sharded.ranks} ranks, {len(sharded.stages)} {'stage' if len(sharded.stages) == 1 else 'stages'}"]
+    parts = f", a batch in {sharded.parts} parts" if sharded.parts > 1 else ""
+    lines = [f"{sharded.ranks} ranks, {len(sharded.stages)} {'stage' if len(sharded.stages) == 1 else 'stages'}{parts}"]
     if sharded.seconds:
         lines.append(f"predicted: {1e3 * sharded.seconds:.3g} ms a run, by descriptions of the machine and its links")
+    if len(sharded.stages) > 1:
+        each = ", ".join(f"{1e3 * stage.seconds:.3g}" for stage in sharded.stages)
+        lines.append(f"stages: {each} ms{' for a part' if sharded.parts > 1 else ''}")
     lines += sharded.remarks
     whole = sum(array.nbytes for array in sharded.program.constants.values())
     for number, stage in enumerate(sharded.stages):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -49,6 +50,17 @@ class Move(Protocol):
     def own(self) -> Slices | None: ...
     @property
     def peers(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class Passing:
+    """An exchange that was begun: where what comes is put together, and what is under way until then."""
+
+    move: Move
+    found: Array | None
+    came: Mapping[int, Array]  # by rank
+    works: Sequence[Any]
+    kept: Sequence[Array]  # arrays that are read while they are sent
 
 
 class Ranks:
@@ -131,11 +143,25 @@ class Ranks:
             if move.kind == "all-reduce":
                 values[move.target] = self._all_reduce(values[move.source], move)
             else:
-                self._exchange(move, values)
+                self._finished(self._begun(move, values), values)
         except RuntimeError as error:
             raise self._lost(step, error) from error
 
-    def _exchange(self, move: Move, values: dict[str, Array]) -> None:
+    def begin(self, move: Move, values: Mapping[str, Array], step: str) -> Passing:
+        """Start to send and to take what an exchange says; the arrays that are sent may not change until it ends."""
+        try:
+            return self._begun(move, values)
+        except RuntimeError as error:
+            raise self._lost(step, error) from error
+
+    def finish(self, passing: Passing, values: dict[str, Array], step: str) -> None:
+        """Wait for an exchange that was begun, and put what came where it belongs."""
+        try:
+            self._finished(passing, values)
+        except RuntimeError as error:
+            raise self._lost(step, error) from error
+
+    def _begun(self, move: Move, values: Mapping[str, Array]) -> Passing:
         parts = {peer: values[move.source][place] for peer, place in move.sends}
         found = np.empty(move.shape, move.dtype) if move.takes else None
         came: dict[int, Array] = {}
@@ -143,11 +169,15 @@ class Ranks:
             assert found is not None
             if peer != self.rank:
                 came[peer] = np.empty(found[place].shape, move.dtype)
-        self._pass(parts, came)
+        return Passing(move, found, came, *self._started(parts, came))
+
+    def _finished(self, passing: Passing, values: dict[str, Array]) -> None:
+        self._wait(passing.works)
+        move, found = passing.move, passing.found
         if found is None:
             return
         for number, (peer, place) in enumerate(move.takes):
-            part = values[move.source][move.own or ()] if peer == self.rank else came[peer]
+            part = values[move.source][move.own or ()] if peer == self.rank else passing.came[peer]
             if move.operator is None or number == 0:
                 found[place] = part
             else:
@@ -178,9 +208,17 @@ class Ranks:
 
     def _pass(self, sends: Mapping[int, Array], takes: Mapping[int, Array]) -> None:
         """Send to some and fill arrays from others, all at once; nothing is left under way."""
+        works, _ = self._started(sends, takes)
+        self._wait(works)
+
+    def _started(self, sends: Mapping[int, Array], takes: Mapping[int, Array]) -> tuple[list[Any], list[Array]]:
+        """What is under way, and the arrays that have to stay for it."""
         kept = {peer: np.ascontiguousarray(part) for peer, part in sends.items() if part.size}
         works = [self._distributed.isend(self._bytes(part), peer) for peer, part in kept.items()]
         works += [self._distributed.irecv(self._bytes(a), peer) for peer, a in takes.items() if a.size]
+        return works, list(kept.values())
+
+    def _wait(self, works: Sequence[Any]) -> None:
         for work in works:
             work.wait(timedelta(seconds=self.timeout))
 

@@ -55,7 +55,7 @@ RankStep = Segment | Transfer
 
 @dataclass(frozen=True)
 class RankProgram:
-    """All that one rank does in a run, in order. Inputs come from rank 0, and results end there."""
+    """All that one rank does with one part of a batch, in order. Inputs come from rank 0, and results end there."""
 
     rank: int
     steps: tuple[RankStep, ...]
@@ -73,15 +73,16 @@ class RankProgram:
 
 
 def rank_program(sharded: Sharded, rank: int) -> RankProgram:
-    """What one of the ranks does."""
-    return _Rank(sharded, rank).run()
+    """What one of the ranks does; nothing, where no stage has it."""
+    stage = sharded.stage_of(rank)
+    return RankProgram(rank, (), {}) if stage is None else _Rank(sharded, rank, stage).run()
 
 
 @dataclass
 class _Rank:
     sharded: Sharded
     rank: int
-    stage: Stage = field(init=False)
+    stage: Stage
     here: dict[tuple[Tensor, Spread], Tensor] = field(default_factory=dict)
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
     pending: list[Compute] = field(default_factory=list)
@@ -89,7 +90,6 @@ class _Rank:
     names: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.stage = self.sharded.stage_of(self.rank)
         self.at = self.stage.mesh.coordinates[self.rank - self.stage.first]
         self.names.update(tensor.name for tensor in self.sharded.program.tensors())
 

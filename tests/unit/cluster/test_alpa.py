@@ -17,7 +17,7 @@ from tilewright.ir.forms.expr import Expr, load
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
-from tilewright.schedule.cluster.planner import Section, _Planner
+from tilewright.schedule.cluster.planner import MeshPlanner, Section
 from tilewright.schedule.cluster.reduced import solve
 from tilewright.target import Cluster, Link, MemoryLevel, machine
 from tilewright.tile_graph.sharding.strategies import cut_choices
@@ -65,7 +65,7 @@ def least_sent(layers: int, batch: int, width: int, *sizes: int) -> float:
     program, pairs = training_step(layers, batch, width)
     links = tuple(Link(f"a{n}", size, 1.0 if n == 0 else 100.0, 0.0) for n, size in enumerate(sizes))
     host = MemoryLevel("host", 1 << 38, 64, 1e10)
-    planner = _Planner(program, Cluster(machine("neoverse_n1"), host, links), (), None)
+    planner = MeshPlanner(program, Cluster(machine("neoverse_n1"), host, links), (), 0.0)
     for compute in program.computes:
         found = (planner._way(compute, cuts) for cuts in product(*cut_choices(compute, planner.mesh)))
         ways = [way for way in found if way is not None]
@@ -78,7 +78,7 @@ def least_sent(layers: int, batch: int, width: int, *sizes: int) -> float:
 
 
 def with_pairs(
-    problem: Choices, program: Program, planner: _Planner, pairs: list[tuple[Tensor, Tensor]]
+    problem: Choices, program: Program, planner: MeshPlanner, pairs: list[tuple[Tensor, Tensor]]
 ) -> Choices:
     """New weights lie as the old ones do."""
     numbers = {t: i for i, c in enumerate(program.computes) for t in c.outputs}

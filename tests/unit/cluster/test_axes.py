@@ -11,7 +11,7 @@ from tests.unit.cluster.test_found import agrees, attention_block, cluster, exch
 from tilewright.ir.forms.mesh import Part
 from tilewright.ir.forms.sharded import Piece, from_json
 from tilewright.report.ranks import ranks_text
-from tilewright.schedule.cluster import planner
+from tilewright.schedule.cluster import pipeline, planner
 from tilewright.schedule.cluster.choices import Choices, Found
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
@@ -50,10 +50,10 @@ def test_two_axes_look_at_about_as_many_ways_as_one_does(problems: Problems) -> 
     """A block of a transformer: its products have five ways along one axis, twenty-five along two, and the tables
     between them the squares of these for each way that what goes in and out may lie."""
     program = program_of(attention_block(32, 64))
-    planner.share_out(program, cluster(tp=2), ["tp"])
+    pipeline.share_out(program, cluster(tp=2), ["tp"])
     one = problems.routes
     problems.seen.clear()
-    sharded = planner.share_out(program, cluster(dp=2, tp=2), ["tp"])
+    sharded = pipeline.share_out(program, cluster(dp=2, tp=2), ["tp"])
     assert problems.routes <= 16 * one
     agrees(sharded, 0.53)
     assert "one mesh axis after the other" in ranks_text(sharded)
@@ -62,7 +62,7 @@ def test_two_axes_look_at_about_as_many_ways_as_one_does(problems: Problems) -> 
 
 @pytest.mark.slow
 def test_three_axes_end_too(problems: Problems) -> None:
-    sharded = planner.share_out(program_of(attention_block(32, 64)), cluster(a=2, b=2, tp=2), ["tp"])
+    sharded = pipeline.share_out(program_of(attention_block(32, 64)), cluster(a=2, b=2, tp=2), ["tp"])
     assert problems.seen
     agrees(sharded, 0.53)
 
@@ -70,10 +70,10 @@ def test_three_axes_end_too(problems: Problems) -> None:
 def test_one_by_one_finds_data_and_tensor_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch over one axis, columns and rows of weights over the other: as when all ways are looked at."""
     program, links = program_of(two_layers()), cluster(dp=2, tp=2)
-    best = planner.share_out(program, links, ["tp"])
+    best = pipeline.share_out(program, links, ["tp"])
     assert not best.remarks
     monkeypatch.setattr(planner, "_AT_A_TIME", 0)
-    found = planner.share_out(program, links, ["tp"])
+    found = pipeline.share_out(program, links, ["tp"])
     assert found.remarks
     assert found.seconds == pytest.approx(best.seconds)
     pieces = {s.compute.outputs[0].name: s.gives.parts for s in found.stages[0].steps if isinstance(s, Piece)}
@@ -91,5 +91,5 @@ def test_a_search_that_ends_at_its_bound_is_told(monkeypatch: pytest.MonkeyPatch
         return None if found is None else found._replace(is_least=False)
 
     monkeypatch.setattr(planner, "solve", bounded)
-    told = ranks_text(planner.share_out(program_of(two_layers()), cluster(tp=2), ["tp"]))
+    told = ranks_text(pipeline.share_out(program_of(two_layers()), cluster(tp=2), ["tp"]))
     assert "ended at its bound" in told

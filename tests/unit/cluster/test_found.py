@@ -18,7 +18,7 @@ from tilewright.ir.forms.mesh import Part
 from tilewright.ir.forms.sharded import Piece, Sharded
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.interpret_sharded import evaluate_sharded
-from tilewright.schedule.cluster.planner import share_out
+from tilewright.schedule.cluster.pipeline import share_out
 from tilewright.target import Cluster, Link, MemoryLevel, machine
 from tilewright.transform.clean.fold import fold_constants
 

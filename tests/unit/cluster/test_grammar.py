@@ -102,10 +102,20 @@ def test_meshes_and_clusters_that_come_along() -> None:
         about = cluster(name, lambda device: machine("neoverse_n1" if device == "cpu" else device))
         assert about.links and all(link.size > 1 for link in about.links)
     mesh = parse_mesh("dp=2,tp=4")
-    assert mesh.axes == (("dp", 2), ("tp", 4)) and mesh.split == ("tp",)
-    found = described(mesh, "h200_8", machine)
+    assert mesh.stages == ((("dp", 2), ("tp", 4)),) and mesh.ranks == 8
+    (found,), _ = described(mesh, "h200_8", machine)
     assert [(link.name, link.size) for link in found.links] == [("dp", 2), ("tp", 4)]
     assert {link.bandwidth for link in found.links} == {4.5e11}
+
+
+def test_stages_of_a_mesh_are_said_together_or_one_by_one() -> None:
+    assert parse_mesh("pp=2,tp=4") == parse_mesh("tp=4/tp=4")
+    unequal = parse_mesh("tp=2/dp=3")
+    assert unequal.ranks == 5 and str(unequal) == "tp=2/dp=3" and str(parse_mesh("auto")) == "auto"
+    stages, along = described(unequal, "h200_8", machine)
+    assert [stage.links[0].size for stage in stages] == [2, 3] and (along.name, along.size) == ("pp", 2)
+    with pytest.raises(OptionError, match="says its stages twice"):
+        parse_mesh("pp=2/tp=2")
 
 
 @pytest.mark.parametrize("text", ["", "tp", "tp=0", "tp=two", "=2", "tp=2;dp=2"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cpu_stages import model_of
 from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of, weights
-from tilewright.schedule.cluster.planner import share_out
+from tilewright.schedule.cluster.pipeline import share_out
 from tilewright.schedule.cluster.stages import StagePlan, best_stages
 
 SIZES = (1, 2, 4, 8)
@@ -24,7 +24,8 @@ def every(first: int, layers: int, devices: int) -> Iterator[tuple[StagePlan, ..
     for last in range(first + 1, layers + 1):
         for size in SIZES:
             if size <= devices:
-                yield from ((StagePlan(first, last, size), *rest) for rest in every(last, layers, devices - size))
+                here = StagePlan(first, last, SIZES.index(size))
+                yield from ((here, *rest) for rest in every(last, layers, devices - size))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -36,11 +37,11 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
              for i in range(layers) for j in range(i + 1, layers + 1) for s in SIZES}  # fmt: skip
 
     def total(plans: tuple[StagePlan, ...]) -> float:
-        times = [known[p.first, p.last, p.devices] for p in plans]
+        times = [known[p.first, p.last, SIZES[p.mesh]] for p in plans]
         return sum(times) + (parts - 1) * max(times)
 
     right = min(map(total, every(0, layers, devices)), default=inf)
-    found = best_stages(layers, devices, SIZES, lambda i, j, s: known[i, j, s], parts)
+    found = best_stages(layers, devices, SIZES, lambda i, j, mesh: known[i, j, SIZES[mesh]], parts)
     if found is None:
         assert right == inf
     else:
@@ -49,14 +50,14 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
 
 def test_one_batch_in_many_parts_wants_even_stages() -> None:
     """With one part a single stage on all devices; with many, layers that do not scale are put behind each other."""
-    def seconds(first: int, last: int, size: int) -> float:
-        return float(last - first) * {1: 1.0, 2: 0.95, 4: 0.9, 8: 0.89}[size]  # hardly quicker on more devices
+    def seconds(first: int, last: int, mesh: int) -> float:
+        return float(last - first) * (1.0, 0.95, 0.9, 0.89)[mesh]  # hardly quicker on more devices
 
     one = best_stages(4, 4, SIZES, seconds, 1)
     many = best_stages(4, 4, SIZES, seconds, 64)
     assert one is not None and many is not None
-    assert [p.devices for p in one[1]] == [4]
-    assert [p.devices for p in many[1]] == [1, 1, 1, 1]
+    assert [SIZES[p.mesh] for p in one[1]] == [4]
+    assert [SIZES[p.mesh] for p in many[1]] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("mesh", [{"pp": 2}, {"pp": 2, "tp": 2}])

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "packages": {"report", "version", *COMPILER_AND_BELOW},
     "dynamic": {"calls", "compiler", "frontend", "ir", "ops", "options", "packages", "version"},
-    "distributed": {"calls", "report", "version", *COMPILER_AND_BELOW},  # one model on several ranks
+    "distributed": {"calls", "packages", "report", "version", *COMPILER_AND_BELOW},  # one model on several ranks
     "api": {"calls", "distributed", "pytorch", "dynamic", "packages", "report", "tune", *COMPILER_AND_BELOW},
     "integrations": {"api", "calls", "dynamic", "frontend", "ir", "options", "pytorch", "runtime"},
     "cli": {

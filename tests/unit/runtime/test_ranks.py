@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,11 +32,15 @@ import numpy as np
 import tilewright
 from tilewright.errors import TilewrightError
 
-mode, folder, mesh = sys.argv[1:]
+mode, folder, mesh, parts = sys.argv[1:]
 rank = int(os.environ["RANK"])
 name = "other.onnx" if mode == "other" and rank == 1 else "model.onnx"
 try:
-    model = tilewright.compile(f"{folder}/{name}", mesh=mesh, timeout=5, threads=1, effort="fast")
+    if mode == "load":
+        model = tilewright.load(f"{folder}/saved", timeout=5)
+    else:
+        about = {"mesh": mesh, "micro_batches": int(parts), "timeout": 5, "threads": 1, "effort": "fast"}
+        model = tilewright.compile(f"{folder}/{name}", **about)
     x = np.load(f"{folder}/x.npy") if rank == 0 else None
     (y,) = model(x)
     if rank == 0:
@@ -43,7 +48,9 @@ try:
     print(f"weights {model.weights}", flush=True)
     if mode in ("killed", "stopped") and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL if mode == "killed" else signal.SIGSTOP)
-    if mode != "run":
+    if mode == "save":
+        model.save(f"{folder}/saved")
+    if mode in ("killed", "stopped"):
         model(x)
     model.close()
 except TilewrightError as error:
@@ -70,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(folder: Path, mode: str, mesh: str, ranks: int) -> Iterator[list[subprocess.Popen[str]]]:
+def started(folder: Path, mode: str, mesh: str, ranks: int, parts: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -79,8 +86,9 @@ def started(folder: Path, mode: str, mesh: str, ranks: int) -> Iterator[list[sub
         about = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         found.append(subprocess.Popen(
-            [sys.executable, str(folder / "script.py"), mode, str(folder), mesh], text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env={**os.environ, **about, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            [sys.executable, str(folder / "script.py"), mode, str(folder), mesh, str(parts)], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **about, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         ))  # fmt: skip
     try:
         yield found
@@ -102,16 +110,42 @@ def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> l
     return [process.communicate(timeout=seconds)[0] for process in processes]
 
 
-@pytest.mark.parametrize("mesh, ranks", [("tp=2", 2), ("dp=2", 2), ("dp=2,tp=2", 4), ("tp=3", 3), ("pp=2", 2)])
-def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int) -> None:
-    with started(folder, "run", mesh, ranks) as processes:
+def gives_the_same(folder: Path, mode: str, mesh: str, ranks: int, parts: int = 1) -> list[str]:
+    (folder / "y.npy").unlink(missing_ok=True)
+    with started(folder, mode, mesh, ranks, parts) as processes:
         outputs = ended(processes)
         assert [p.returncode for p in processes] == [0] * ranks, outputs
     right = np.load(folder / "right.npy")
     np.testing.assert_allclose(np.load(folder / "y.npy"), right, 1e-5, 1e-5 * float(np.abs(right).max()))
-    if mesh.startswith("tp"):
+    return outputs
+
+
+@pytest.mark.parametrize("mesh, ranks, parts", [
+    ("tp=2", 2, 1), ("dp=2", 2, 1), ("dp=2,tp=2", 4, 1), ("tp=3", 3, 1), ("pp=2", 2, 1),
+    ("pp=2", 2, 4), ("pp=2,tp=2", 4, 8), ("tp=2/tp=1", 3, 2), ("tp=1/dp=2", 3, 32), ("auto", 3, 2),
+])  # fmt: skip
+def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int, parts: int) -> None:
+    outputs = gives_the_same(folder, "run", mesh, ranks, parts)
+    if mesh == f"tp={ranks}":
         held = [int(output.split("weights ")[1].split()[0]) for output in outputs]
         assert max(held) <= 1.05 / ranks * 2 * 64 * WIDTH * 4
+
+
+def test_saved_ranks_start_without_compiling_and_are_compared(folder: Path) -> None:
+    gives_the_same(folder, "save", "pp=2", 2, 4)
+    gives_the_same(folder, "load", "", 2)
+    with started(folder, "load", "", 3) as processes:
+        for output in ended(processes):
+            assert "is for 2 ranks, and 3 were started: torchrun --nproc-per-node 2" in told(output)[1]
+    other = folder / "saved" / "rank_1"
+    kept = other.rename(folder / "kept")
+    gives_the_same(folder, "save", "tp=2", 2)
+    shutil.rmtree(other)
+    kept.rename(other)
+    with started(folder, "load", "", 2) as processes:
+        for output in ended(processes):
+            text = told(output)[1]
+            assert text == "rank 1 has another saved model than rank 0: give every rank the same model and options"
 
 
 def test_a_rank_of_another_model_is_named_before_anything_is_exchanged(folder: Path) -> None:

@@ -57,6 +57,7 @@ class Stage:
     mesh: Mesh
     first: int
     steps: tuple[Step, ...]
+    seconds: float = field(default=0.0, compare=False)  # predicted, of one part of a batch
 
     @property
     def ranks(self) -> range:
@@ -65,17 +66,27 @@ class Stage:
 
 @dataclass(frozen=True)
 class Sharded:
+    """A Program over ranks. Where a batch is cut into `parts` that follow each other, it is the Program of one of them,
+    and a stage is at the next while later stages are at those before."""
+
     program: Program
     stages: tuple[Stage, ...]
-    seconds: float = field(default=0.0, compare=False)  # predicted, of one run
+    parts: int = 1
     remarks: tuple[str, ...] = field(default=(), compare=False)  # how it was searched for, where not to the end
 
     @property
     def ranks(self) -> int:
         return sum(stage.mesh.ranks for stage in self.stages)
 
-    def stage_of(self, rank: int) -> Stage:
-        return next(stage for stage in self.stages if rank in stage.ranks)
+    @property
+    def seconds(self) -> float:
+        """Predicted, of one run: the first part goes through all stages, each further one is as late as the slowest."""
+        times = [stage.seconds for stage in self.stages]
+        return sum(times) + (self.parts - 1) * max(times, default=0.0)
+
+    def stage_of(self, rank: int) -> Stage | None:
+        """None for a rank that has nothing to do."""
+        return next((stage for stage in self.stages if rank in stage.ranks), None)
 
     def exchanges(self) -> Iterator[tuple[Stage, Exchange]]:
         for stage in self.stages:
@@ -84,7 +95,8 @@ class Sharded:
     def to_json(self) -> str:
         """All but the Program, whose tensors and axes are named."""
         stages = [_stage_data(stage) for stage in self.stages]
-        return json.dumps({"stages": stages, "seconds": self.seconds, "remarks": self.remarks}, indent=1) + "\n"
+        about = {"stages": stages, "parts": self.parts, "seconds": self.seconds, "remarks": self.remarks}
+        return json.dumps(about, indent=1) + "\n"
 
 
 def from_json(text: str, program: Program) -> Sharded:
@@ -93,7 +105,7 @@ def from_json(text: str, program: Program) -> Sharded:
     tensors = {tensor.name: tensor for tensor in program.tensors()}
     makers = {t.name: c for c in program.computes for t in c.outputs}
     stages = tuple(_stage(each, tensors, makers) for each in data["stages"])
-    return Sharded(program, stages, data["seconds"], tuple(data["remarks"]))
+    return Sharded(program, stages, data["parts"], tuple(data["remarks"]))
 
 
 def cut_axes(compute: Compute) -> dict[str, Axis]:
@@ -116,7 +128,8 @@ def cut_name(compute: Compute, cut: Axis | Tensor | None) -> str | None:
 
 def _stage_data(stage: Stage) -> dict[str, Any]:
     steps = [_piece_data(s) if isinstance(s, Piece) else _exchange_data(s) for s in stage.steps]
-    return {"mesh": [list(axis) for axis in stage.mesh.axes], "first": stage.first, "steps": steps}
+    return {"mesh": [list(axis) for axis in stage.mesh.axes], "first": stage.first, "steps": steps,
+            "seconds": stage.seconds}  # fmt: skip
 
 
 def _piece_data(piece: Piece) -> dict[str, Any]:
@@ -143,7 +156,7 @@ def _spread(data: list[list[Any]]) -> Spread:
 
 def _stage(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Stage:
     steps = tuple(_step(each, tensors, makers) for each in data["steps"])
-    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps)
+    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps, data["seconds"])
 
 
 def _step(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Step:

@@ -32,6 +32,7 @@ class Outcome:
     seconds: float
     cuts: Mapping[Compute, Cuts]
     is_least: bool  # of what was looked at
+    sections: tuple[float, ...] = ()  # the seconds of each
 
     def is_better(self, other: Outcome, gain: float = 0.0) -> bool:
         return (self.over, self.seconds) < (other.over, other.seconds * (1 - gain))

@@ -4,29 +4,25 @@ solved once for every spread that this tensor may come and go in, and sections p
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
 from math import inf, prod
 
-from tilewright.errors import InternalError, OptionError
+from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Mesh, Spread
-from tilewright.ir.forms.sharded import Exchange, Sharded, Stage, Step
+from tilewright.ir.forms.sharded import Exchange, Step
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.schedule.cluster.axes import Admitted, Cuts, Outcome, at_a_time, one_by_one
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
-from tilewright.schedule.cluster.stages import best_stages
-from tilewright.target import Cluster, Link
+from tilewright.target import Cluster
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.algebra.signature import signature
-from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import Cut, Strategy, cut_choices, strategy_of
 
 _SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not worth a cut
-_MANY = 1 << 20  # parts of a batch: the slowest stage alone counts
 _NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
 _SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
 _AT_A_TIME = 50_000  # pairs of ways that are looked at for all mesh axes together
@@ -59,21 +55,25 @@ class Solved:
     is_least: bool
 
 
-def share_out(program: Program, cluster: Cluster, split: Sequence[str] = (), stages: str | None = None) -> Sharded:
-    """Every compute in the way that takes least with the exchanges between them. Along the links named by `split` the
-    weights are shared out too, so that together they hold them once. Along the link named by `stages` stages of the
-    model follow each other, as even as they can be, each on a mesh of the other links."""
-    along = next((link for link in cluster.links if link.name == stages), None)
-    within = replace(cluster, links=tuple(link for link in cluster.links if link is not along))
-    return _Planner(program, within, split, along).run()
+@dataclass(frozen=True)
+class Decided:
+    """The sections of a Program, the seconds of each with what ranks exchange in it, and the way of every compute."""
+
+    sections: tuple[Section, ...]
+    seconds: tuple[float, ...]
+    ways: Mapping[Compute, Way]
+    remarks: tuple[str, ...]
 
 
 @dataclass
-class _Planner:
+class MeshPlanner:
+    """How the computes of a Program are cut over one mesh, whichever of them it then has. What passes between ranks
+    takes `latency` seconds at least."""
+
     program: Program
     cluster: Cluster
     split: Sequence[str]
-    along: Link | None
+    latency: float
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
     all_weights: int = field(init=False)
@@ -92,7 +92,7 @@ class _Planner:
         self.all_weights = sum(array.nbytes for array in self.program.constants.values())
         self.everywhere.update(self.program.inputs, self.program.constants)
 
-    def run(self) -> Sharded:
+    def run(self) -> Decided:
         for compute in self.program.computes:
             self.choices[compute] = cut_choices(compute, self.mesh)
             self.whole[compute] = self._admitted(compute, (None,) * len(self.mesh.axes))
@@ -100,15 +100,7 @@ class _Planner:
         sections = self.sections()
         best, remarks = self._decided(sections)
         chosen = {compute: self._admitted(compute, cuts) for compute, cuts in best.cuts.items()}
-        held: dict[Tensor, list[Spread]] = {}
-        parts = self._parts(sections, chosen)
-        made: list[Stage] = []
-        for number, computes in enumerate(parts):
-            later = {t for others in parts[number + 1 :] for c in others for t in reads(c)}
-            made.append(Stage(self.mesh, number * self.mesh.ranks, self._steps(computes, chosen, held, later)))
-        sharded = Sharded(self.program, tuple(made), best.seconds + self._sent(made), remarks)
-        check_sharded(sharded)
-        return sharded
+        return Decided(tuple(sections), best.sections, chosen, remarks)
 
     # --- mesh axes
 
@@ -141,27 +133,6 @@ class _Planner:
         self.parts = prod(self.mesh.sizes[axis] for axis in done if self.mesh.axes[axis][0] in self.split)
         return self._chain(sections)
 
-    # --- stages
-
-    def _parts(self, sections: Sequence[Section], chosen: Mapping[Compute, Way]) -> list[tuple[Compute, ...]]:
-        """The computes of each stage: stages end where sections do, and the slowest is as quick as can be."""
-        if self.along is None or self.along.size == 1:
-            return [self.program.computes]
-        times = [sum(chosen[c].seconds for c in section.computes) for section in sections]
-        before = [0.0, *accumulate(times)]
-        found = best_stages(len(sections), self.along.size, (1,), lambda i, j, _: before[j] - before[i], _MANY)
-        if found is None:
-            few = f"{len(sections)} sections, and {self.along.size} stages were asked for along '{self.along.name}'"
-            raise OptionError(f"the model has {few}: take fewer")
-        return [tuple(c for section in sections[p.first : p.last] for c in section.computes) for p in found[1]]
-
-    def _sent(self, stages: Sequence[Stage]) -> float:
-        """Seconds of what passes from stage to stage."""
-        sends = [step for stage in stages for step in stage.steps if isinstance(step, Exchange) and step.kind == "send"]
-        if self.along is None:
-            return 0.0
-        return sum(self.along.latency + step.tensor.most_bytes / self.along.bandwidth for step in sends)
-
     # --- ways
 
     def _way(self, compute: Compute, cuts: Cuts) -> Way | None:
@@ -186,14 +157,12 @@ class _Planner:
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
         behind: dict[Tensor, float] = dict.fromkeys(self.everywhere, 0.0)
-        links = [*self.cluster.links, *([] if self.along is None else [self.along])]
         all_weights = self._weights(self.program.computes)
-        latency = min((link.latency for link in links if link.size > 1), default=0.0)
         for compute in self.program.computes:
             before = sum(behind.get(t, inf) for t in reads(compute))
             total = before + self.whole[compute].seconds
             has_weights = self.whole[compute].bytes > _SMALL * all_weights
-            if total < latency and not has_weights:
+            if total < self.latency and not has_weights:
                 behind.update(dict.fromkeys(compute.outputs, total))
                 self.everywhere.update(compute.outputs)
                 self.choices[compute] = ((None,),) * len(self.mesh.axes)
@@ -239,7 +208,8 @@ class _Planner:
         seconds, picked = min(best.values(), key=lambda each: each[0])
         cuts = {c: self.ways[c][n].strategy.cuts for section, found in zip(sections, picked, strict=True)
                 for c, n in zip(section.computes, found.chosen, strict=True)}  # fmt: skip
-        return Outcome(over, seconds, cuts, all(found.is_least for found in picked))
+        each = tuple(found.seconds for found in picked)
+        return Outcome(over, seconds, cuts, all(found.is_least for found in picked), each)
 
     def _worth(self, reached: Paths, passing: Tensor | None) -> Paths:
         """Without spreads that are sooner reached from another one by an exchange."""
@@ -355,7 +325,7 @@ class _Planner:
 
     # --- steps
 
-    def _steps(
+    def steps(
         self, computes: Sequence[Compute], chosen: Mapping[Compute, Way], held: dict[Tensor, list[Spread]],
         later: Container[Tensor],
     ) -> tuple[Step, ...]:  # fmt: skip

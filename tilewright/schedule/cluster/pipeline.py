@@ -1,0 +1,175 @@
+"""A Program shared out to a cluster: which sections of it are a stage, and over which mesh each stage is shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from math import inf, prod
+
+from tilewright.errors import OptionError
+from tilewright.ir.forms.compute import Compute, Program, reads
+from tilewright.ir.forms.mesh import Spread
+from tilewright.ir.forms.sharded import Sharded, Stage
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.schedule.cluster.planner import Decided, MeshPlanner
+from tilewright.schedule.cluster.stages import StagePlan, best_stages
+from tilewright.target import Cluster, Link
+from tilewright.tile_graph.sharding.check import check_sharded
+
+_MANY = 1 << 20  # parts of a batch with which the slowest stage alone counts
+_LAYERS = 96  # places where stages may end, at most: about a hundredth of the model is as even as it needs to be
+
+
+def share_out(
+    program: Program, cluster: Cluster, split: Sequence[str] = (), stages: str | None = None, parts: int = 1
+) -> Sharded:
+    """Every compute in the way that takes least with the exchanges between them. Along the links named by `split` the
+    weights are shared out too, so that together they hold them once. Along the link named by `stages` stages of the
+    model follow each other, as even as they can be, each on a mesh of the other links."""
+    along = next((link for link in cluster.links if link.name == stages), None)
+    within = replace(cluster, links=tuple(link for link in cluster.links if link is not along))
+    return share_out_in_stages(program, [within] * (1 if along is None else along.size), along, split, parts)
+
+
+def share_out_in_stages(
+    program: Program, meshes: Sequence[Cluster], along: Link | None, split: Sequence[str] = (), parts: int = 1
+) -> Sharded:
+    """The same with stages on these meshes, one behind the other, and a link between them."""
+    kinds = [mesh for number, mesh in enumerate(meshes) if mesh not in meshes[:number]]
+    plans = _Plans(program, kinds, along, split)
+    order = [kinds.index(mesh) for mesh in meshes]
+    # what passes between stages does so while they compute: they are as even as they can be without it
+    found = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
+                        plans.computing, _MANY, order)  # fmt: skip
+    if found is None:
+        where = f" along '{along.name}'" if along else ""
+        few = f"{len(plans.layers)} sections, and {len(meshes)} stages were asked for{where}"
+        raise OptionError(f"the model has {few}: take fewer")
+    return plans.sharded(found[1], parts)
+
+
+def share_out_by_itself(program: Program, cluster: Cluster, parts: int = 1, most_bytes: float = inf) -> Sharded:
+    """Meshes and stages as are predicted to take least, on as many of the devices as that takes, with at most so many
+    bytes of weights on each."""
+    meshes = list(_sub_meshes(cluster))
+    split = tuple(link.name for link in cluster.links) if most_bytes < inf else ()
+    plans = _Plans(program, meshes, cluster.links[0], split)
+    sizes = [_devices(mesh) for mesh in meshes]
+    alone = plans.seconds(0, len(plans.layers), 0) * parts
+    best: tuple[float, tuple[StagePlan, ...]] | None = None
+    fitting = partial(plans.fitting, most_bytes)
+    for used in range(1, _devices(cluster) + 1):
+        found = best_stages(len(plans.layers), used, sizes, fitting, parts)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    if best is None:
+        least = min(plans.bytes(0, len(plans.layers), mesh) for mesh in range(len(meshes)))
+        raise OptionError(f"the weights do not fit: a rank may have {most_bytes / 2**20:.1f} MiB of them, and of those "
+                          f"shared out it has {least / 2**20:.1f}; take more ranks or give more memory")  # fmt: skip
+    return plans.sharded(best[1], parts, (_told(best, meshes, alone),))
+
+
+def _told(found: tuple[float, tuple[StagePlan, ...]], meshes: Sequence[Cluster], alone: float) -> str:
+    text = "/".join(",".join(f"{link.name}={link.size}" for link in meshes[plan.mesh].links) for plan in found[1])
+    if len(found[1]) == 1 and found[1][0].mesh == 0:
+        return f"mesh {text} was chosen: one rank alone is predicted to take least, and the others wait"
+    return f"mesh {text} was chosen: predicted {1e3 * found[0]:.3g} ms, and {1e3 * alone:.3g} ms on one rank"
+
+
+def _sub_meshes(cluster: Cluster) -> Iterator[Cluster]:
+    """One device, powers of two of them along the innermost link, all along it, and all along further links."""
+    for place in reversed(range(len(cluster.links))):
+        size = cluster.links[place].size
+        for count in sorted({1 << i for i in range(size.bit_length()) if 1 << i <= size} | {size}):
+            if count > 1 or place == len(cluster.links) - 1:
+                inner = cluster.links[place + 1 :]
+                yield replace(cluster, links=(replace(cluster.links[place], size=count), *inner))
+
+
+def _devices(cluster: Cluster) -> int:
+    return prod(link.size for link in cluster.links)
+
+
+@dataclass
+class _Plans:
+    """The Program as it is cut over each of some meshes, and stages made of these."""
+
+    program: Program
+    meshes: Sequence[Cluster]
+    along: Link | None
+    split: Sequence[str]
+
+    def __post_init__(self) -> None:
+        links = [link for mesh in self.meshes for link in mesh.links if link.size > 1]
+        links += [self.along] if self.along is not None else []
+        latency = min((link.latency for link in links), default=0.0)
+        self.planners = [MeshPlanner(self.program, mesh, self.split, latency) for mesh in self.meshes]
+        self.decided: list[Decided] = [planner.run() for planner in self.planners]
+        self.layers = _grouped(self.decided[0].seconds)  # of each the first section, and the one behind the last
+        self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
+        self._bytes_before = [[0, *accumulate(_weights(each))] for each in self.decided]
+
+    def seconds(self, first: int, last: int, mesh: int) -> float:
+        """Of a stage of some layers over one of the meshes, with what it takes from the one before."""
+        comes = self.decided[mesh].sections[self.layers[first][0]].comes if first else None
+        return self.computing(first, last, mesh) + self._sent(comes)
+
+    def computing(self, first: int, last: int, mesh: int) -> float:
+        """The same without that."""
+        return self._before[mesh][self.layers[last - 1][1]] - self._before[mesh][self.layers[first][0]]
+
+    def bytes(self, first: int, last: int, mesh: int) -> int:
+        """Of weights on a rank."""
+        begin, end = self.layers[first][0], self.layers[last - 1][1]
+        return self._bytes_before[mesh][end] - self._bytes_before[mesh][begin]
+
+    def fitting(self, most_bytes: float, first: int, last: int, mesh: int) -> float:
+        return self.seconds(first, last, mesh) if self.bytes(first, last, mesh) <= most_bytes else inf
+
+    def sharded(self, plans: Sequence[StagePlan], parts: int, remarks: tuple[str, ...] = ()) -> Sharded:
+        held: dict[Tensor, list[Spread]] = {}
+        computes = [self._computes(plan) for plan in plans]
+        stages: list[Stage] = []
+        first = 0
+        for number, (plan, own) in enumerate(zip(plans, computes, strict=True)):
+            planner = self.planners[plan.mesh]
+            later = {t for others in computes[number + 1 :] for c in others for t in reads(c)}
+            steps = planner.steps(own, self.decided[plan.mesh].ways, held, later)
+            stages.append(Stage(planner.mesh, first, steps, self.seconds(plan.first, plan.last, plan.mesh)))
+            first += planner.mesh.ranks
+        said = dict.fromkeys(remark for plan in plans for remark in self.decided[plan.mesh].remarks)
+        made = Sharded(self.program, tuple(stages), parts, (*remarks, *said))
+        check_sharded(made)
+        return made
+
+    def _computes(self, plan: StagePlan) -> list[Compute]:
+        begin, end = self.layers[plan.first][0], self.layers[plan.last - 1][1]
+        return [c for section in self.decided[plan.mesh].sections[begin:end] for c in section.computes]
+
+    def _sent(self, tensor: Tensor | None) -> float:
+        if tensor is None or self.along is None:
+            return 0.0
+        return self.along.latency + tensor.most_bytes / self.along.bandwidth
+
+
+def _weights(decided: Decided) -> Iterator[int]:
+    """Bytes of every section on a rank."""
+    for section in decided.sections:
+        yield sum(decided.ways[compute].bytes for compute in section.computes)
+
+
+def _grouped(seconds: Sequence[float]) -> list[tuple[int, int]]:
+    """Sections as layers: one each, or neighbouring short ones together where there are many."""
+    if len(seconds) <= _LAYERS:
+        return [(i, i + 1) for i in range(len(seconds))]
+    enough = sum(seconds) / _LAYERS
+    found: list[tuple[int, int]] = []
+    begin, total = 0, 0.0
+    for i, each in enumerate(seconds):
+        total += each
+        if total >= enough or i == len(seconds) - 1:
+            found.append((begin, i + 1))
+            begin, total = i + 1, 0.0
+    return found
