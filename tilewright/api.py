@@ -78,7 +78,7 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
@@ -89,7 +89,7 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., micro_batches: int = ..., timeout: float = ...,
 ) -> RankedModel: ...  # fmt: skip
 
@@ -100,7 +100,7 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
 ) -> CompiledModule: ...  # fmt: skip
 
@@ -120,6 +120,7 @@ def compile(
     denormals: str | None = None,
     effort: str | None = None,
     fallback: str | None = None,
+    memory: int | str | None = None,
     tune: float | str | None = None,
     tune_records: str | os.PathLike[str] | None = None,
     options: Options | None = None,
@@ -167,6 +168,7 @@ def compile(
         "denormals": denormals,
         "effort": effort,
         "fallback": fallback,
+        "memory": memory,
         "tune": tune,
         "tune_records": tune_records,
     }
@@ -396,7 +398,7 @@ def _built(
     source: Any, shapes: Mapping[str, int | tuple[int, ...]], goal: Target, chosen: Options,
     values: Mapping[str, Array] | None = None,
 ) -> Artifact:  # fmt: skip
-    from tilewright.compiler.pipeline import build
+    from tilewright.compiler.within import build_within
     from tilewright.ir.forms.graph import Graph
 
     if isinstance(source, Graph):
@@ -406,11 +408,11 @@ def _built(
 
         graph = load(source, shapes, values)
     if not chosen.is_tuned:
-        return build(graph, goal, chosen)
+        return build_within(graph, goal, chosen)
 
     from tilewright.tune.tuner import tune_plan
 
-    return build(graph, goal, chosen, tune_plan)
+    return build_within(graph, goal, chosen, tune_plan)
 
 
 class Model(NotPickled):

@@ -35,6 +35,10 @@ _LOG = logging.getLogger("tilewright")
 # hours, minutes, seconds; of seconds alone the unit may be left out
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?((?:[KMGT]i?)?B)?")
+_UNITS = {"": 1, "B": 1, **{f"{name}iB": 1 << 10 * (n + 1) for n, name in enumerate("KMGT")},
+          **{f"{name}B": 1000 ** (n + 1) for n, name in enumerate("KMGT")}}  # fmt: skip
+
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
 
@@ -89,6 +93,9 @@ class Options:
                 results may then differ in the last bits, which the log tells
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
                 evaluator run such nodes, and says so; "error" refuses the model, naming the node
+    memory      what a run on a CPU may allocate beside its inputs and outputs, "4GiB" or bytes: where the quickest plan
+                takes more, one with fewer copies does, or the batch goes through in parts; weights are a file's pages
+                and do not count. An error says how much it takes where nothing helps. None: no bound
     tune        how long, in all, to measure other plans of the model and keep what is faster: "90s", "2m", "1h30m" or
                 seconds as a number. What was measured before counts, and is not measured again; None: nothing is
                 measured (docs/tuning.md)
@@ -119,6 +126,7 @@ class Options:
     denormals: str = "flush"
     effort: str = "full"
     fallback: str = "host"
+    memory: int | str | None = None
     tune: float | str | None = None
     tune_trials: int | None = None
     tune_arithmetic: bool = False
@@ -151,6 +159,8 @@ class Options:
         if self.threads is not None:
             check_whole_number("threads", self.threads, least=1, most=MAX_THREADS)
         check_whole_number("seed", self.seed, least=0)
+        if self.memory is not None:
+            object.__setattr__(self, "memory", checked_size("memory", self.memory))
         if self.tune is not None:
             object.__setattr__(self, "tune", checked_duration("tune", self.tune))
         if self.tune_trials is not None:
@@ -271,6 +281,18 @@ def checked_duration(option: str, value: object) -> float:
     if not 0 < seconds < float("inf"):
         raise OptionError(f"{option} cannot be {value!r}: it is a duration, as '90s', '2m', '1h30m' or 120 (seconds)")
     return seconds
+
+
+def checked_size(option: str, value: object) -> int:
+    """Bytes, given as a number or as text with a unit."""
+    size = 0.0
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        size = float(found[1]) * _UNITS[found[2] or ""]
+    if not 1 <= size < float("inf"):
+        raise OptionError(f"{option} cannot be {value!r}: it is a size, as '4GiB', '512MiB' or 1048576 (bytes)")
+    return int(size)
 
 
 def _present(given: Mapping[str, Any]) -> dict[str, Any]:

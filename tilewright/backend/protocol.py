@@ -241,8 +241,13 @@ class Backend(Protocol):
     def load(
         self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
+        blocks: Mapping[str, int] | None = None,
     ) -> Any:  # fmt: skip
-        """Machine code, loaded and ready to run."""
+        """Machine code, loaded and ready to run. Where inputs and outputs have several `blocks`, by name, it runs for
+        one after the other."""
+
+    def run_bytes(self, loops: LoopProgram, plan: Plan, options: Options) -> int | None:
+        """What a run allocates beside its inputs and outputs; None where that cannot be bounded."""
 
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,

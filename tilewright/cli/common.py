@@ -162,6 +162,7 @@ def add_algorithms(parser: Any) -> None:
         help="auto: every row by itself (default); strassen: by Strassen's algorithm where it is predicted to save "
         "time, rows then share their rounding errors; direct: as the model says",
     )
+    parser.add_argument("--memory", metavar="4GiB", help="what a run on a CPU may allocate beside inputs and outputs")
     parser.add_argument(
         "--denormals",
         choices=DENORMALS,
@@ -214,6 +215,7 @@ def compile_model(
             denormals=arguments.denormals,
             effort=arguments.effort,
             fallback=arguments.fallback,
+            memory=arguments.memory,
             tune=arguments.tune,
             tune_trials=getattr(arguments, "trials", None),
             tune_arithmetic=arguments.arithmetic,

@@ -78,7 +78,7 @@ def show_ranks(arguments: argparse.Namespace) -> int:
     from tilewright.distributed.meshes import PROCESSES, mesh_of, parse_mesh
     from tilewright.frontend.onnx.model import load
     from tilewright.report.ranks import ranks_text
-    from tilewright.schedule.cluster.batches import in_parts
+    from tilewright.schedule.batches import in_parts
 
     if arguments.html is not None or arguments.measure:
         raise OptionError("how a model is shared out is told as text or --json: leave out --html and --measure")

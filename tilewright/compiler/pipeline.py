@@ -24,6 +24,7 @@ from tilewright.ir.text import parse, text
 from tilewright.lower.program import lower_program
 from tilewright.ops import lower
 from tilewright.options import Options
+from tilewright.schedule.batches import Batches
 from tilewright.schedule.price import wholly_priced
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
@@ -101,11 +102,12 @@ class Artifact:
     stage_seconds: dict[str, float]
     effort: str = "full"
     texts: Mapping[str, str] | None = None  # of a saved model, by file, where they are known already
+    parts: int = 1  # of a batch, that follow each other; all forms are of one of them
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of one run, in order."""
-        return self.loops.calls if self.loops is not None else ()
+        return self.loops.calls * self.parts if self.loops is not None else ()
 
 
 STAGES = (
@@ -116,10 +118,12 @@ _PLANNED = STAGES.index("plan") + 1
 
 
 def build(
-    model: Graph | Program, target: Target, options: Options, tuner: Tuner | None = None, memo: Memo | None = None
-) -> Artifact:
+    model: Graph | Program, target: Target, options: Options, tuner: Tuner | None = None, memo: Memo | None = None,
+    *, check: Callable[[LoopProgram, Plan], None] | None = None, batches: Batches | None = None,
+) -> Artifact:  # fmt: skip
     """A Graph, or a Program that was made of one, to something that runs; stops early where the options say so. A
-    `tuner` may better the plan. Programs that have much in common share a `memo`."""
+    `tuner` may better the plan. Programs that have much in common share a `memo`. What `check` raises of Loops that are
+    to run ends it before there is code. A Program of one of several `batches` is run for each of them."""
     stage_names = STAGES if tuner is None else (*STAGES[:_PLANNED], "tune", *STAGES[_PLANNED:])
     if options.stop_after is not None and options.stop_after not in stage_names:
         raise OptionError(f"no stage '{options.stop_after}': choose one of {', '.join(stage_names)}")
@@ -152,8 +156,11 @@ def build(
         program = run("staging", stage_operands, program, planned_for, staged)
         program = run("layout", choose_layouts, program, planned_for)
         plan, loops = settle(run, stages.results, program, planned_for, options, memo, tuner)
+        if check is not None:
+            check(loops, plan)
         sources = run("source", partial(backend.render, early=early), loops, target)
-        run("machine", partial(backend.load, early=early), sources, loops, program, plan, target, options)
+        load = partial(backend.load, early=early, blocks=None if batches is None else batches.blocks)
+        run("machine", load, sources, loops, program, plan, target, options)
     done = stages.results
     programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
@@ -161,8 +168,9 @@ def build(
     return Artifact(
         graph, target, last, done.get("tune") or done.get("plan"), done.get("loops"), done.get("source", {}),
         done.get("machine"),
-        _ports(last.inputs, last.input_names) if last else (), _ports(last.outputs, last.output_names) if last else (),
-        stages.seconds, options.effort,
+        _ports(last.inputs, last.input_names, batches) if last else (),
+        _ports(last.outputs, last.output_names, batches) if last else (),
+        stages.seconds, options.effort, parts=1 if batches is None else batches.parts,
     )  # fmt: skip
 
 
@@ -289,10 +297,13 @@ def _terms_predictor(target: Target, options: Options, memo: Memo) -> Predict | 
     return seconds
 
 
-def _ports(tensors: Any, names: tuple[str, ...]) -> tuple[Port, ...]:
+def _ports(tensors: Any, names: tuple[str, ...], batches: Batches | None) -> tuple[Port, ...]:
     ports = []
     for tensor, name in zip(tensors, names or [""] * len(tensors), strict=True):
-        ports.append(Port(name or tensor.name, tensor.dtype, tuple(int(e) for e in tensor.shape)))
+        shape = [int(e) for e in tensor.shape]
+        if batches is not None and tensor.name in batches.blocks:
+            shape[{**batches.inputs, **batches.outputs}[tensor.name]] *= batches.parts
+        ports.append(Port(name or tensor.name, tensor.dtype, tuple(shape)))
     return tuple(ports)
 
 

@@ -14,7 +14,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.packages.files import ShippedArtifact
-from tilewright.schedule.cluster.batches import Batches
+from tilewright.schedule.batches import Batches
 from tilewright.transform.spmd import RankProgram
 
 Form = tuple[str, tuple[int, ...], np.dtype[Any]]  # of an array: name, shape and type

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.distributed.about import Compiled, about
@@ -20,7 +21,7 @@ from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.report.ranks import ranks_text
 from tilewright.runtime.ranks import RankError, Ranks
-from tilewright.schedule.cluster.batches import in_parts
+from tilewright.schedule.batches import in_parts
 from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.memo import Memo
@@ -45,7 +46,8 @@ def shared_out(program: Program, asked: Asked, options: Options, ranks: int | No
     """A model, or one part of its batch, as it is planned, without any other rank; `ranks` is how many were started."""
     if asked.mesh.is_auto:
         cluster = undecided(asked.cluster, ranks, lambda name: _device(name, options))
-        return share_out_by_itself(program, cluster, asked.micro_batches)
+        most = options.memory if isinstance(options.memory, int) else inf
+        return share_out_by_itself(program, cluster, asked.micro_batches, most)
     clusters, along = described(asked.mesh, asked.cluster, lambda name: _device(name, options))
     return share_out_in_stages(program, clusters, along, (SPLIT,), asked.micro_batches)
 

@@ -45,6 +45,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         },
         "schedule": artifact.plan.schedule if artifact.plan else None,
         "effort": artifact.effort,
+        "parts": artifact.parts,
         "operators": len(artifact.graph.nodes),
         "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
         "compile_seconds": {

@@ -72,10 +72,12 @@ class ModelRunError(ToolError):
 
 @dataclass(frozen=True)
 class BufferRef:
-    """value: the position of an input or output, or a byte offset into the weights or the arena."""
+    """value: the position of an input or output, or a byte offset into the weights or the arena. offset: bytes into the
+    input or output."""
 
     space: Space
     value: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits
             raise ModelImageError(f"{where}: unknown space {ref.space!r}")
         if not 0 <= ref.value < limits[ref.space]:
             raise ModelImageError(f"{where}: {ref.space} {ref.value} is out of range")
+        if ref.offset < 0 or (ref.offset and ref.space not in ("input", "output")):
+            raise ModelImageError(f"{where}: an offset of {ref.offset} into {ref.space}")
         if ref.space == "weight" and ref.value % WEIGHT_ALIGNMENT:
             raise ModelImageError(f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}")
 
@@ -197,7 +201,7 @@ def table_source(image: ModelImage) -> str:
             '#include "driver.h"',
             *declarations,
             _array("tw_stage", "stages", stages),
-            _array("tw_buffer", "buffers", [f"{{{_SPACES[ref.space]}, {ref.value}}}" for ref in refs]),
+            _array("tw_buffer", "buffers", [f"{{{_SPACES[ref.space]}, {ref.value}, {ref.offset}}}" for ref in refs]),
             _array("int64_t", "extents", [str(extent) for extent in image.extents]),
             _array("int64_t", "input_bytes", [str(size) for size in image.input_bytes]),
             _array("int64_t", "output_bytes", [str(size) for size in image.output_bytes]),

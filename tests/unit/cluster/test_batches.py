@@ -18,7 +18,7 @@ from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.sharded import Sharded
 from tilewright.ir.meaning.interpret import evaluate
-from tilewright.schedule.cluster.batches import Batches, in_parts
+from tilewright.schedule.batches import Batches, in_parts
 from tilewright.schedule.cluster.pipeline import share_out, share_out_by_itself, share_out_in_stages
 from tilewright.transform.spmd import Segment, Transfer, rank_program
 

@@ -159,8 +159,12 @@ class CpuBackend:
     def load(
         self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
+        blocks: Mapping[str, int] | None = None,
     ) -> Any:  # fmt: skip
-        return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early)
+        return machine_code.load(sources, loops, program, plan, target, options, weights_dir, early, blocks)
+
+    def run_bytes(self, loops: LoopProgram, plan: Plan, options: Options) -> int | None:
+        return machine_code.run_bytes(loops, plan, options)
 
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,16 @@ def render(
 
 def load(
     sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
-    weights_dir: Path | None = None, early: ObjectCompiler | None = None,
+    weights_dir: Path | None = None, early: ObjectCompiler | None = None, blocks: Mapping[str, int] | None = None,
 ) -> CpuModel:  # fmt: skip
-    """Compile what the cache does not hold, link, map the weights and start the workers."""
+    """Compile what the cache does not hold, link, map the weights and start the workers. Of inputs and outputs that
+    have several `blocks`, by name, each run is for one after the other."""
     if (reason := why_not_here(target)) is not None:
         way_out = "stop after stage 'source' (--stop-after source) to have its code without running it"
         raise ToolError(f"the code for target '{target.name}' cannot run here: {reason}; {way_out}")
     try:
         with early or _objects(options) as objects:
-            image = model_image(sources, loops, program, plan, options.denormals)
+            image = model_image(sources, loops, program, plan, options.denormals, blocks)
             for what in image.permissions:
                 request(what)  # before anything is compiled for nothing
             built = build_with(objects, image, objects.cache if weights_dir is None else Cache(weights_dir))
@@ -138,8 +140,10 @@ def _permissions(loops: LoopProgram, sources: dict[str, str]) -> tuple[str, ...]
 
 
 def model_image(
-    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, denormals: str = "flush"
-) -> ModelImage:
+    sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, denormals: str = "flush",
+    blocks: Mapping[str, int] | None = None,
+) -> ModelImage:  # fmt: skip
+    several = blocks or {}
     offsets, arena_bytes = arena(loops)
     weight_offsets, weights = pack_weights(loops, program, plan)
     rows = {t.name: t for t in loops.tensors}
@@ -150,15 +154,17 @@ def model_image(
     stages = []
     hazards = Hazards()
     steps = max((c.step for c in loops.calls), default=0) + 1
-    for call in loops.calls:
+    for part, call in product(range(max(several.values(), default=1)), loops.calls):
         refs = []
         touches: list[tuple[str, int, int, bool]] = []
         for position, name in enumerate(call.arguments):
             row = rows[name]
             ref = _reference(row.role, row.position, offsets.get(name, 0), weight_offsets.get(name, 0))
+            if name in several:
+                ref = replace(ref, offset=part * elements(row.shape) * row.dtype.bytes)
             refs.append(ref)
             if row.role != "constant":
-                start = ref.value if ref.space == "arena" else row.position << 48
+                start = ref.value if ref.space == "arena" else (row.position << 48) + ref.offset
                 touches.append(
                     (ref.space, start, start + elements(row.shape) * row.dtype.bytes, position in written[call.kernel])
                 )
@@ -174,11 +180,22 @@ def model_image(
     kept = [KeptWeights(start, ends[start] - start, k.tiles)
             for k, steps in plan.launches() if steps is not None
             for start in (weight_offsets[h.tensor] for h in steps.holds)]  # fmt: skip
+    sizes = {t.name: elements(t.shape) * t.dtype.bytes * several.get(t.name, 1) for t in (*inputs, *outputs)}
     return ModelImage(
-        sources, tuple(stages), tuple(elements(t.shape) * t.dtype.bytes for t in inputs),
-        tuple(elements(t.shape) * t.dtype.bytes for t in outputs), weights, arena_bytes, tuple(range(steps)),
+        sources, tuple(stages), tuple(sizes[t.name] for t in inputs), tuple(sizes[t.name] for t in outputs), weights,
+        arena_bytes, tuple(range(steps)),
         tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush", _permissions(loops, sources),
     )  # fmt: skip
+
+
+def run_bytes(loops: LoopProgram, plan: Plan, options: Options) -> int:
+    """What a run allocates beside its inputs and outputs: the arena, every worker's scratch, and weights that
+    recurrences keep copies of. The others are a file's pages, which the system reads and drops as it likes."""
+    rows = {t.name: t for t in loops.tensors}
+    kept = {h.tensor for _, steps in plan.launches() if steps is not None for h in steps.holds}
+    copies = sum(elements(rows[name].shape) * rows[name].dtype.bytes for name in kept)
+    most = max((scratch(kernel)[1] for kernel in loops.kernels), default=0)
+    return arena(loops)[1] + (options.threads or usable_cores()) * most + copies
 
 
 class Hazards:

@@ -162,8 +162,13 @@ class GpuBackend:
     def load(
         self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,
         options: Options, *, weights_dir: Path | None = None, early: Any = None,
+        blocks: Mapping[str, int] | None = None,
     ) -> Any:  # fmt: skip
+        assert not blocks, "batches are cut on CPUs"
         return machine_code.load(sources, loops, program, plan, target, options)
+
+    def run_bytes(self, loops: LoopProgram, plan: Plan, options: Options) -> int | None:
+        return None
 
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,

@@ -59,6 +59,7 @@ typedef struct {
 typedef struct {
     void **slot;
     int64_t position;
+    int64_t offset;
 } patch;
 
 typedef struct {
@@ -342,10 +343,10 @@ static void prepare_buffers(tw_model *m, const char *weights)
         void **slot = m->buffers + i;
         switch (b->space) {
         case TW_INPUT:
-            m->input_patches[m->input_patch_count++] = (patch){slot, b->value};
+            m->input_patches[m->input_patch_count++] = (patch){slot, b->value, b->offset};
             break;
         case TW_OUTPUT:
-            m->output_patches[m->output_patch_count++] = (patch){slot, b->value};
+            m->output_patches[m->output_patch_count++] = (patch){slot, b->value, b->offset};
             break;
         case TW_WEIGHT:
             *slot = (void *)(uintptr_t)(weights + b->value);
@@ -549,9 +550,9 @@ int tw_run_profile(tw_model *m, void *const *inputs, void *const *outputs, int64
 {
     tw_team_lock(m->team);
     for (int64_t i = 0; i < m->input_patch_count; i++)
-        *m->input_patches[i].slot = inputs[m->input_patches[i].position];
+        *m->input_patches[i].slot = (char *)inputs[m->input_patches[i].position] + m->input_patches[i].offset;
     for (int64_t i = 0; i < m->output_patch_count; i++)
-        *m->output_patches[i].slot = outputs[m->output_patches[i].position];
+        *m->output_patches[i].slot = (char *)outputs[m->output_patches[i].position] + m->output_patches[i].offset;
     int status = run_locked(m, stage_ns);
     tw_team_unlock(m->team);
     return status;
@@ -562,9 +563,9 @@ int tw_run(tw_model *m, void *const *inputs, void *const *outputs)
     return tw_run_profile(m, inputs, outputs, NULL);
 }
 
-static void *object_data(const char *object, int64_t data_offset)
+static char *object_data(const char *object, int64_t data_offset)
 {
-    void *data;
+    char *data;
     memcpy(&data, object + data_offset, sizeof data);
     return data;
 }
@@ -574,9 +575,11 @@ int tw_run_objects(tw_model *m, const char *const *objects, int64_t data_offset)
     const char *const *outputs = objects + tw_model_table.inputs;
     tw_team_lock(m->team);
     for (int64_t i = 0; i < m->input_patch_count; i++)
-        *m->input_patches[i].slot = object_data(objects[m->input_patches[i].position], data_offset);
+        *m->input_patches[i].slot =
+            object_data(objects[m->input_patches[i].position], data_offset) + m->input_patches[i].offset;
     for (int64_t i = 0; i < m->output_patch_count; i++)
-        *m->output_patches[i].slot = object_data(outputs[m->output_patches[i].position], data_offset);
+        *m->output_patches[i].slot =
+            object_data(outputs[m->output_patches[i].position], data_offset) + m->output_patches[i].offset;
     int status = run_locked(m, NULL);
     tw_team_unlock(m->team);
     return status;

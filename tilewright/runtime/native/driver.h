@@ -20,6 +20,7 @@ enum { TW_AUTO, TW_STATIC, TW_DYNAMIC, TW_SERIAL };
 typedef struct {
     int32_t space;
     int64_t value;
+    int64_t offset; /* bytes into an input or output */
 } tw_buffer;
 
 typedef struct {

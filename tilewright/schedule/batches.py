@@ -32,6 +32,11 @@ class Batches:
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
 
+    @property
+    def blocks(self) -> Mapping[str, int]:
+        """How many there are of each input and output that a part has one of, by name."""
+        return dict.fromkeys((*self.inputs, *self.outputs), self.parts)
+
 
 def in_parts(program: Program, parts: int) -> Batches:
     """A Program's batch in so many parts; it is the first dimension of the outputs along which they can be cut."""
@@ -65,7 +70,8 @@ class _Parts:
         for tensor in self.program.outputs:
             size = extents(tensor)[self.dim]
             if size % self.parts:
-                raise self._refused(f"dimension {self.dim} of the output '{tensor.name}' has {size}, take a divisor of it")
+                told = f"dimension {self.dim} of the output '{tensor.name}' has {size}, take a divisor of it"
+                raise self._refused(told)
             self.wanted[tensor] = [(self._blocks(self.dim),)]
         for compute in reversed(self.program.computes):
             self._decide(compute)

@@ -1,0 +1,305 @@
+"""One model on several processes beside one: python -m bench.ranks [--size full] [--ranks 2 4] [--models gpt2].
+
+For each way to share a model out: how far its results are from one process's, what part of the weights a rank has, and
+the time predicted beside the time measured. `python -m bench.ranks failures --times 20` has a rank killed, stopped, or
+of another model, and says how soon the other told of it, in how many lines, and whether a process was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_BATCH = 4
+_RUNS = 5
+_LIMIT = 3600.0  # seconds that all ranks may take to compile and run
+_WAYS = {"tensor": ("tp={}", 1), "data": ("dp={}", 1), "pipeline": ("pp={}", _BATCH)}  # mesh, parts of the batch
+_TIMEOUT = 5.0  # seconds that a rank waits for another, of the failures
+_SLACK = 2.0
+_MODES = ("killed", "stopped", "other")
+
+
+# --- models
+
+
+def export(name: str, size: str, path: Path) -> None:
+    from bench import zoo
+
+    if name != "gpt2":
+        zoo.export(name, size, path, batch=_BATCH)
+        return
+    import torch
+
+    module, tokens = _gpt2(size)
+    torch.onnx.export(module, (tokens,), str(path), input_names=["tokens"], output_names=["logits"], opset_version=18,
+                      dynamo=True, external_data=False, verbose=False)  # fmt: skip
+
+
+def _gpt2(size: str) -> tuple[Any, Any]:
+    """GPT-2 small, 124 million weights, or the same with two narrow layers; 64 tokens."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512} if size == "small" else {}
+    torch.manual_seed(0)
+    config = GPT2Config(**small, use_cache=False, attn_implementation="eager")
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = GPT2LMHeadModel(config)
+
+        def forward(self, tokens: torch.Tensor) -> Any:
+            return self.inner(tokens).logits
+
+    return Logits().eval(), torch.randint(0, config.vocab_size, (_BATCH, 64))
+
+
+# --- processes
+
+
+@dataclass(frozen=True)
+class Started:
+    """Processes that run one thing together."""
+
+    ranks: list[subprocess.Popen[str]]
+
+    def outputs(self, seconds: float) -> list[str]:
+        try:
+            return [process.communicate(timeout=seconds)[0] for process in self.ranks]
+        finally:
+            for process in self.ranks:
+                process.kill()
+                process.wait()
+
+
+def start(ranks: int, *arguments: str) -> Started:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = []
+    for rank in range(ranks):
+        about = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, "-m", "bench.ranks", *arguments]
+        found.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      env={**os.environ, **about, "OMP_NUM_THREADS": "1"}))  # fmt: skip
+    return Started(found)
+
+
+def told(outputs: Sequence[str], word: str) -> list[dict[str, Any]]:
+    """What workers printed behind a word, in the order of the ranks."""
+    lines = [line for output in outputs for line in output.splitlines() if line.startswith(f"{word} ")]
+    if not lines:
+        raise RuntimeError("a worker said nothing:\n" + "\n".join(output[-2000:] for output in outputs))
+    return [json.loads(line.removeprefix(f"{word} ")) for line in lines]
+
+
+# --- errors, weights, times
+
+
+def work(model: Path, mesh: str, parts: int, threads: int, effort: str, results: Path) -> None:
+    """One of the processes: compile, run, and tell."""
+    import tilewright
+
+    started = time.perf_counter()
+    options = {"threads": threads, "effort": effort}
+    together = mesh != "one"
+    compiled: Any = tilewright.compile(model, mesh=mesh, micro_batches=parts, timeout=600.0, **options) if together \
+        else tilewright.compile(model, **options)  # type: ignore[arg-type]  # fmt: skip
+    compile_s = time.perf_counter() - started
+    inputs = compiled.random_inputs(0)
+    found = compiled.run(inputs)
+    times = [_timed(lambda: compiled.run(inputs)) for _ in range(_RUNS)]
+    row = {"compile_s": compile_s, "ms": 1e3 * statistics.median(times), "weights": 0, "explained": ""}
+    if together:
+        row |= {"weights": compiled.weights, "explained": compiled.explain()}
+    if not together or compiled.rank == 0:
+        np.savez(results, **found)
+    print("row", json.dumps(row), flush=True)
+    if together:
+        compiled.close()
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def error(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> float:
+    """The largest difference of any output, relative to its largest value."""
+    return max(float(np.abs(found[n].astype(np.float64) - a).max() / np.abs(a).max()) for n, a in right.items())
+
+
+def compare(names: Sequence[str], size: str, counts: Sequence[int], threads: int, effort: str) -> None:
+    print(f"batch {_BATCH}, {threads} threads a rank, effort {effort}; weights: the most a rank has, times the ranks\n")
+    print("| model | ranks | mesh | parts | error | weights x n | predicted ms | measured ms | one process ms |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        for name in names:
+            path = Path(place) / f"{name}.onnx"
+            export(name, size, path)
+            whole = sum(numpy_helper.to_array(t).nbytes for t in onnx.load(path).graph.initializer)
+            one = Path(place) / "one.npz"
+            alone = told(start(1, *_arguments(path, "one", 1, threads, effort, one)).outputs(_LIMIT), "row")[0]
+            for count in counts:
+                for form, parts in (*_WAYS.values(), ("auto", _BATCH)):
+                    mesh = form.format(count)
+                    out = Path(place) / "out.npz"
+                    ranks = start(count, *_arguments(path, mesh, parts, threads, effort, out))
+                    rows = told(ranks.outputs(_LIMIT), "row")
+                    wrong = error(np.load(out), np.load(one))
+                    share = max(row["weights"] for row in rows) * count / whole
+                    predicted = _predicted(rows[0]["explained"])
+                    print(f"| {name} | {count} | {mesh} | {parts} | {wrong:.1e} | {share:.2f} | {predicted:.3g} | "
+                          f"{rows[0]['ms']:.3g} | {alone['ms']:.3g} |", flush=True)  # fmt: skip
+
+
+def _arguments(path: Path, mesh: str, parts: int, threads: int, effort: str, results: Path) -> list[str]:
+    return ["work", str(path), mesh, str(parts), str(threads), effort, str(results)]
+
+
+def _predicted(text: str) -> float:
+    line = next(line for line in text.splitlines() if line.startswith("predicted: "))
+    return float(line.split()[1])
+
+
+# --- failures
+
+
+def fail(folder: Path, mode: str) -> None:
+    """One of two processes, of which the second fails after the first call, or is another's from the beginning."""
+    import tilewright
+    from tilewright.errors import TilewrightError
+
+    rank = int(os.environ["RANK"])
+    place = folder / ("other" if mode == "other" and rank == 1 else "saved")
+    print("here", json.dumps({"pid": os.getpid()}), flush=True)
+    try:
+        model: Any = tilewright.load(place, timeout=_TIMEOUT)
+        inputs = model.random_inputs(0)
+        model.run(inputs)
+        if rank == 1:
+            print("gone", json.dumps({"at": time.time()}), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL if mode == "killed" else signal.SIGSTOP)
+        model.run(inputs)
+    except TilewrightError as error:
+        print("line", json.dumps({"at": time.time(), "text": str(error)}), flush=True)
+        sys.exit(2)
+
+
+def save_pair(folder: Path) -> None:
+    """Two saved models, of which one is the other with twice the width."""
+    rng = np.random.default_rng(0)
+    for name, width in (("saved", 128), ("other", 256)):
+        arrays = {"w": rng.standard_normal((64, width)), "v": rng.standard_normal((width, 64))}
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["g"]),
+                 helper.make_node("MatMul", ["g", "v"], ["y"])]  # fmt: skip
+        ports = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 64])] for n in "xy"]
+        fixed = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items()]
+        onnx.save(helper.make_model(helper.make_graph(nodes, name, *ports, fixed)), folder / f"{name}.onnx")
+        outputs = start(2, "save", str(folder / f"{name}.onnx"), str(folder / name)).outputs(_LIMIT)
+        if not (folder / name / "manifest.json").exists():
+            raise RuntimeError("\n".join(outputs))
+
+
+def save_one(model: Path, folder: Path) -> None:
+    import tilewright
+
+    made = tilewright.compile(model, mesh="tp=2", threads=1, effort="fast")
+    made.save(folder)
+    made.close()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one went: seconds until the other told of it, its lines, and the processes left when all had ended."""
+
+    seconds: float
+    lines: tuple[str, ...]
+    left: int
+    ended_s: float
+
+
+def failed(folder: Path, mode: str) -> Failure:
+    """Under torchrun, which ends what is left when one has ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "bench.ranks", "fail", str(folder), mode]  # fmt: skip
+    begun = time.time()
+    done = subprocess.run(command, text=True, capture_output=True, timeout=_LIMIT, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    ended = time.time()
+    lines = told([done.stdout, done.stderr], "line")
+    pids = [row["pid"] for row in told([done.stdout], "here")]
+    gone = told([done.stdout], "gone")[0]["at"] if mode != "other" else begun
+    left = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+    texts = tuple(row["text"] for row in lines)
+    return Failure(max(row["at"] for row in lines) - gone, texts, left, ended - gone)
+
+
+def failures(times: int, modes: Sequence[str]) -> int:
+    """Status 1 where a failure was told late, in other words or not at all, or left a process."""
+    wrong = 0
+    print("| failure | times | told after, median and most s | allowed s | ended after s | lines of one kind | left |")
+    print("|---|---:|---:|---:|---:|---|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        save_pair(Path(place))
+        for mode in modes:
+            found = [failed(Path(place), mode) for _ in range(times)]
+            allowed = {"killed": _SLACK, "stopped": _TIMEOUT + _SLACK, "other": float("inf")}[mode]
+            said = {text.split(" (")[0] for each in found for text in each.lines}
+            told_by = {len(each.lines) for each in found}
+            most = max(each.seconds for each in found)
+            left = sum(each.left for each in found)
+            wrong += most > allowed or left > 0 or told_by != {2 if mode == "other" else 1}
+            middle, ended = statistics.median(e.seconds for e in found), max(e.ended_s for e in found)
+            print(f"| {mode} | {times} | {middle:.2f}, {most:.2f} | {allowed:g} | {ended:.1f} | "
+                  f"{'; '.join(sorted(said))} | {left} |", flush=True)  # fmt: skip
+    return int(wrong > 0)
+
+
+def main() -> int:
+    if len(sys.argv) > 1 and sys.argv[1] == "work":
+        path, mesh, parts, threads, effort, results = sys.argv[2:]
+        work(Path(path), mesh, int(parts), int(threads), effort, Path(results))
+        return 0
+    if len(sys.argv) > 1 and sys.argv[1] == "fail":
+        fail(Path(sys.argv[2]), sys.argv[3])
+        return 0
+    if len(sys.argv) > 1 and sys.argv[1] == "save":
+        save_one(Path(sys.argv[2]), Path(sys.argv[3]))
+        return 0
+    parser = argparse.ArgumentParser(prog="python -m bench.ranks", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("compare", "failures"), default="compare")
+    parser.add_argument("--models", nargs="+", default=["gpt2", "bert_base", "resnet50"])
+    parser.add_argument("--size", choices=("small", "full"), default="small")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--threads", type=int, default=1, help="of every rank")
+    parser.add_argument("--effort", choices=("fast", "full"), default="fast")
+    parser.add_argument("--times", type=int, default=20, help="of every failure")
+    parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES))
+    asked = parser.parse_args()
+    if asked.what == "failures":
+        return failures(asked.times, asked.modes)
+    compare(asked.models, asked.size, asked.ranks, asked.threads, asked.effort)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
