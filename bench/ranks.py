@@ -102,6 +102,11 @@ def start(ranks: int, *arguments: str) -> Started:
     return Started(found)
 
 
+def tell(word: str, row: Mapping[str, Any]) -> None:
+    """A line for `told`, in one piece whoever else writes."""
+    os.write(1, f"{word} {json.dumps(row)}\n".encode())
+
+
 def told(outputs: Sequence[str], word: str) -> list[dict[str, Any]]:
     """What workers printed behind a word, in the order of the ranks."""
     lines = [line for output in outputs for line in output.splitlines() if line.startswith(f"{word} ")]
@@ -131,7 +136,7 @@ def work(model: Path, mesh: str, parts: int, threads: int, effort: str, results:
         row |= {"weights": compiled.weights, "explained": compiled.explain()}
     if not together or compiled.rank == 0:
         np.savez(results, **found)
-    print("row", json.dumps(row), flush=True)
+    tell("row", row)
     if together:
         compiled.close()
 
@@ -190,17 +195,17 @@ def fail(folder: Path, mode: str) -> None:
 
     rank = int(os.environ["RANK"])
     place = folder / ("other" if mode == "other" and rank == 1 else "saved")
-    print("here", json.dumps({"pid": os.getpid()}), flush=True)
+    tell("here", {"pid": os.getpid()})
     try:
         model: Any = tilewright.load(place, timeout=_TIMEOUT)
         inputs = model.random_inputs(0)
         model.run(inputs)
         if rank == 1:
-            print("gone", json.dumps({"at": time.time()}), flush=True)
+            tell("gone", {"at": time.time()})
             os.kill(os.getpid(), signal.SIGKILL if mode == "killed" else signal.SIGSTOP)
         model.run(inputs)
     except TilewrightError as error:
-        print("line", json.dumps({"at": time.time(), "text": str(error)}), flush=True)
+        tell("line", {"at": time.time(), "text": str(error)})
         sys.exit(2)
 
 
@@ -237,23 +242,59 @@ class Failure:
     ended_s: float
 
 
-def failed(folder: Path, mode: str) -> Failure:
-    """Under torchrun, which ends what is left when one has ended."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-               "bench.ranks", "fail", str(folder), mode]  # fmt: skip
+def failed(folder: Path, mode: str, launch: Callable[[Path, str], str]) -> Failure:
     begun = time.time()
-    done = subprocess.run(command, text=True, capture_output=True, timeout=_LIMIT, check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    output = launch(folder, mode)
     ended = time.time()
-    lines = told([done.stdout, done.stderr], "line")
-    pids = [row["pid"] for row in told([done.stdout], "here")]
-    gone = told([done.stdout], "gone")[0]["at"] if mode != "other" else begun
+    lines = told([output], "line")
+    pids = [row["pid"] for row in told([output], "here")]
+    gone = told([output], "gone")[0]["at"] if mode != "other" else begun
     left = sum(Path(f"/proc/{pid}").exists() for pid in pids)
     texts = tuple(row["text"] for row in lines)
     return Failure(max(row["at"] for row in lines) - gone, texts, left, ended - gone)
 
 
-def failures(times: int, modes: Sequence[str]) -> int:
+def under_torchrun(folder: Path, mode: str) -> str:
+    """As a user starts it. It ends what is left when one has ended; a stopped one after half a minute."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               "bench.ranks", "fail", str(folder), mode]  # fmt: skip
+    done = subprocess.run(command, text=True, capture_output=True, timeout=_LIMIT, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    return done.stdout
+
+
+def forked(folder: Path, mode: str) -> str:
+    """From this process, which has imported everything already; when the first has ended, what is left is ended too."""
+    import torch.distributed  # noqa: F401
+
+    import tilewright  # noqa: F401
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = [folder / f"rank_{rank}.txt" for rank in range(2)]
+    pids = [_child(folder, mode, rank, port, place) for rank, place in enumerate(places)]
+    os.waitpid(pids[0], 0)
+    if mode != "other":
+        os.kill(pids[1], signal.SIGKILL)
+    os.waitpid(pids[1], 0)
+    return "".join(place.read_text() for place in places)
+
+
+def _child(folder: Path, mode: str, rank: int, port: int, place: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    with place.open("w") as file:
+        os.dup2(file.fileno(), 1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        fail(folder, mode)
+    finally:
+        os._exit(0)
+
+
+def failures(times: int, modes: Sequence[str], launch: Callable[[Path, str], str]) -> int:
     """Status 1 where a failure was told late, in other words or not at all, or left a process."""
     wrong = 0
     print("| failure | times | told after, median and most s | allowed s | ended after s | lines of one kind | left |")
@@ -261,7 +302,7 @@ def failures(times: int, modes: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         save_pair(Path(place))
         for mode in modes:
-            found = [failed(Path(place), mode) for _ in range(times)]
+            found = [failed(Path(place), mode, launch) for _ in range(times)]
             allowed = {"killed": _SLACK, "stopped": _TIMEOUT + _SLACK, "other": float("inf")}[mode]
             said = {text.split(" (")[0] for each in found for text in each.lines}
             told_by = {len(each.lines) for each in found}
@@ -293,10 +334,11 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of every rank")
     parser.add_argument("--effort", choices=("fast", "full"), default="fast")
     parser.add_argument("--times", type=int, default=20, help="of every failure")
+    parser.add_argument("--torchrun", action="store_true", help="start failures by it, not by forks of this process")
     parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES))
     asked = parser.parse_args()
     if asked.what == "failures":
-        return failures(asked.times, asked.modes)
+        return failures(asked.times, asked.modes, under_torchrun if asked.torchrun else forked)
     compare(asked.models, asked.size, asked.ranks, asked.threads, asked.effort)
     return 0
 

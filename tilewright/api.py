@@ -78,7 +78,8 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., device_memory: int | str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
 ) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
@@ -89,7 +90,8 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., device_memory: int | str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., micro_batches: int = ..., timeout: float = ...,
 ) -> RankedModel: ...  # fmt: skip
 
@@ -100,7 +102,8 @@ def compile(
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
-    memory: int | str | None = ..., tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    memory: int | str | None = ..., device_memory: int | str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
 ) -> CompiledModule: ...  # fmt: skip
 
@@ -121,6 +124,7 @@ def compile(
     effort: str | None = None,
     fallback: str | None = None,
     memory: int | str | None = None,
+    device_memory: int | str | None = None,
     tune: float | str | None = None,
     tune_records: str | os.PathLike[str] | None = None,
     options: Options | None = None,
@@ -169,6 +173,7 @@ def compile(
         "effort": effort,
         "fallback": fallback,
         "memory": memory,
+        "device_memory": device_memory,
         "tune": tune,
         "tune_records": tune_records,
     }
@@ -367,13 +372,15 @@ def load(
     whoever that is; root's are everybody's. A model on several ranks is loaded by as many processes, none of which
     waits for another longer than `timeout` seconds.
     """
-    from tilewright.distributed import loaded
     from tilewright.packages.directory import read_manifest
+    from tilewright.packages.manifest import is_on_ranks
 
     place = Path(folder)
     remark_on_threads(threads)
-    if not loaded.is_for_ranks(read_manifest(place, trust=trust)):
+    if not is_on_ranks(read_manifest(place, trust=trust)):
         return _loaded(place, threads=threads, trust=trust)
+    from tilewright.distributed import loaded
+
     chosen = Options.from_environment(threads=threads)
     return loaded.load(place, threads, chosen, checked_duration("timeout", timeout), trust=trust)
 

@@ -96,6 +96,9 @@ class Options:
     memory      what a run on a CPU may allocate beside its inputs and outputs, "4GiB" or bytes: where the quickest plan
                 takes more, one with fewer copies does, or the batch goes through in parts; weights are a file's pages
                 and do not count. An error says how much it takes where nothing helps. None: no bound
+    device_memory  what a model on a GPU may have there, "8GiB" or bytes, its inputs and outputs among it: weights that
+                do not fit pass through a ring of slots, copied from the host ahead of the kernels that read them.
+                None: all weights stay on the device
     tune        how long, in all, to measure other plans of the model and keep what is faster: "90s", "2m", "1h30m" or
                 seconds as a number. What was measured before counts, and is not measured again; None: nothing is
                 measured (docs/tuning.md)
@@ -127,6 +130,7 @@ class Options:
     effort: str = "full"
     fallback: str = "host"
     memory: int | str | None = None
+    device_memory: int | str | None = None
     tune: float | str | None = None
     tune_trials: int | None = None
     tune_arithmetic: bool = False
@@ -161,6 +165,10 @@ class Options:
         check_whole_number("seed", self.seed, least=0)
         if self.memory is not None:
             object.__setattr__(self, "memory", checked_size("memory", self.memory))
+        if self.device_memory is not None:
+            object.__setattr__(self, "device_memory", checked_size("device_memory", self.device_memory))
+            if self.target not in GPUS:
+                raise OptionError("device_memory is what a model may have on a GPU: on a CPU, memory bounds a run")
         if self.tune is not None:
             object.__setattr__(self, "tune", checked_duration("tune", self.tune))
         if self.tune_trials is not None:

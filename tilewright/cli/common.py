@@ -162,6 +162,7 @@ def add_algorithms(parser: Any) -> None:
         help="auto: every row by itself (default); strassen: by Strassen's algorithm where it is predicted to save "
         "time, rows then share their rounding errors; direct: as the model says",
     )
+    parser.add_argument("--device-memory", metavar="8GiB", help="what a model may have on a GPU; weights pass through")
     parser.add_argument("--memory", metavar="4GiB", help="what a run on a CPU may allocate beside inputs and outputs")
     parser.add_argument(
         "--denormals",
@@ -216,6 +217,7 @@ def compile_model(
             effort=arguments.effort,
             fallback=arguments.fallback,
             memory=arguments.memory,
+            device_memory=arguments.device_memory,
             tune=arguments.tune,
             tune_trials=getattr(arguments, "trials", None),
             tune_arithmetic=arguments.arithmetic,

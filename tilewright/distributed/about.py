@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.calls.arguments import Array, Port
-from tilewright.compiler.pipeline import Artifact
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.packages.files import ShippedArtifact
-from tilewright.schedule.batches import Batches
-from tilewright.transform.spmd import RankProgram
+
+if TYPE_CHECKING:
+    from tilewright.compiler.pipeline import Artifact
+    from tilewright.schedule.batches import Batches
+    from tilewright.transform.spmd import RankProgram
 
 Form = tuple[str, tuple[int, ...], np.dtype[Any]]  # of an array: name, shape and type
 

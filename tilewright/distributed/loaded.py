@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.distributed.about import About, Compiled, Given
 from tilewright.distributed.model import RankedModel
-from tilewright.distributed.saved import FORMAT, KIND, RANK, Slices
+from tilewright.distributed.saved import FORMAT, RANK, Slices
 from tilewright.errors import ModelError, OptionError, TilewrightError, ToolError
 from tilewright.ir.forms import dtypes
 from tilewright.options import Options
@@ -18,20 +18,15 @@ from tilewright.packages.directory import MANIFEST, check_files, read_manifest
 from tilewright.packages.files import ShippedArtifact
 from tilewright.packages.files import load as load_segment
 from tilewright.packages.inspection import EXPLANATION
-from tilewright.packages.manifest import file_sums, unsealed
+from tilewright.packages.manifest import ON_RANKS, file_sums, unsealed
 from tilewright.runtime.ranks import RankError, Ranks
 from tilewright.transform.spmd import Transfer
 from tilewright.version import VERSION
 
 
-def is_for_ranks(manifest: str) -> bool:
-    """Whether a manifest is one of these; what is wrong with it is told by whoever reads it."""
-    return f'"{KIND}"' in manifest
-
-
 def load(folder: Path, threads: int | None, options: Options, timeout: float, *, trust: bool = False) -> RankedModel:
     """The rank of this process, from its own directory; all ranks have to be of one model."""
-    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
+    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, ON_RANKS, FORMAT)
     try:
         ranks = Ranks.join(timeout)
     except RankError as error:

@@ -23,12 +23,11 @@ from tilewright.options import Options
 from tilewright.packages.directory import MANIFEST, check_free, sums, write_directory
 from tilewright.packages.files import save as save_segment
 from tilewright.packages.inspection import EXPLANATION
-from tilewright.packages.manifest import head, sealed
+from tilewright.packages.manifest import ON_RANKS, head, sealed
 from tilewright.runtime.ranks import Ranks
 from tilewright.transform.spmd import Transfer
 from tilewright.version import VERSION
 
-KIND = "tilewright model on several ranks"
 RANK = "tilewright model of one rank"
 FORMAT = 1
 
@@ -46,7 +45,7 @@ def save(about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, folde
 
 def _write_above(folder: Path, about: About, size: int) -> None:
     ports = (about.inputs, about.outputs)
-    text = sealed({**head(KIND, FORMAT, VERSION, *([e.port for e in side] for side in ports)), "ranks": size})
+    text = sealed({**head(ON_RANKS, FORMAT, VERSION, *([e.port for e in side] for side in ports)), "ranks": size})
     temporary = folder / f".{MANIFEST}-{uuid.uuid4().hex}"
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,15 @@ from tilewright.runtime.cache import Cache, CacheError
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import BufferRef, fits
 from tilewright.runtime.emulator import Contract
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits
+from tilewright.runtime.gpu_model import (
+    EmulatedModel,
+    GpuCall,
+    GpuKernel,
+    GpuModelImage,
+    LaunchLimits,
+    Resident,
+    WeightCopy,
+)
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin
 from tilewright.runtime.ownership import ForeignError, opened
 from tilewright.runtime.toolchain import CompileError, ToolchainError, find_compiler
@@ -157,6 +165,9 @@ def _image_row(image: GpuModelImage, codes: Mapping[str, Cubin]) -> dict[str, An
         "input_bytes": image.input_bytes,
         "output_bytes": image.output_bytes,
         "arena_bytes": image.arena_bytes,
+        "ring_bytes": image.ring_bytes,
+        "residents": [astuple(each) for each in image.residents],
+        "copies": [astuple(each) for each in image.copies],
         "resources": {n: {k: asdict(r) for k, r in code.resources.items()} for n, code in codes.items()},
     }
 
@@ -178,5 +189,7 @@ def _image(folder: Path, row: Mapping[str, Any], trust: bool) -> GpuModelImage:
     )
     weights = _bytes(folder / WEIGHTS, trust)
     return GpuModelImage(
-        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), weights, row["arena_bytes"]
-    )
+        kernels, calls, tuple(row["input_bytes"]), tuple(row["output_bytes"]), weights, row["arena_bytes"],
+        tuple(Resident(*each) for each in row["residents"]), tuple(WeightCopy(*each) for each in row["copies"]),
+        row["ring_bytes"],
+    )  # fmt: skip

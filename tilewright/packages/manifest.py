@@ -14,6 +14,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.loops import Call
 
 KIND = "tilewright model"
+ON_RANKS = "tilewright model on several ranks"  # each in a directory of its own
 FORMAT = 1
 _SUM = "manifest_sha256"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*(/[A-Za-z0-9_][A-Za-z0-9_.]*)*")
@@ -75,6 +76,11 @@ def head(kind: str, form: int, version: str, inputs: Sequence[object], outputs: 
 def sealed(body: Mapping[str, Any]) -> str:
     """A manifest as text, with a sum of itself."""
     return json.dumps({**body, _SUM: _sum(body)}, indent=1) + "\n"
+
+
+def is_on_ranks(manifest: str) -> bool:
+    """Whether a manifest is of a model on several ranks; what is wrong with it is told by whoever reads it."""
+    return f'"{ON_RANKS}"' in manifest
 
 
 def said_by(text: str, where: str, kind: str | None = None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tilewright.runtime.weights import (
     weight_bytes,
 )
 
-Space = Literal["input", "output", "weight", "arena"]
+Space = Literal["input", "output", "weight", "arena", "ring"]  # weights pass through the ring, on GPUs
 Balance = Literal["auto", "static", "dynamic", "serial"]
 Denormals = Literal["flush", "keep"]
 

@@ -14,6 +14,7 @@ from tilewright.runtime.cuda_device import (
     CudaDevice,
     CudaError,
     DeviceMemory,
+    HostMemory,
     capability,
     check,
     current,
@@ -33,7 +34,6 @@ from tilewright.runtime.device_arrays import (
 )
 from tilewright.runtime.gpu_model import ALIGNMENT, GpuModelImage, LaunchLimits, check_arrays, spread_out
 from tilewright.runtime.nvrtc import Cubin, Resources, cached_cubin, exact_architecture
-from tilewright.runtime.weights import weight_bytes, weight_pieces
 
 __all__ = ["CudaDevice", "CudaError", "CudaModel", "devices"]
 
@@ -54,15 +54,19 @@ def device_name(device: int = 0) -> str:
 class _Lane:
     """What runs on one stream share: they follow each other there, so that one arena and one graph serve them all."""
 
-    def __init__(self, image: GpuModelImage, kernels: dict[str, Any], weights: int, context: Any) -> None:
+    def __init__(
+        self, image: GpuModelImage, kernels: dict[str, Any], weights: int, host: Mapping[int, int], context: Any
+    ) -> None:
         self.lock = threading.Lock()
         self.is_closed = False
         self._image = image
         self._context = context
         self._arena = DeviceMemory(image.arena_bytes, context)
+        self._ring = DeviceMemory(image.ring_bytes, context)
         self._meeting = zeroed_memory(MEETING_BYTES, context)
         self._ports: list[DeviceMemory | None] = [None] * (len(image.input_bytes) + len(image.output_bytes))
-        self.graph = LaunchGraph(image, kernels, weights, self._arena.pointer, self._meeting.pointer)
+        bases = {"weight": weights, "arena": self._arena.pointer, "ring": self._ring.pointer}
+        self.graph = LaunchGraph(image, kernels, bases, self._meeting.pointer, host)
 
     def port(self, place: int) -> int:
         """Memory for an input or output that the caller has on the host."""
@@ -83,6 +87,7 @@ class _Lane:
         self.is_closed = True
         self.graph.close()
         self._arena.close()
+        self._ring.close()
         self._meeting.close()
         for memory in self._ports:
             if memory is not None:
@@ -112,18 +117,20 @@ class CudaModel:
         if reason is not None:
             raise CudaError(f"{reason} on {self._device.name}; compile the model for this GPU")
         self._kernels = self._load_kernels(cache, jobs, cubins or {})
-        size = weight_bytes(image.weights)
         # not inputs and outputs: those that lie on the device have their room already, others get it when they come
-        require_memory(size + image.arena_bytes, "the model")
-        self._weights = DeviceMemory(size, self._context)
+        require_memory(image.resident_bytes + image.arena_bytes + image.ring_bytes, "the model")
+        self._weights = DeviceMemory(image.resident_bytes, self._context)
+        passing = {copy.source: copy.bytes for copy in image.copies}
+        self._host = HostMemory(passing, self._context) if passing else None
         self._stream = self._device.create_stream()
         self._lanes: dict[int, _Lane] = {}  # by stream, the oldest first
         self._libraries = Libraries(device, self._context)
         stream = int(self._stream.handle)
-        at = self._weights.pointer
-        for piece in weight_pieces(image.weights):
-            self._upload(at, np.frombuffer(piece, np.uint8), stream)
-            at += piece.nbytes
+        for place, piece in image.resident_pieces:
+            self._upload(self._weights.pointer + place, np.frombuffer(piece, np.uint8), stream)
+        for source, piece in image.passing_pieces:
+            assert self._host is not None
+            self._host.fill(source, piece)
         self._stream.sync()
 
     @property
@@ -164,6 +171,8 @@ class CudaModel:
                 lane.close()
             self._lanes.clear()
             self._weights.close()
+            if self._host is not None:
+                self._host.close()
 
     def launcher(self, inputs: Sequence[np.ndarray], stream: int) -> Callable[[int], None]:
         """Launches one of the model's calls by itself on a stream, as often as it is asked to: to time it."""
@@ -290,8 +299,10 @@ class CudaModel:
                 with oldest.lock:
                     check(self._driver.cuCtxSynchronize())
                     oldest.close()
-            require_memory(self._image.arena_bytes, "a run on another stream")
-            lane = self._lanes[stream] = _Lane(self._image, self._kernels, self._weights.pointer, self._context)
+            require_memory(self._image.arena_bytes + self._image.ring_bytes, "a run on another stream")
+            host = {} if self._host is None else self._host.addresses
+            lane = _Lane(self._image, self._kernels, self._weights.pointer, host, self._context)
+            self._lanes[stream] = lane
             return lane
 
     def _load_kernels(self, cache: Cache, jobs: int, known: Mapping[str, Cubin]) -> dict[str, Any]:

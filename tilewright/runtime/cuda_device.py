@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from tilewright.errors import ToolError
 from tilewright.runtime.nvrtc import OLDEST, exact_architecture
@@ -146,6 +150,27 @@ class DeviceMemory:
         self._finalizer()
 
 
+class HostMemory:
+    """Pages of the host that stay where they are, so that the device reads them while kernels run: arrays one behind
+    the other, each by a number."""
+
+    def __init__(self, sizes: Mapping[int, int], context: Any) -> None:
+        from cuda.bindings import driver
+
+        (pointer,) = check(driver.cuMemHostAlloc(max(1, sum(sizes.values())), 0))
+        self._pointer = int(pointer)
+        starts = accumulate(sizes.values(), initial=self._pointer)
+        self.addresses: dict[int, int] = dict(zip(sizes, starts, strict=False))
+        self._finalizer = weakref.finalize(self, _give_back, self._pointer, context, True)
+
+    def fill(self, number: int, piece: memoryview) -> None:
+        data = np.frombuffer(piece, np.uint8)
+        ctypes.memmove(self.addresses[number], data.ctypes.data, data.nbytes)
+
+    def close(self) -> None:
+        self._finalizer()
+
+
 def zeroed_memory(size: int, context: Any) -> DeviceMemory:
     """Memory of zeros, there when this returns."""
     from cuda.bindings import driver
@@ -156,12 +181,12 @@ def zeroed_memory(size: int, context: Any) -> DeviceMemory:
     return memory
 
 
-def _give_back(pointer: int, context: Any) -> None:
+def _give_back(pointer: int, context: Any, is_host: bool = False) -> None:
     from cuda.bindings import driver
 
     if int(driver.cuCtxPushCurrent(context)[0]) != 0:
         return  # the process is ending, and the driver with it
-    driver.cuMemFree(pointer)
+    (driver.cuMemFreeHost if is_host else driver.cuMemFree)(pointer)
     driver.cuCtxPopCurrent()
 
 

@@ -13,12 +13,13 @@ place of one that is waited for."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from tilewright.runtime.cuda_device import check
-from tilewright.runtime.gpu_model import GpuCall, GpuModelImage
+from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, WeightCopy
 
 Pointers = tuple[int, ...]
 MEETING_BYTES = 8  # where blocks meet: how many have arrived, and turns
@@ -42,21 +43,28 @@ class LaunchGraph:
     """The launches of a model with an arena of its own. Not for two threads at once."""
 
     def __init__(
-        self, image: GpuModelImage, kernels: dict[str, Any], weights: int, arena: int, meeting: int
-    ) -> None:
+        self, image: GpuModelImage, kernels: dict[str, Any], bases: Mapping[str, int], meeting: int,
+        host: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        """`bases` has where each space begins on the device, `host` where every weight that passes through lies."""
         from cuda.bindings import driver
 
         self._driver = driver
         self._none = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._image = image
-        self._bases = {"weight": weights, "arena": arena}
+        self._bases = bases
         self._meeting = meeting
+        self._host = host
+        self._fed = {copy.first for copy in image.copies}  # launches that wait for a copy
         self._starts_early = _major() >= _STARTS_EARLY
         (self._graph,) = check(driver.cuGraphCreate(0))
         self._nodes: list[_Node] = []
-        for call in image.calls:
+        self._launched: list[int] = []  # the number of each node's call
+        for number, call in enumerate(image.calls):
             if 0 not in call.grid:  # nothing to do, and the driver refuses an empty grid
-                self._nodes.append(self._add(call, kernels[call.kernel]))
+                self._nodes.append(self._add(call, kernels[call.kernel], number in self._fed))
+                self._launched.append(number)
+        self._add_copies()
         self._following = [node for node in self._nodes if node.ports]
         self._executable: Any = None
         self.pointers: Pointers = ()  # of the last run
@@ -74,7 +82,16 @@ class LaunchGraph:
         """Kernel by kernel into a graph of the caller's: an executable graph cannot become part of another. The
         parameters are copied at the launch, and the graph's own pointers are put back."""
         for number in range(len(self._nodes)):
+            self._copy_for(number, stream)
             self.launch_one(number, stream, pointers)
+
+    def _copy_for(self, node: int, stream: int) -> None:
+        """What a launch reads that is copied for it, and for those of empty grids before it, in the stream's order."""
+        before = self._launched[node - 1] if node else -1
+        for copy in self._image.copies:
+            if before < copy.first <= self._launched[node]:
+                check(self._driver.cuMemcpyHtoDAsync(self._bases["ring"] + copy.place, self._host[copy.source],
+                                                     copy.bytes, stream))  # fmt: skip
 
     def launch_one(self, number: int, stream: int, pointers: Pointers, may_start_early: bool = True) -> None:
         """One of the launches by itself; those of empty grids are not counted."""
@@ -117,6 +134,7 @@ class LaunchGraph:
         try:
             check(driver.cuEventRecordWithFlags(events[0], stream, external))
             for number, event in enumerate(events[1:]):
+                self._copy_for(number, stream)
                 self.launch_one(number, stream, pointers, may_start_early=False)
                 check(driver.cuEventRecordWithFlags(event, stream, external))
         finally:
@@ -159,7 +177,30 @@ class LaunchGraph:
             (self._executable,) = check(self._driver.cuGraphInstantiate(self._graph, 0))
         self.pointers = pointers
 
-    def _add(self, call: GpuCall, kernel: Any) -> _Node:
+    def _add_copies(self) -> None:
+        """Copies in a chain of their own beside the kernels: each waits for the last reader of what its slot held, and
+        its first reader waits for it."""
+        driver = self._driver
+        before: Any = None
+        add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # as CUDA 12 calls it
+        for copy in self._image.copies:
+            readers = [node for node, number in zip(self._nodes, self._launched, strict=True) if number <= copy.after]
+            waits = [*([] if before is None else [before]), *([readers[-1].handle] if readers else [])]
+            (before,) = check(driver.cuGraphAddMemcpyNode(self._graph, waits, len(waits), self._copied(copy),
+                                                          check(driver.cuCtxGetCurrent())[0]))  # fmt: skip
+            later = [node for node, number in zip(self._nodes, self._launched, strict=True) if number >= copy.first]
+            if later:
+                check(add(self._graph, [before], [later[0].handle], [driver.CUgraphEdgeData()], 1))
+
+    def _copied(self, copy: WeightCopy) -> Any:
+        about = self._driver.CUDA_MEMCPY3D()
+        kinds = self._driver.CUmemorytype
+        about.srcMemoryType, about.srcHost = kinds.CU_MEMORYTYPE_HOST, self._host[copy.source]
+        about.dstMemoryType, about.dstDevice = kinds.CU_MEMORYTYPE_DEVICE, self._bases["ring"] + copy.place
+        about.WidthInBytes, about.Height, about.Depth = copy.bytes, 1, 1
+        return about
+
+    def _add(self, call: GpuCall, kernel: Any, is_fed: bool) -> _Node:
         values, ports = self._parameters(call)
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
         shape = self._image.kernel(call.kernel)
@@ -176,7 +217,8 @@ class LaunchGraph:
             together.cooperative = 1
             kind = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             check(driver.cuGraphKernelNodeSetAttribute(handle, kind, together))
-        starts_early = self._starts_early and shape.starts_early and not shape.meets
+        # what waits for a copy as well is started when both have ended
+        starts_early = self._starts_early and shape.starts_early and not shape.meets and not is_fed
         made = _Node(handle, parameters, values, addresses, ports, starts_early, shape.meets)
         if self._nodes:
             self._after(self._nodes[-1], made)

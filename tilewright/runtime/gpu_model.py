@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -69,8 +70,29 @@ class GpuCall:
 
 
 @dataclass(frozen=True)
+class Resident:
+    """Weights that stay on the device: where they begin among all weights, and there."""
+
+    source: int
+    place: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class WeightCopy:
+    """Weights that pass through the ring: where they begin among all weights, and there. The launch `first` is the
+    first to read them; they may be copied when the launch `after` has ended, -1 for at once. Copies are in order."""
+
+    source: int
+    place: int
+    bytes: int
+    first: int
+    after: int
+
+
+@dataclass(frozen=True)
 class GpuModelImage:
-    """Everything that makes a model on a GPU."""
+    """Everything that makes a model on a GPU. Without copies all weights are there, as they are in `weights`."""
 
     kernels: tuple[GpuKernel, ...]
     calls: tuple[GpuCall, ...]
@@ -78,6 +100,39 @@ class GpuModelImage:
     output_bytes: tuple[int, ...]
     weights: Weights = b""
     arena_bytes: int = 0
+    residents: tuple[Resident, ...] = ()
+    copies: tuple[WeightCopy, ...] = ()
+    ring_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of weights that stay on the device."""
+        if not self.copies:
+            return weight_bytes(self.weights)
+        return max((each.place + each.bytes for each in self.residents), default=0)
+
+    @property
+    def resident_pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """Weights that stay, piece by piece, each with its place on the device."""
+        at = 0
+        for piece in weight_pieces(self.weights):
+            if not self.copies:
+                yield at, piece
+            for each in self.residents:
+                if at <= each.source < at + piece.nbytes:
+                    yield each.place, piece[each.source - at : each.source - at + each.bytes]
+            at += piece.nbytes
+
+    @property
+    def passing_pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """Weights that pass through the ring, each once, with where it begins among all weights."""
+        sizes = {copy.source: copy.bytes for copy in self.copies}
+        at = 0
+        for piece in weight_pieces(self.weights):
+            for source, size in sizes.items():
+                if at <= source < at + piece.nbytes:
+                    yield source, piece[source - at : source - at + size]
+            at += piece.nbytes
 
     def __post_init__(self) -> None:
         names = [kernel.name for kernel in self.kernels]
@@ -89,8 +144,9 @@ class GpuModelImage:
         limits = {
             "input": len(self.input_bytes),
             "output": len(self.output_bytes),
-            "weight": weight_bytes(self.weights) + 1,
+            "weight": self.resident_bytes + 1,
             "arena": self.arena_bytes + 1,
+            "ring": self.ring_bytes + 1,
         }
         known = set(names)
         for position, call in enumerate(self.calls):
@@ -136,7 +192,7 @@ def _check_call(where: str, call: GpuCall, kernels: set[str], limits: Mapping[st
     for ref in call.buffers:
         if not 0 <= ref.value < limits[ref.space]:
             raise InternalError(f"{where}: {ref.space} {ref.value} is out of range")
-        if ref.space in ("weight", "arena") and ref.value % ALIGNMENT:
+        if ref.space in ("weight", "arena", "ring") and ref.value % ALIGNMENT:
             raise InternalError(f"{where}: {ref.space} offset {ref.value} is not a multiple of {ALIGNMENT}")
 
 
@@ -154,11 +210,10 @@ class EmulatedModel:
         self._image = image
         self._kernels = {k.name: k for k in image.kernels}
         self._module = EmulatedModule({k.name: k.source for k in image.kernels}, cache, compiler, jobs)
-        self._weights = _aligned(weight_bytes(image.weights))
-        at = 0
-        for piece in weight_pieces(image.weights):
+        self._weights = _aligned(image.resident_bytes)
+        for at, piece in image.resident_pieces:
             self._weights[at : at + piece.nbytes] = piece
-            at += piece.nbytes
+        self._host = {source: bytes(piece) for source, piece in image.passing_pieces}
 
     @property
     def image(self) -> GpuModelImage:
@@ -175,6 +230,9 @@ class EmulatedModel:
         check_arrays(self._image, inputs, outputs)
         arena = _aligned(self._image.arena_bytes)
         arena.fill(0xFF)  # NaN as a float: a temporary that nobody wrote spoils what reads it
+        ring = _aligned(self._image.ring_bytes)
+        ring.fill(0xFF)
+        waiting = deque(self._image.copies)
         given = [_aligned_copy(a) for a in inputs]
         results = [_aligned(a.nbytes) for a in outputs]
         for result in results:
@@ -184,9 +242,15 @@ class EmulatedModel:
             "output": lambda n: results[n],
             "weight": lambda n: self._weights[n:],
             "arena": lambda n: arena[n:],
+            "ring": lambda n: ring[n:],
         }
         times = []
-        for call in self._image.calls:
+        for number, call in enumerate(self._image.calls):
+            # as early as a device may: what is overwritten while it is still read spoils the results
+            while waiting and waiting[0].after < number:
+                copy = waiting.popleft()
+                held = self._host[copy.source]
+                ring[copy.place : copy.place + len(held)] = np.frombuffer(held, np.uint8)
             kernel = self._kernels[call.kernel]
             buffers = [spaces[ref.space](ref.value) for ref in call.buffers]
             step = () if call.step is None else (call.step,)

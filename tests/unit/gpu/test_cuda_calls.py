@@ -16,7 +16,7 @@ from tilewright.runtime.cuda_graph import LaunchGraph
 from tilewright.runtime.gpu_model import GpuCall, GpuKernel, GpuModelImage
 
 RECORDS = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_KERNEL_NODE_PARAMS",
-           "CUgraphEdgeData")  # fmt: skip
+           "CUgraphEdgeData", "CUDA_MEMCPY3D")  # fmt: skip
 
 
 class Numbers:
@@ -70,7 +70,7 @@ def image() -> GpuModelImage:
 
 
 def graph(made: GpuModelImage) -> LaunchGraph:
-    return LaunchGraph(made, {"k": SimpleNamespace(handle=7)}, 0, 0, 0)
+    return LaunchGraph(made, {"k": SimpleNamespace(handle=7)}, {"weight": 0, "arena": 0, "ring": 0}, 0, {})
 
 
 def test_a_profile_is_one_replay_with_events_between_launches(driver: Driver) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 from tilewright.backend.gpu.driver import missing_for_cuda
 from tilewright.backend.gpu.kernel.limits import limits_of
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.backend.gpu.streamed import within_memory
 from tilewright.errors import ToolError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.expr import axes_of
@@ -23,6 +25,7 @@ from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
 from tilewright.runtime.ownership import ForeignError
+from tilewright.runtime.weights import weight_bytes
 from tilewright.target import GPUS, Target
 from tilewright.tile_graph.plan.form import Plan
 
@@ -60,6 +63,8 @@ def load(
         way_out = "--target cuda runs on the GPU that is here, and --stop-after source shows the code for this one"
         raise ToolError(f"'{target.name}' is a description to plan for; {way_out}")
     image = model_image(sources, loops, program, plan)
+    if isinstance(options.device_memory, int):
+        image = within_memory(image, weight_sizes(image, loops, program, plan), options.device_memory)
     jobs = usable_cores()
     try:
         cache = Cache(options.cache_dir, _CACHE_BYTES)
@@ -70,6 +75,12 @@ def load(
         return EmulatedModel(image, cache, find_compiler(options.compiler), jobs, limits=limits_of(target))
     except (ToolchainError, CompileError, CacheError, ForeignError) as error:
         raise ToolError(str(error)) from error
+
+
+def weight_sizes(image: GpuModelImage, loops: LoopProgram, program: Program, plan: Plan) -> dict[int, int]:
+    """Bytes of every weight, by where it begins among all of them."""
+    starts = sorted(pack_weights(loops, program, plan)[0].values())
+    return {start: end - start for start, end in pairwise([*starts, weight_bytes(image.weights)])}
 
 
 def _filled(kernel: Kernel) -> tuple[str, ...]:
