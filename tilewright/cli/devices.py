@@ -29,13 +29,15 @@ EXAMPLE = """\
   tilewright devices --probe
   tilewright devices emerald_rapids
   tilewright devices cpu --json > machine.json
-  tilewright explain model.onnx --target machine.json --stop-after source"""
+  tilewright explain model.onnx --target machine.json --stop-after source
+  torchrun --nproc-per-node 2 -m tilewright devices --links > pair.json"""
 
 
 def add_parser(commands: Any) -> None:
     parser = common.add_command(commands, "devices", "list the machines to compile for", DESCRIPTION, EXAMPLE)
     parser.add_argument("device", metavar="TARGET", nargs="?", help="one target, or a .json file; default: all targets")
     parser.add_argument("--probe", action="store_true", help="measure this computer's processor anew")
+    parser.add_argument("--links", action="store_true", help="measure the link between processes that torchrun started")
     parser.add_argument("--threads", metavar="N", type=int, help="describe the CPU with N threads")
     parser.add_argument("--json", action="store_true", help="print an object for scripts instead of tables")
     parser.set_defaults(command=run)
@@ -43,6 +45,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     options = Options.from_environment(threads=arguments.threads)
+    if arguments.links:
+        return show_links(options)
     names = TARGETS if arguments.device is None else (arguments.device,)
     described = stored_machines() if arguments.device is None else ()
     for name in names:
@@ -60,6 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
         show(device, console)
     if others:
         console.print(described_table(others))
+    return 0
+
+
+def show_links(options: Options) -> int:
+    """A description of the processes as a cluster, by rank 0."""
+    from tilewright.distributed.links import described_links
+    from tilewright.target import machine
+
+    device = machine("cpu", options.threads, cache_dir=options.cache_dir, compiler=options.compiler)
+    found = described_links(60.0, device)
+    if found is not None:
+        common.print_json(found)
     return 0
 
 

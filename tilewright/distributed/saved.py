@@ -45,7 +45,8 @@ def save(about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, folde
 
 def _write_above(folder: Path, about: About, size: int) -> None:
     ports = (about.inputs, about.outputs)
-    text = sealed({**head(ON_RANKS, FORMAT, VERSION, *([e.port for e in side] for side in ports)), "ranks": size})
+    text = sealed({**head(ON_RANKS, FORMAT, VERSION, *([e.port for e in side] for side in ports)), "ranks": size,
+                   "files": {}})  # fmt: skip
     temporary = folder / f".{MANIFEST}-{uuid.uuid4().hex}"
     try:
         temporary.write_text(text, encoding="utf-8")

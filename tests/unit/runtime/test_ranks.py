@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ import onnx
 import pytest
 
 from tests.cpu_stages import model_of
+from tilewright.cli.main import main
+from tilewright.distributed.links import link_of
 from tilewright.runtime.ranks import RankError, Ranks
 
 pytest.importorskip("torch", reason="ranks pass arrays on by torch.distributed")
@@ -179,6 +182,22 @@ def test_more_ranks_than_started_are_an_error_that_says_how_many(folder: Path) -
     with started(folder, "run", "tp=4", 2) as processes:
         for output in ended(processes):
             assert told(output)[1] == "the mesh tp=4 has 4 ranks, and 2 were started: torchrun --nproc-per-node 4"
+
+
+def test_links_are_measured_and_can_be_planned_for(folder: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "tilewright", "devices", "--links"]
+    path = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    told = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=path, check=True).stdout
+    (link,) = json.loads(told)["links"]
+    assert link["size"] == 2 and link["bandwidth"] > 1e6 and 0 < link["latency"] < 10
+    (folder / "pair.json").write_text(told)
+    assert main(["explain", str(folder / "model.onnx"), "--cluster", str(folder / "pair.json")]) == 0
+
+
+def test_a_link_is_its_latency_and_its_bandwidth() -> None:
+    link = link_of([1e-3, 1e-3, 9.0], [1e-3 + 2.0, 1e-3 + 2.0, 9.0], 4)
+    assert link.size == 4 and link.latency == 1e-3 and link.bandwidth == pytest.approx((8 << 20) / 2.0)
 
 
 def test_a_process_alone_is_told_how_to_start_several(monkeypatch: pytest.MonkeyPatch) -> None:

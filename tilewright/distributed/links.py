@@ -1,0 +1,60 @@
+"""The link between ranks, measured: every one sends to the next and takes from the one before, little and much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tilewright.distributed.meshes import PROCESSES
+from tilewright.errors import OptionError, ToolError
+from tilewright.runtime.ranks import RankError, Ranks
+from tilewright.target import Link, Target, cluster
+from tilewright.transform.spmd import Transfer
+
+_LITTLE, _MUCH = 64, 8 << 20  # bytes: one is all latency, beside the other latency is nothing
+_TIMES = 15  # of each; the median is not spoiled by what else runs
+
+
+def described_links(timeout: float, device: Target) -> dict[str, Any] | None:
+    """A description of these processes as a cluster, which `explain --cluster` takes; rank 0's alone."""
+    try:
+        ranks = Ranks.join(timeout)
+    except RankError as error:
+        raise ToolError(str(error)) from error
+    try:
+        if ranks.size < 2:
+            raise OptionError("there is no link between one process: torchrun --nproc-per-node 2")
+        found = link_of(_timed(ranks, _LITTLE), _timed(ranks, _MUCH), ranks.size)
+        ranks.wait("measuring links")
+    except RankError as error:
+        raise ToolError(str(error)) from error
+    finally:
+        ranks.leave()
+    host = cluster(PROCESSES, lambda name: device).host
+    about = {"name": host.name, "capacity": host.capacity, "transaction": host.transaction,
+             "bandwidth": host.bandwidth, "latency": host.latency}  # fmt: skip
+    link = {"name": found.name, "size": found.size, "bandwidth": found.bandwidth, "latency": found.latency}
+    return None if ranks.rank else {"device": "cpu", "host": about, "links": [link]}
+
+
+def link_of(little: Sequence[float], much: Sequence[float], size: int) -> Link:
+    """From the seconds that little and much took."""
+    latency = median(little)
+    return Link("ranks", size, _MUCH / max(median(much) - latency, 1e-9), latency)
+
+
+def _timed(ranks: Ranks, size: int) -> list[float]:
+    place = (slice(0, size),)
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    move = Transfer("send", "out", "in", (size,), np.dtype(np.uint8), sends=((after, place),), takes=((before, place),))
+    values = {"out": np.zeros(size, np.uint8)}
+    found: list[float] = []
+    for _ in range(_TIMES + 1):
+        start = time.perf_counter()
+        ranks.move(move, values, "measuring links")
+        found.append(time.perf_counter() - start)
+    return found[1:]  # the first one connects
