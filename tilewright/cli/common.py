@@ -96,6 +96,8 @@ def add_compile_options(parser: argparse.ArgumentParser, tune: bool = True) -> N
         help="connected: keep tiles of neighbouring operators on chip (default); none: a kernel an operator",
     )
     add_algorithms(group)
+    group.add_argument("--memory", metavar="4GiB", help="what a run on a CPU may allocate beside inputs and outputs")
+    group.add_argument("--device-memory", metavar="8GiB", help="what a model may have on a GPU; weights pass through")
     group.add_argument(
         "--effort",
         choices=EFFORTS,
@@ -162,8 +164,6 @@ def add_algorithms(parser: Any) -> None:
         help="auto: every row by itself (default); strassen: by Strassen's algorithm where it is predicted to save "
         "time, rows then share their rounding errors; direct: as the model says",
     )
-    parser.add_argument("--device-memory", metavar="8GiB", help="what a model may have on a GPU; weights pass through")
-    parser.add_argument("--memory", metavar="4GiB", help="what a run on a CPU may allocate beside inputs and outputs")
     parser.add_argument(
         "--denormals",
         choices=DENORMALS,
