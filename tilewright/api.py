@@ -37,6 +37,8 @@ from tilewright.calls.profiles import KernelTime, Profile
 from tilewright.calls.progress import shown
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.parts import border_model, in_parts, is_settled_by_few, name_of
+from tilewright.dynamic.ranged_model import RangedModel
+from tilewright.dynamic.room_model import RoomModel
 from tilewright.dynamic.staged_model import StagedModel
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import (
@@ -75,19 +77,21 @@ _LOG = logging.getLogger("tilewright")
 @overload
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
-    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
+    threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
-) -> Model | OpenModel | StagedModel: ...  # fmt: skip
+) -> Model | OpenModel | RangedModel | StagedModel: ...  # fmt: skip
 
 
 @overload
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, mesh: str,
-    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
+    threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
@@ -99,7 +103,8 @@ def compile(
 @overload
 def compile(
     model: torch.nn.Module, example_inputs: Any, *,
-    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
+    threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
@@ -113,6 +118,7 @@ def compile(
     example_inputs: Any = None,
     *,
     shapes: Shapes | None = None,
+    dynamic: Mapping[Any, Any] | None = None,
     target: str | None = None,
     threads: int | None = None,
     precision: str | None = None,
@@ -131,12 +137,14 @@ def compile(
     mesh: str | None = None,
     micro_batches: int = 1,
     timeout: float = 60.0,
-) -> Model | OpenModel | StagedModel | CompiledModule | RankedModel:
+) -> Model | OpenModel | RangedModel | StagedModel | CompiledModule | RankedModel:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
     shape may also say another size than the file fixes, which nodes that do not fit it refuse by name. What stays open
-    is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `tune`
+    is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `dynamic` gives
+    ranges to dimensions that vary, and the model is compiled for all sizes in them at once: {"batch": (1, 64)}, or
+    {"x": {0: (1, 64)}} for axis 0 of input x (docs/shapes.md). `tune`
     is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
     `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
     take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready. The
@@ -198,6 +206,10 @@ def compile(
     source = checked_path(model).absolute() if isinstance(model, str | os.PathLike) else model
     if chosen.progress is not None:
         chosen.progress("reading the model")
+    if dynamic is not None:
+        if mesh is not None:
+            raise OptionError("a mesh is for known shapes: settle them with shapes=")
+        return _ranged_model(source, fixed_shapes, dynamic, chosen)
     if mesh is not None:
         check_whole_number("micro_batches", micro_batches, least=1)
         return _ranked_model(source, fixed_shapes, chosen, mesh, micro_batches, timeout)
@@ -234,6 +246,16 @@ def _ranked_model(
     return compile_ranked(lambda: load(source, shapes), asked, chosen)
 
 
+def _ranged_model(
+    source: Any, shapes: Mapping[str, int | tuple[int, ...]], dynamic: Mapping[Any, Any], chosen: Options
+) -> RangedModel:
+    """The model for ranges of sizes."""
+    from tilewright.dynamic.ranged_source import ranged_model
+
+    one, room = partial(compile_at_call, options=chosen), partial(compile_open, options=chosen)
+    return ranged_model(source, shapes, dynamic, room, one)
+
+
 def compile_graph(graph: Graph, options: Options) -> Model:
     """A Graph of any front end, compiled; found in the cache where an equal one was compiled before."""
     return _model(graph, {}, options)
@@ -243,6 +265,13 @@ def compile_at_call(graph: Graph, options: Options) -> Model:
     """The same, while a call waits for it."""
     with shown(f"{graph.name}, {len(graph.nodes)} operations", options) as told:
         return compile_graph(graph, told)
+
+
+def compile_open(graph: Graph, options: Options) -> RoomModel:
+    """A Graph with rooms, as a model that is called with arrays as large as they are."""
+    from tilewright.ops.lower import output_forms
+
+    return RoomModel.of(graph, compile_at_call(graph, options), output_forms(graph))
 
 
 def compile_whole(graph: Graph, options: Options) -> Model | StagedModel:
@@ -363,7 +392,7 @@ def compile_apart(
 
 def load(
     folder: str | os.PathLike[str], *, threads: int | None = None, trust: bool = False, timeout: float = 60.0
-) -> Model | OpenModel | StagedModel | RankedModel:
+) -> Model | OpenModel | RangedModel | StagedModel | RankedModel:
     """The model that its `save`, or `tilewright compile`, wrote to a directory; nothing is compiled. Of a model that
     runs in parts, only those parts are compiled, at a call, that it had not come to when it was saved.
 
@@ -385,9 +414,9 @@ def load(
     return loaded.load(place, threads, chosen, checked_duration("timeout", timeout), trust=trust)
 
 
-def _loaded(place: Path, *, threads: int | None, trust: bool) -> Model | OpenModel | StagedModel:
+def _loaded(place: Path, *, threads: int | None, trust: bool) -> Model | OpenModel | RangedModel | StagedModel:
     """The model of a directory for one process, and of those in it."""
-    from tilewright.dynamic import loaded_parts, loaded_shapes
+    from tilewright.dynamic import loaded_parts, loaded_ranges, loaded_shapes
     from tilewright.packages.directory import read_manifest
     from tilewright.packages.files import load as shipped
 
@@ -396,6 +425,8 @@ def _loaded(place: Path, *, threads: int | None, trust: bool) -> Model | OpenMod
     part = partial(_loaded, threads=threads, trust=trust)
     if loaded_shapes.is_for_shapes(text):
         return loaded_shapes.load(place, part, trust=trust)
+    if loaded_ranges.is_for_ranges(text):
+        return loaded_ranges.load(place, part, trust=trust)
     if loaded_parts.is_in_parts(text):
         return loaded_parts.load(place, part, compile_at_call, chosen.threads, trust=trust)
     return Model(shipped(place, chosen.threads, trust=trust), chosen)

@@ -1,0 +1,198 @@
+"""A model for ranges of sizes: rooms that cover them are compiled ahead, and a call finds the one it falls in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.calls.arguments import as_array, bind
+from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.dynamic.saved_ranges import save
+from tilewright.dynamic.spans import Places, Span, covering
+from tilewright.dynamic.variants import OpenPort
+from tilewright.errors import CutError, InputError, ModelError, UnsupportedError, printable
+from tilewright.ir.forms.graph import Graph, Part, Room, Value
+from tilewright.ops.extents import settled
+
+if TYPE_CHECKING:
+    from tilewright.calls.profiles import Profile
+
+_MOST_VARIANTS = 64  # that one artifact has
+_FACTOR = 2  # of a room's largest number over its smallest
+
+CompileGraph = Callable[[Graph], Compiled]
+
+
+@dataclass(frozen=True)
+class RangeVariant:
+    """A compiled form of a model: for all sizes of its spans whose numbers are in these rooms."""
+
+    spans: tuple[Span, ...]
+    rooms: tuple[Room, ...]
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        parts = []
+        for span, room in zip(self.spans, self.rooms, strict=True):
+            low, high = span.size(room.low), span.size(room.high)
+            parts.append(f"{span.name} {low}" if low == high else f"{span.name} {low} to {high}")
+        return printable(", ".join(parts))
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """A variant and the model compiled for it."""
+
+    variant: RangeVariant
+    model: Compiled
+
+    def has(self, numbers: Sequence[int]) -> bool:
+        return all(room.low <= n <= room.high for room, n in zip(self.variant.rooms, numbers, strict=True))
+
+
+class RangedModel(LateModel[OpenPort]):
+    """A model compiled for ranges of sizes, called like a `Model`: nothing is compiled at a call. Calls from several
+    threads at once are safe."""
+
+    def __init__(
+        self, name: str, inputs: Sequence[OpenPort], outputs: Sequence[OpenPort], spans: Sequence[Span],
+        places: Places, kept: Sequence[Ranged],
+    ) -> None:  # fmt: skip
+        super().__init__(name, inputs, outputs)
+        self._spans = tuple(spans)
+        self._places = places
+        self._kept = tuple(kept)
+        self._compiled = len(kept)
+        self._last = self._kept[-1]
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The sizes it takes."""
+        return self._spans
+
+    @property
+    def places(self) -> Places:
+        """By input and axis the span that it varies over."""
+        return self._places
+
+    @property
+    def kept(self) -> tuple[Ranged, ...]:
+        return self._kept
+
+    @property
+    def variants(self) -> tuple[RangeVariant, ...]:
+        """What it is made of: a compiled form for each range."""
+        return tuple(kept.variant for kept in self._kept)
+
+    def prepare(self, /, *args: Any, **named: Any) -> Compiled:
+        """The compiled form that inputs like these run in."""
+        return self._for(bind(self._names, args, named)).model
+
+    def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
+        """Run the model on arrays in order and fill arrays of the caller."""
+        values = bind(self._names, inputs, {})
+        self._for(values).model.run_into(values, outputs, stream=stream)
+
+    def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
+        """Time each kernel call: the median over `repeat` runs."""
+        values = bind(self._names, args, named)
+        return self._for(values).model.profile(*values, repeat=repeat)
+
+    def explain(self) -> str:
+        """What became of the model for each range."""
+        ranges = "; ".join(map(str, self._spans))
+        lines = [f"{printable(self._name)}: {len(self._kept)} compiled forms for {ranges}"]
+        lines += [f"  {kept.variant} ({kept.variant.compile_seconds:.2f} s)" for kept in self._kept]
+        for kept in self._kept:
+            lines += ["", f"{kept.variant}", kept.model.explain()]
+        return "\n".join(lines)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model for all its sizes to a directory that `tilewright.load` starts from (docs/shapes.md)."""
+        save(self, Path(folder))
+
+    def _results(self, values: list[Any]) -> list[Any]:
+        return self._for(values).model(*values)
+
+    def _for(self, values: Sequence[Any]) -> Ranged:
+        numbers = self._numbers(values)
+        found = next(kept for kept in self._kept if kept.has(numbers))
+        self._last = found
+        return found
+
+    def _numbers(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """The number of every span, which all axes of one name tell alike."""
+        found: dict[int, tuple[int, str]] = {}
+        for port, value in zip(self._inputs, values, strict=True):
+            shape = getattr(value, "shape", None)
+            shape = tuple(as_array(value, port.name).shape if shape is None else shape)
+            if port.shape is not None and len(shape) != len(port.shape):
+                raise InputError(f"input {port.name!r} has {len(port.shape)} axes, and {len(shape)} were given")
+            for axis, place in self._places.get(port.name, {}).items():
+                where = f"axis {axis} of input {port.name!r}"
+                number = self._spans[place].number(int(shape[axis]), where)
+                before, other = found.setdefault(place, (number, where))
+                if before != number:
+                    sizes = self._spans[place].size(before), int(shape[axis])
+                    raise InputError(f"{self._spans[place].name!r} is {sizes[0]} in {other} and {sizes[1]} in {where}")
+        return tuple(found[place][0] for place in range(len(self._spans)))
+
+    def _held(self) -> Sequence[Compiled]:
+        return [kept.model for kept in self._kept]
+
+    def _ran(self) -> Sequence[Compiled]:
+        return [self._last.model]
+
+
+def compile_ranges(
+    graph: Graph, spans: Sequence[Span], compile_open: CompileGraph, compile_graph: CompileGraph
+) -> list[Ranged]:
+    """The Graph, whose part has forms in the spans' numbers, compiled for rooms that cover them; a room that operators
+    do not treat alike is halved."""
+    waiting = list(product(*(covering(span, _FACTOR) for span in spans)))
+    made: list[Ranged] = []
+    while waiting:
+        rooms = waiting.pop(0)
+        start = time.perf_counter()
+        try:
+            model = _compiled(graph, rooms, compile_open, compile_graph)
+        except CutError as error:
+            raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; leave "
+                             f"out dynamic= and what comes is compiled for") from error  # fmt: skip
+        except (ModelError, UnsupportedError) as error:
+            halves = list(product(*map(_halves, rooms)))
+            if len(halves) == 1:
+                raise
+            waiting = [*halves, *waiting]
+            if len(made) + len(waiting) > _MOST_VARIANTS:
+                sizes = "; ".join(map(str, spans))
+                raise ModelError(f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, "
+                                 f"since {error}; leave out dynamic= and each is compiled when it comes") from error  # fmt: skip
+            continue
+        made.append(Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model))
+    return made
+
+
+def _compiled(
+    graph: Graph, rooms: tuple[Room, ...], compile_open: CompileGraph, compile_graph: CompileGraph
+) -> Compiled:
+    if all(room.low == room.high for room in rooms):
+        exact = settled(graph, [room.low for room in rooms])
+        return compile_graph(replace(exact, part=None))
+    part = graph.part or Part()
+    return compile_open(replace(graph, part=replace(part, rooms=rooms), inputs=_with_room(graph, rooms)))
+
+
+def _with_room(graph: Graph, rooms: tuple[Room, ...]) -> tuple[Value, ...]:
+    forms = graph.part.forms if graph.part is not None else {}
+    return tuple(replace(v, shape=tuple(f.most(rooms) for f in forms[v.name])) if v.name in forms else v
+                 for v in graph.inputs)  # fmt: skip
+
+
+def _halves(room: Room) -> list[Room]:
+    return [room] if room.low == room.high else [room.around(room.low), room.around(room.high)]
