@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilewright.calls.profiles import Profile
 
 _MOST_VARIANTS = 64  # that one artifact has
-_FACTOR = 2  # of a room's largest number over its smallest
+_FACTOR = 8  # of a room's largest number over its smallest
 
 CompileGraph = Callable[[Graph], Compiled]
 

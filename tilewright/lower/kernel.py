@@ -28,10 +28,12 @@ from tilewright.tile_graph.plan.form import Barrier, Leaf, Tile, TileAxis
 
 @dataclass(frozen=True)
 class Binding:
-    """A kernel and the tensors its parameters stand for; a write of `prefix` goes below a leading step index."""
+    """A kernel and the tensors its parameters stand for; `held` are those it keeps parts of in buffers of its own, each
+    in one place as long as a tile runs."""
 
     kernel: Kernel
     arguments: tuple[str, ...]
+    held: Mapping[Tensor, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class KernelLowering:
         index, items = self.items()
         body = self.grid(index, items)
         step = None if self.is_persistent else self.step
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), step), tuple(self.arguments))
+        is_moving = self.begun or self.shifts or self.moved or self.carrier is not None or self.scan is not None
+        held = {} if is_moving else {t: self.access.read[t] for t in self.held if t in self.access.read}
+        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), step), tuple(self.arguments), held)
 
     def items(self) -> tuple[Axis, tuple[Item, ...]]:
         """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""

@@ -8,11 +8,14 @@ from itertools import groupby
 from math import prod
 
 from tilewright.errors import InternalError
+from tilewright.ir.analysis.live import Ends, Needs, needed
 from tilewright.ir.forms.compute import Compute, Program, Scan, all_tensors
 from tilewright.ir.forms.expr import Axis, substitute, var
 from tilewright.ir.forms.loops import Buffer, Call, Kernel, LoopProgram, Memory, Storage
 from tilewright.ir.forms.tensor import Layout, Tensor, elements
+from tilewright.lower.access import global_place
 from tilewright.lower.kernel import Binding, ScanView
+from tilewright.lower.live import ended, storage_ends
 from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.prefetch_weights import prefetch_weights
 from tilewright.lower.together import beside
@@ -36,6 +39,7 @@ class _State:
     kernels: dict[Hashable, Kernel]
     calls: list[Call]
     places: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)  # of a kernel's arguments among its tensors
+    needs: Needs = field(default_factory=dict)  # how far tensors are needed, where a run tells
 
     def layout(self, tensor: Tensor) -> Layout:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)
@@ -48,7 +52,7 @@ def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> Lo
     computes = {t.name: c for c in _all_computes(program) for t in c.outputs}
     tensors = {t.name: t for t in all_tensors(program)}
     layouts = {tensors[name]: layout for name, layout in plan.layouts if name in tensors}
-    state = _State(program, plan, layouts, computes, {}, [])
+    state = _State(program, plan, layouts, computes, {}, [], needs=needed(program))
     temporaries: dict[str, Tensor] = {}
     for steps, kernels in groupby(plan.calls(), key=lambda launch: launch[1]):
         if steps is None:
@@ -102,19 +106,46 @@ def _key(
 def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, lower: LowerKernel) -> Binding:
     """The kernel for these nests, lowered once for equal nests and equal plans."""
     issued = state.plan.issued_in(plan.name)
-    key = _key(state, plan, nests, issued, scan)
+    ends = {} if scan is not None else _ends(state, nests)
+    key = (_key(state, plan, nests, issued, scan), tuple(ends.values()))
     # tensors in the order the nests meet them: equal keys, equal places
     met = list(dict.fromkeys((*(t.name for n in nests for t in (*n.reads(), *n.stores)), *issued)))
+    met += [state.program.inputs[-1].name] if ends and state.program.inputs[-1].name not in met else []
     if scan is None and key in state.places:
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan)
     kernel = prefetch_weights(binding.kernel, _warmed(state, issued))
-    binding = Binding(kernel, (*binding.arguments, *issued))
+    binding = _ended(state, Binding(kernel, (*binding.arguments, *issued), binding.held), ends)
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
     if scan is None:
         state.places[key] = tuple(met.index(name) for name in binding.arguments)
     return Binding(state.kernels[key], binding.arguments)
+
+
+def _ends(state: _State, nests: Sequence[Nest]) -> dict[str, tuple[Ends | None, ...]]:
+    """By name how far what a kernel stores is needed; nothing where a run needs all of it."""
+    found = {t.name: state.needs.get(t, (None,) * t.rank) for n in nests for t in n.stores}
+    return found if any(end is not None for ends in found.values() for end in ends) else {}
+
+
+def _ended(state: _State, binding: Binding, ends: Mapping[str, tuple[Ends | None, ...]]) -> Binding:
+    """The kernel with loops that end with what is needed; it takes the numbers then."""
+    if not ends:
+        return binding
+    kernel, arguments = binding.kernel, binding.arguments
+    told = state.program.inputs[-1]
+    if told.name not in arguments:
+        numbers = global_place(told, state.layout(told), "numbers").buffer
+        kernel, arguments = replace(kernel, params=(*kernel.params, numbers)), (*arguments, told.name)
+    tensors = {t.name: t for t in all_tensors(state.program)}
+    of_buffers = {
+        buffer: storage_ends(state.layout(tensors[name]), ends[name])
+        for buffer, name in zip(kernel.params, arguments, strict=True) if name in ends
+    }  # fmt: skip
+    held = {place: state.needs[t] for t, place in binding.held.items() if t in state.needs}
+    made = ended(kernel, of_buffers, held, kernel.params[arguments.index(told.name)])
+    return binding if made is kernel else Binding(made, arguments)
 
 
 def shape_of(node: Tile | Leaf | Barrier, numbers: Mapping[str, int]) -> Hashable:

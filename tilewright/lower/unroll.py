@@ -20,29 +20,29 @@ from tilewright.ir.forms.loops import (
     Store,
 )
 
-_Env = dict[Axis, Expr]
+Env = dict[Axis, Expr]
 
 
 def unroll(kernel: Kernel) -> Kernel:
-    body = _Unroller().body(kernel.body, {})
+    body = Unroller().body(kernel.body, {})
     return Kernel(kernel.name, kernel.params, body, kernel.symbols, kernel.step)
 
 
-def at(body: tuple[Stmt, ...], env: _Env) -> tuple[Stmt, ...]:
+def at(body: tuple[Stmt, ...], env: Env) -> tuple[Stmt, ...]:
     """Statements with axes at other places, unrolled loops written out."""
-    return _Unroller().body(body, env)
+    return Unroller().body(body, env)
 
 
-class _Unroller:
+class Unroller:
     """One walk over a kernel; `conditional` tells which values hold a condition, since each is copied many times."""
 
     def __init__(self) -> None:
         self.conditional: dict[Expr, bool] = {}
 
-    def body(self, body: tuple[Stmt, ...], env: _Env) -> tuple[Stmt, ...]:
+    def body(self, body: tuple[Stmt, ...], env: Env) -> tuple[Stmt, ...]:
         return tuple(s for stmt in body for s in self.statement(stmt, env))
 
-    def statement(self, stmt: Stmt, env: _Env) -> tuple[Stmt, ...]:
+    def statement(self, stmt: Stmt, env: Env) -> tuple[Stmt, ...]:
         if isinstance(stmt, For):
             return self.loop(stmt, env)
         if isinstance(stmt, If):
@@ -61,7 +61,7 @@ class _Unroller:
             return (stmt,)
         raise InternalError(f"unknown statement {stmt}")
 
-    def loop(self, stmt: For, env: _Env) -> tuple[Stmt, ...]:
+    def loop(self, stmt: For, env: Env) -> tuple[Stmt, ...]:
         extent = stmt.axis.extent
         if stmt.kind is ForKind.UNROLL:
             trips = static(extent)
@@ -73,7 +73,7 @@ class _Unroller:
             return (For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)})),)
         return (For(stmt.axis, stmt.kind, self.body(stmt.body, env)),)
 
-    def value(self, value: Expr, env: _Env) -> Expr:
+    def value(self, value: Expr, env: Env) -> Expr:
         """In most copies of a padded window its conditions are decided, and then whole vectors can be read."""
         copy = substitute(value, env)
         if copy is value:
@@ -83,4 +83,4 @@ class _Unroller:
         return simplify(copy) if self.conditional[value] else copy
 
 
-__all__ = ["Buffer", "at", "unroll"]
+__all__ = ["Buffer", "Unroller", "at", "unroll"]

@@ -186,6 +186,7 @@ class _Merger:
             constants=self._constants,
             input_names=(*first.input_names, NUMBERS),
             output_names=first.output_names,
+            ends=tuple(self._forms[t] for t in outputs),
         )
         return merged, {n: self._forms[t] for n, t in zip(first.output_names, outputs, strict=True)}
 

@@ -13,7 +13,8 @@ from tilewright.backend.cpu.kernel.chains import holds_calls, join_calls
 from tilewright.errors import ToolError
 from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements
+from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.loops import If, Instruction, Kernel, LoopProgram, Memory, Store, statements
 from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena, scratch
 from tilewright.lower.unroll import unroll
@@ -38,6 +39,7 @@ from tilewright.runtime import (
     this_machine,
 )
 from tilewright.runtime.cores import usable_cores
+from tilewright.runtime.cpu_model import Balance
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.runtime.source_files import files
@@ -151,6 +153,7 @@ def model_image(
     tiles = {name: _tiles(k) for name, k in kernels.items()}
     scratch_bytes = {name: scratch(k)[1] for name, k in kernels.items()}
     written = {name: _written(k) for name, k in kernels.items()}
+    balance: dict[str, Balance] = {name: "dynamic" if _may_skip(k) else "auto" for name, k in kernels.items()}
     stages = []
     hazards = Hazards()
     steps = max((c.step for c in loops.calls), default=0) + 1
@@ -172,7 +175,7 @@ def model_image(
         repeated = kernels[call.kernel].step is not None
         stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
                             barrier_before=hazards.step(touches), first_extent=call.step,
-                            balance="static" if repeated else "auto"))  # fmt: skip
+                            balance="static" if repeated else balance[call.kernel]))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
     outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
     starts = [*sorted(weight_offsets.values()), weights.nbytes]
@@ -219,6 +222,12 @@ def _reference(role: str, position: int, arena_offset: int, weight_offset: int) 
 def _tiles(kernel: Kernel) -> int:
     grid: Any = kernel.body[0]
     return int(grid.axis.extent)
+
+
+def _may_skip(kernel: Kernel) -> bool:
+    """Whether a run may have nothing to do in some tiles, as it tells itself: workers then take what is left."""
+    grid: Any = kernel.body[0]
+    return len(grid.body) == 1 and isinstance(grid.body[0], If) and bool(loads(grid.body[0].condition))
 
 
 def _written(kernel: Kernel) -> set[int]:

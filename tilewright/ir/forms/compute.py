@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.expr import Axis, Const, Expr, State, const, is_op, loads, op, state
+from tilewright.ir.forms.graph import Form
 from tilewright.ir.forms.tensor import Layout, Tensor
 
 
@@ -200,6 +201,9 @@ class Program:
     # copies made for a better order or without padding: never composed into their readers; the planner may pack them
     staged: tuple[Tensor, ...] = ()
     remarks: tuple[str, ...] = ()  # what was decided about it, and why: for people alone
+    # of every output, where a run tells its extents: how far they go, by the numbers in the last input; what lies behind
+    # is nobody's
+    ends: tuple[tuple[Form, ...], ...] = ()
 
     def layout(self, tensor: Tensor) -> Layout:
         return self.layouts.get(tensor) or Layout.natural(tensor.rank)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import isinf, prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
+from tilewright.ir.forms.bounds import upper
 from tilewright.ir.forms.expr import Axis, Expr, Extent, Load, Symbol, Var, axes_of, const, loads, var
 from tilewright.ir.forms.loops import (
     Alloc,
@@ -187,6 +188,8 @@ class _Counter:
         if isinstance(extent, int):
             return np.asarray(extent)
         value = self._value(extent)
+        if value is None and not isinf(upper(extent)):
+            return np.asarray(int(upper(extent)))  # where a run tells, the most there can be
         if value is None:
             raise InternalError(f"kernel {self._kernel.name}: extent {extent!r} depends on loaded data")
         return np.maximum(value, 0)

@@ -50,6 +50,7 @@ from tilewright.ir.forms.compute import (
     plain_monoid,
 )
 from tilewright.ir.forms.expr import Axis, State, Symbol, state
+from tilewright.ir.forms.graph import Form
 from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
@@ -119,8 +120,19 @@ class _ProgramReader(Reader):
         while self._accept("staged"):
             staged.append(self._tensor_name())
         outputs, output_names = self._aliased("output", self._tensor_name)
+        ends: list[tuple[Form, ...]] = []
+        while self._accept("ends"):
+            ends.append(self._forms())
         self._expect("end")
-        return Program(inputs, outputs, computes, constants, layouts, input_names, output_names, tuple(staged))
+        return Program(inputs, outputs, computes, constants, layouts, input_names, output_names, tuple(staged),
+                       ends=tuple(ends))  # fmt: skip
+
+    def _forms(self) -> tuple[Form, ...]:
+        found = []
+        while self._accept("("):
+            constant, *factors = self._list(self._integer, ")")
+            found.append(Form(constant, tuple(factors)))
+        return tuple(found)
 
     def _aliased(self, word: str, item: Callable[[], Tensor]) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
         tensors: list[Tensor] = []

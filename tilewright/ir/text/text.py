@@ -31,7 +31,7 @@ from tilewright.ir.forms.compute import (
 )
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.expr import Axis, Expr, Extent, State, Symbol, spelled, walk
-from tilewright.ir.forms.graph import Graph, Value
+from tilewright.ir.forms.graph import Form, Graph, Value
 from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
@@ -64,6 +64,10 @@ def graph_text(graph: Graph) -> str:
 
 def program_text(program: Program) -> str:
     return "\n".join(Printer().program(program)) + "\n"
+
+
+def _form_text(form: Form) -> str:
+    return f"({', '.join(map(str, (form.constant, *form.factors)))})"
 
 
 def loops_text(loops: LoopProgram) -> str:
@@ -154,6 +158,8 @@ class Printer:
         lines.extend(f"staged {name_text(tensor.name)}" for tensor in program.staged)
         for place, tensor in enumerate(program.outputs):
             lines.append(f"output {name_text(tensor.name)}{_alias(program.output_names, place)}")
+        for forms in program.ends:
+            lines.append(f"ends {' '.join(_form_text(form) for form in forms)}".rstrip())
         lines.append("end")
         return lines
 
