@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from tilewright.ir.forms.loops import Call
     from tilewright.packages.files import ShippedArtifact
     from tilewright.pytorch.module import CompiledModule
+    from tilewright.pytorch.ranged import RangedModule
 
 Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger("tilewright")
@@ -110,7 +111,7 @@ def compile(
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
-) -> CompiledModule: ...  # fmt: skip
+) -> CompiledModule | RangedModule: ...  # fmt: skip
 
 
 def compile(
@@ -137,7 +138,7 @@ def compile(
     mesh: str | None = None,
     micro_batches: int = 1,
     timeout: float = 60.0,
-) -> Model | OpenModel | RangedModel | StagedModel | CompiledModule | RankedModel:
+) -> Model | OpenModel | RangedModel | StagedModel | CompiledModule | RangedModule | RankedModel:
     """Compile an ONNX model, given as a path, as bytes or as a ModelProto, or a module of PyTorch, for a machine.
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
@@ -195,6 +196,8 @@ def compile(
     if _is_torch_module(model):
         if shapes:
             raise OptionError("shapes are those of the example inputs where a torch.nn.Module is compiled")
+        if dynamic is not None:
+            return _ranged_module(model, example_inputs, dynamic, chosen)
         from tilewright.pytorch.module import compile_module
 
         return compile_module(model, example_inputs, partial(compile_whole, options=chosen))
@@ -254,6 +257,17 @@ def _ranged_model(
 
     one, room = partial(compile_at_call, options=chosen), partial(compile_open, options=chosen)
     return ranged_model(source, shapes, dynamic, room, one)
+
+
+def _ranged_module(module: Any, example: Any, dynamic: Mapping[Any, Any], chosen: Options) -> RangedModule:
+    """A module of PyTorch for ranges of sizes."""
+    from tilewright.dynamic.ranged_model import ranged_graphs
+    from tilewright.dynamic.spans import read_spans
+    from tilewright.pytorch.ranged import compile_ranged
+
+    one, room = partial(compile_at_call, options=chosen), partial(compile_open, options=chosen)
+    build = partial(ranged_graphs, compile_open=room, compile_graph=one)
+    return compile_ranged(module, example, partial(read_spans, dynamic), build)
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:

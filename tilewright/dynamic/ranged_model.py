@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.calls.arguments import as_array, bind
 from tilewright.dynamic.model import Compiled, LateModel
@@ -16,8 +16,7 @@ from tilewright.dynamic.saved_ranges import save
 from tilewright.dynamic.spans import Places, Span, covering
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import CutError, InputError, ModelError, UnsupportedError, printable
-from tilewright.ir.forms.graph import Graph, Part, Room, Value
-from tilewright.ops.extents import settled
+from tilewright.ir.forms.graph import Graph, Room
 
 if TYPE_CHECKING:
     from tilewright.calls.profiles import Profile
@@ -89,6 +88,9 @@ class RangedModel(LateModel[OpenPort]):
         """What it is made of: a compiled form for each range."""
         return tuple(kept.variant for kept in self._kept)
 
+    def address_caller(self) -> None:
+        """There is none: which code runs depends on the sizes."""
+
     def prepare(self, /, *args: Any, **named: Any) -> Compiled:
         """The compiled form that inputs like these run in."""
         return self._for(bind(self._names, args, named)).model
@@ -149,18 +151,29 @@ class RangedModel(LateModel[OpenPort]):
         return [self._last.model]
 
 
+class Family(Protocol):
+    """Graphs of one model for numbers of its spans."""
+
+    def exact(self, numbers: tuple[int, ...]) -> Graph:
+        """For these alone."""
+
+    def open(self, rooms: tuple[Room, ...]) -> Graph:
+        """For all in rooms: its part has them, and forms."""
+
+
 def compile_ranges(
-    graph: Graph, spans: Sequence[Span], compile_open: CompileGraph, compile_graph: CompileGraph
+    family: Family, spans: Sequence[Span], compile_open: CompileGraph, compile_graph: CompileGraph
 ) -> list[Ranged]:
-    """The Graph, whose part has forms in the spans' numbers, compiled for rooms that cover them; a room that operators
-    do not treat alike is halved."""
+    """The model compiled for rooms that cover its spans; a room that operators do not treat alike is halved."""
     waiting = list(product(*(covering(span, _FACTOR) for span in spans)))
     made: list[Ranged] = []
     while waiting:
         rooms = waiting.pop(0)
         start = time.perf_counter()
         try:
-            model = _compiled(graph, rooms, compile_open, compile_graph)
+            is_one = all(room.low == room.high for room in rooms)
+            model = compile_graph(family.exact(tuple(room.low for room in rooms))) if is_one else compile_open(
+                family.open(rooms))  # fmt: skip
         except CutError as error:
             raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; leave "
                              f"out dynamic= and what comes is compiled for") from error  # fmt: skip
@@ -178,20 +191,19 @@ def compile_ranges(
     return made
 
 
-def _compiled(
-    graph: Graph, rooms: tuple[Room, ...], compile_open: CompileGraph, compile_graph: CompileGraph
-) -> Compiled:
-    if all(room.low == room.high for room in rooms):
-        exact = settled(graph, [room.low for room in rooms])
-        return compile_graph(replace(exact, part=None))
-    part = graph.part or Part()
-    return compile_open(replace(graph, part=replace(part, rooms=rooms), inputs=_with_room(graph, rooms)))
-
-
-def _with_room(graph: Graph, rooms: tuple[Room, ...]) -> tuple[Value, ...]:
-    forms = graph.part.forms if graph.part is not None else {}
-    return tuple(replace(v, shape=tuple(f.most(rooms) for f in forms[v.name])) if v.name in forms else v
-                 for v in graph.inputs)  # fmt: skip
+def ranged_graphs(
+    family: Family, spans: Sequence[Span], largest: Graph, places: Places, *, compile_open: CompileGraph,
+    compile_graph: CompileGraph,
+) -> RangedModel:  # fmt: skip
+    """A model of whatever front end, which takes what its Graph for the largest sizes takes."""
+    kept = compile_ranges(family, spans, compile_open, compile_graph)
+    inputs = []
+    for value in largest.inputs:
+        varying = places.get(value.name, {})
+        shape = tuple(spans[varying[k]].name if k in varying else int(n) for k, n in enumerate(value.shape))  # type: ignore[arg-type]
+        inputs.append(OpenPort(value.name, value.dtype.numpy, shape))
+    outputs = [OpenPort(port.name, port.dtype, port.shape) for port in kept[-1].model.outputs]
+    return RangedModel(largest.name, inputs, outputs, spans, places, kept)
 
 
 def _halves(room: Room) -> list[Room]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.dynamic.parts import name_of
@@ -11,7 +11,9 @@ from tilewright.dynamic.ranged_model import CompileGraph, RangedModel, compile_r
 from tilewright.dynamic.spans import Places, Span, read_spans
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import OpenShapeError, OptionError
-from tilewright.ir.forms.graph import Form, Graph, Part
+from tilewright.frontend.open_graphs import with_rooms
+from tilewright.ir.forms.graph import Form, Graph, Part, Room
+from tilewright.ops.extents import settled
 
 if TYPE_CHECKING:
     from tilewright.frontend.onnx.model import OpenValue
@@ -29,9 +31,22 @@ def ranged_model(
     inputs, outputs = ports(source, shapes)
     spans, places = read_spans(dynamic, {v.name: v.shape for v in inputs})
     takes = [_named(_port(v), spans, places.get(v.name, {})) for v in inputs]
-    graph = _opened(source, takes, spans, places)
-    kept = compile_ranges(graph, spans, compile_open, compile_graph)
+    family = _Opened(_opened(source, takes, spans, places))
+    kept = compile_ranges(family, spans, compile_open, compile_graph)
     return RangedModel(name_of(source), takes, [_port(v) for v in outputs], spans, places, kept)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """One Graph with forms, for all sizes."""
+
+    graph: Graph
+
+    def exact(self, numbers: tuple[int, ...]) -> Graph:
+        return replace(settled(self.graph, numbers), part=None)
+
+    def open(self, rooms: tuple[Room, ...]) -> Graph:
+        return with_rooms(self.graph, rooms)
 
 
 def _port(value: OpenValue) -> OpenPort:

@@ -37,6 +37,7 @@ from tilewright.ir.forms.graph import NUMBERS, Form, Graph, Part, Room, Value, f
 from tilewright.ir.forms.tensor import Tensor
 
 _MOST_ELEMENTS = 1 << 12  # of a constant whose elements follow from run-time numbers
+_MOST_WHOLE = 1 << 24  # so far every whole number is one of float32
 
 Lower = Callable[[Graph], Program]
 Shapes = dict[str, tuple[Form, ...]]
@@ -45,7 +46,7 @@ Shapes = dict[str, tuple[Form, ...]]
 def lower_open(graph: Graph, lower: Lower) -> tuple[Program, Shapes]:
     """The Program for all run-time numbers of the part, and the extents of its outputs by name."""
     part = graph.part or Part()
-    samples = _samples(part.rooms)
+    samples = sample_numbers(part.rooms)
     found: list[Program | CutError] = []
     for numbers in samples:
         try:
@@ -71,11 +72,13 @@ def settled(graph: Graph, numbers: Sequence[int]) -> Graph:
     )
     forms = part.forms
     constants = {n: filled(a, forms[n], numbers) if n in forms else a for n, a in graph.constants.items()}
+    for name, extents in part.begins.items():
+        constants[name] = constants[name][tuple(slice(f.at(numbers)) for f in extents)]
     decided = {k: filled(a, forms[k], numbers) if k in forms else a for k, a in part.decided.items()}
-    return replace(graph, inputs=inputs, constants=constants, part=replace(part, decided=decided, rooms=(), forms={}))
+    return replace(graph, inputs=inputs, constants=constants, part=replace(part, decided=decided, rooms=(), forms={}, begins={}))
 
 
-def _samples(rooms: Sequence[Room]) -> list[tuple[int, ...]]:
+def sample_numbers(rooms: Sequence[Room]) -> list[tuple[int, ...]]:
     """Every number at its most, each at its least and inside while the others are at their most, all at their least. A
     function of one number that bends one way and lies on a line at both ends and inside is that line; one that mixes
     two numbers differs where both change."""
@@ -133,24 +136,26 @@ def _same_cut(cuts: list[CutError], samples: list[tuple[int, ...]]) -> CutError:
             continue
         if any(not isinstance(v, np.ndarray) for v in values):
             raise UnevenError(f"'{name}' is known for some values alone")
-        if all(_are_equal(v, value) for v in values):
+        if all(are_equal(v, value) for v in values):
             continue
         try:
-            first.forms[name] = _element_forms(values, samples)
+            first.forms[name] = element_forms(values, samples)
         except UnevenError:
             del first.scope[name]  # the run makes it
     return first
 
 
-def _are_equal(one: np.ndarray, other: np.ndarray) -> bool:
+def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def _element_forms(arrays: Sequence[np.ndarray], samples: Sequence[Sequence[int]]) -> tuple[Form, ...]:
+def element_forms(arrays: Sequence[np.ndarray], samples: Sequence[Sequence[int]]) -> tuple[Form, ...]:
     shape, dtype = arrays[0].shape, arrays[0].dtype
-    if any(a.shape != shape for a in arrays) or dtype.kind not in "iu" or arrays[0].size > _MOST_ELEMENTS:
+    is_whole = dtype.kind in "iu" or (dtype.kind == "f" and all((np.abs(a) < _MOST_WHOLE).all() and (a % 1 == 0).all()
+                                                                for a in arrays))  # fmt: skip
+    if any(a.shape != shape for a in arrays) or not is_whole or arrays[0].size > _MOST_ELEMENTS:
         raise UnevenError("a constant follows from run-time numbers in another way than number by number")
-    columns = [a.ravel().tolist() for a in arrays]
+    columns = [[int(v) for v in a.ravel().tolist()] for a in arrays]
     return tuple(form_of(values, samples) for values in zip(*columns, strict=True))
 
 
@@ -217,14 +222,14 @@ class _Merger:
     def _constant(self, tensors: tuple[Tensor, ...], arrays: list[np.ndarray]) -> Tensor:
         if len({a.shape for a in arrays}) > 1:
             made = self._tensor(tensors)
-            if arrays[0].shape != made.shape or any(not _is_begin(a, arrays[0]) for a in arrays):
+            if arrays[0].shape != made.shape or any(not is_begin(a, arrays[0]) for a in arrays):
                 raise UnevenError("a constant of another shape holds other elements")
             self._constants[made] = arrays[0]
-        elif all(_are_equal(a, arrays[0]) for a in arrays):
+        elif all(are_equal(a, arrays[0]) for a in arrays):
             made = self._tensor(tensors)
             self._constants[made] = arrays[0]
         else:
-            made = self._computed(tensors, _element_forms(arrays, self._samples))
+            made = self._computed(tensors, element_forms(arrays, self._samples))
         return made
 
     def _computed(self, tensors: tuple[Tensor, ...], forms: Sequence[Form]) -> Tensor:
@@ -432,10 +437,10 @@ def _inside(index: Expr, extent: int) -> Expr:
     return minimum(maximum(index, 0), max(extent - 1, 0))
 
 
-def _is_begin(part: np.ndarray, whole: np.ndarray) -> bool:
+def is_begin(part: np.ndarray, whole: np.ndarray) -> bool:
     """Whether a constant is the begin, along every axis, of a larger one."""
     begin = whole[tuple(slice(n) for n in part.shape)]
-    return _are_equal(np.ascontiguousarray(begin), np.ascontiguousarray(part))
+    return are_equal(np.ascontiguousarray(begin), np.ascontiguousarray(part))
 
 
 def _masked(reduce: Reduce, inside: Expr) -> tuple[Expr, ...]:

@@ -266,7 +266,8 @@ def _graph_digest(graph: Graph) -> bytes:
     digest = sha256(repr((graph.name, graph.inputs, graph.outputs, tuple(graph.values.items()))).encode())
     if graph.part is not None:
         digest.update(repr((sorted(graph.part.sequences.items()), sorted(graph.part.absent), graph.part.asks)).encode())
-        digest.update(repr((graph.part.rooms, sorted(graph.part.forms.items(), key=repr))).encode())
+        forms = (sorted(part.items(), key=repr) for part in (graph.part.forms, graph.part.begins))
+        digest.update(repr((graph.part.rooms, *forms)).encode())
         for number, array in sorted(graph.part.decided.items()):
             digest.update(repr(number).encode())
             digest.update(_array_digest(array))

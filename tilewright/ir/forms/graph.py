@@ -86,6 +86,7 @@ class Part:
 
     Where it has `rooms`, it is for all numbers in them: the run gives them as one more input, `NUMBERS`. `forms` are of
     an input's extents and a constant's elements, by name, and of an answer's elements, by the number of its question.
+    `begins` are the extents of constants of which a run sees no more than the begin.
     """
 
     sequences: Mapping[str, int] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Part:
     asks: bool = False
     rooms: tuple[Room, ...] = ()
     forms: Mapping[str | int, tuple[Form, ...]] = field(default_factory=dict)
+    begins: Mapping[str, tuple[Form, ...]] = field(default_factory=dict)
 
 
 NUMBERS = "\0numbers"  # the input that tells the run-time numbers of a part
