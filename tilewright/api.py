@@ -288,8 +288,10 @@ def compile_open(graph: Graph, options: Options) -> RoomModel:
     return RoomModel.of(graph, compile_at_call(graph, options), output_forms(graph))
 
 
-def compile_whole(graph: Graph, options: Options) -> Model | StagedModel:
+def compile_whole(graph: Graph, options: Options) -> Model | RoomModel | StagedModel:
     """The same, in parts where the data decide shapes or end loops."""
+    if graph.part is not None and graph.part.rooms:
+        return compile_open(graph, options)
     try:
         return compile_at_call(graph, options)
     except CutError as error:

@@ -13,7 +13,7 @@ from tilewright.calls.arguments import Array, as_array, bind
 from tilewright.dynamic.model import Compiled, LateModel
 from tilewright.dynamic.stages import cropped, padded
 from tilewright.dynamic.variants import OpenPort
-from tilewright.errors import InputError, ModelError
+from tilewright.errors import InputError
 from tilewright.ir.forms.graph import Form, Graph, Room
 
 if TYPE_CHECKING:
@@ -101,8 +101,14 @@ class RoomModel(LateModel[OpenPort]):
         """What is compiled, as a directory: a program that starts from it gives arrays with room, and the numbers."""
         self._model.save(folder)
 
+    def at(self, numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
+        """Run the model on arrays in order, where the caller knows the numbers."""
+        return self._run_at(numbers, self._with_room(numbers, [as_array(v, n) for v, n in zip(values, self._names, strict=True)]))
+
     def _results(self, values: list[Any]) -> list[Any]:
-        numbers, given = self._given(values)
+        return self._run_at(*self._given(values))
+
+    def _run_at(self, numbers: Sequence[int], given: Sequence[Array]) -> list[Any]:
         results = self._model(*given, np.array(numbers, np.int64))
         return [cropped(result, port.forms, numbers) for result, port in zip(results, self._gives, strict=True)]
 
@@ -110,7 +116,10 @@ class RoomModel(LateModel[OpenPort]):
         """The numbers that the arrays tell, and the arrays with room."""
         arrays = [as_array(value, name) for value, name in zip(values, self._names, strict=True)]
         numbers = []
-        for room, (place, axis, form) in zip(self._rooms, self._tellers, strict=True):
+        for room, teller in zip(self._rooms, self._tellers, strict=True):
+            if teller is None:
+                raise InputError("no input's extent tells the numbers of a run: use `at`, which is told them")
+            place, axis, form = teller
             factor = next(f for f in form.factors if f)
             size = arrays[place].shape[axis] if axis < arrays[place].ndim else -1
             number, rest = divmod(size - form.constant, factor)
@@ -118,12 +127,15 @@ class RoomModel(LateModel[OpenPort]):
                 raise InputError(f"axis {axis} of input {self._names[place]!r} is {size}, which is not among the sizes "
                                  f"that this was compiled for")  # fmt: skip
             numbers.append(number)
+        return tuple(numbers), self._with_room(numbers, arrays)
+
+    def _with_room(self, numbers: Sequence[int], arrays: Sequence[Array]) -> list[Array]:
         for port, array in zip(self._takes, arrays, strict=True):
             shape = tuple(f.at(numbers) for f in port.forms)
             if array.shape != shape or array.dtype != port.dtype:
                 raise InputError(f"input {port.name!r} must be {port.dtype.name} of shape {shape} beside the other inputs, "
                                  f"not {array.dtype.name} of shape {array.shape}")  # fmt: skip
-        return tuple(numbers), [padded(array, room) for array, room in zip(arrays, self._shapes, strict=True)]
+        return [padded(array, room) for array, room in zip(arrays, self._shapes, strict=True)]
 
     def _held(self) -> Sequence[Compiled]:
         return [self._model]
@@ -132,10 +144,10 @@ class RoomModel(LateModel[OpenPort]):
         return [self._model]
 
 
-def _teller(place: int, takes: Sequence[RoomPort]) -> tuple[int, int, Form]:
+def _teller(place: int, takes: Sequence[RoomPort]) -> tuple[int, int, Form] | None:
     """An input and an axis of it whose extent tells a number."""
     for which, port in enumerate(takes):
         for axis, form in enumerate(port.forms):
             if [k for k, factor in enumerate(form.factors) if factor] == [place]:
                 return which, axis, form
-    raise ModelError(f"no input's extent tells number {place} of those that vary")
+    return None

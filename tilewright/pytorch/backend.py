@@ -23,8 +23,10 @@ from tilewright.errors import InternalError
 from tilewright.frontend.pytorch.aliases import may_overlap, overlapping
 from tilewright.frontend.pytorch.fx import decompositions
 from tilewright.frontend.pytorch.tensors import constant_of
+from tilewright.ir.forms.graph import Graph
 from tilewright.pytorch.calls import Build
-from tilewright.pytorch.partition import Run, compile_parts, copied
+from tilewright.pytorch.open_sizes import OpenRun, Symbols, open_run
+from tilewright.pytorch.partition import Run, compile_parts, copied, plain_graph
 
 MOST_SHAPES = 32  # models of one graph kept at once; the oldest goes first
 MOST_TOLD = 3  # kinds or shapes that one line names
@@ -136,6 +138,8 @@ class Specialised:
 
     def __post_init__(self) -> None:
         self.sizes = [k for k, n in enumerate(_placeholders(self.graph)) if _is_open(n)]
+        self.symbols = Symbols.of(_placeholders(self.graph)) if self.sizes else None
+        self.open_runs: list[tuple[OpenRun, Entry]] = []  # for all numbers in their rooms
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple([_size(args[k]) for k in self.sizes]) if self.sizes else ()
@@ -149,9 +153,15 @@ class Specialised:
             entry = self.entries.get(key)
             if entry is not None and entry.holds(args):
                 return entry
+            entry = entry or self._around(args)
+            if entry is not None and entry.holds(args):
+                return entry
             if entry is not None:
                 self._unfreeze(entry, args)
-            made = self._compiled(args)
+                self.open_runs.clear()
+            made = self._opened(args) or self._compiled(args)
+            if self.open_runs and self.open_runs[-1][1] is made:
+                return made
             kept = {k: v for k, v in self.entries.items() if k != key}
             if len(kept) >= MOST_SHAPES:
                 kept.pop(next(iter(kept)))
@@ -170,12 +180,45 @@ class Specialised:
                 self.changed.add(place)
         warnings.warn("tilewright: parameters have changed since they were compiled in: compiled again", stacklevel=4)
 
-    def _compiled(self, args: Sequence[Any]) -> Entry:
-        constants = {
+    def _around(self, args: Sequence[Any]) -> Entry | None:
+        """What is compiled for all numbers around those of a call."""
+        if self.symbols is None or not self.open_runs:
+            return None
+        numbers = self.symbols.numbers(args)
+        return next((entry for run, entry in self.open_runs if run.has(numbers)), None)
+
+    def _opened(self, args: Sequence[Any]) -> Entry | None:
+        """The graph for all numbers around those of a call; None where it is compiled for these alone."""
+        if self.symbols is None:
+            return None
+        constants = self._constants(args)
+
+        def graph_at(given: Sequence[Any]) -> tuple[Graph, Sequence[int]]:
+            traced = _with_numbers(self.graph, given)
+            nodes = _placeholders(traced)
+            return plain_graph(traced, {nodes[p]: constant_of(x, nodes[p].name) for p, x in constants.items()})
+
+        start = time.perf_counter()
+        run = open_run(self.symbols, args, graph_at, self.build)
+        if run is None:
+            return None
+        seconds = time.perf_counter() - start
+        rooms = " and ".join(f"{room.low} to {room.high}" for room in run.rooms)
+        log_compiled(f"compiled a graph of torch.compile for sizes {rooms}, in {seconds:.2f} s", seconds)
+        made = Entry(run, tuple((place, x, x._version) for place, x in constants.items()))
+        self.open_runs.append((run, made))
+        return made
+
+    def _constants(self, args: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Parameters and buffers whose values are compiled in, by place."""
+        return {
             place: x for place, x in enumerate(args)
             if isinstance(x, torch.Tensor) and id(x) in self.held and place not in self.changed
             and not x.is_inference()
         }  # fmt: skip
+
+    def _compiled(self, args: Sequence[Any]) -> Entry:
+        constants = self._constants(args)
         # with sizes as symbols every node is traced again with numbers
         graph = _with_numbers(self.graph, args) if self.sizes else copied(self.graph)
         nodes = _placeholders(graph)

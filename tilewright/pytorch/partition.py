@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,18 +139,45 @@ def _why_no_code(node: fx.Node, build: Build) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Whole:
+    """All of a module as one Graph: the places of what it takes among the placeholders, and what it gives."""
+
+    graph: Graph
+    places: list[int]
+    results: list[fx.Node]
+
+
+def _whole_graph(module: fx.GraphModule, constants: Constants) -> _Whole | None:
+    """None where nothing is computed."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    results = list(dict.fromkeys(n for n in returned(module) if isinstance(n, fx.Node) and n not in placeholders))
+    if not results:
+        return None
+    inputs = [n for n in placeholders if n.users.keys() - {_output(module)} and n not in constants]
+    used = {n: array for n, array in constants.items() if n.users}
+    graph = make_graph(Parts(nodes, inputs, results, used))
+    return _Whole(graph, [placeholders.index(n) for n in inputs], results)
+
+
+def plain_graph(module: fx.GraphModule, constants: Constants) -> tuple[Graph, Sequence[int]]:
+    """A module whose results are computed, each once and with memory of its own, as one Graph; an UnsupportedError
+    where it is not."""
+    found = None if shared_outputs(returned(module)) else _whole_graph(module, constants)
+    if found is None or returned(module) != found.results:
+        raise UnsupportedError("results are views, or not computed")
+    return found.graph, found.places
+
+
 def _whole(module: fx.GraphModule, constants: Constants, build: Build) -> Run:
     """All of it as one model."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
     wanted = returned(module)
-    results = list(dict.fromkeys(n for n in wanted if isinstance(n, fx.Node) and n not in placeholders))
-    inputs = [n for n in placeholders if n.users.keys() - {_output(module)} and n not in constants]
-    if not results:
+    whole = _whole_graph(module, constants)
+    if whole is None:
         return lambda args: [args[placeholders.index(n)] if isinstance(n, fx.Node) else n for n in wanted]
-    used = {n: array for n, array in constants.items() if n.users}
-    compiled = TensorCall(build(make_graph(Parts(nodes, inputs, results, used))))
-    places = [placeholders.index(n) for n in inputs]
+    compiled, places, results = TensorCall(build(whole.graph)), whole.places, whole.results
     if wanted == results:
         return lambda args: compiled([args[p] for p in places])
 
