@@ -323,7 +323,10 @@ class _Merger:
             return var(self._made[first.axis][0])
         if isinstance(first, Load):
             source = self._known(tuple(n.source for n in nodes))  # type: ignore[attr-defined]
-            return load(source, [_inside(i, fixed(n)) for i, n in zip(args, source.shape, strict=True)])
+            return load(source, [
+                made if self._is_inside(index, made, form) else _inside(made, fixed(n))
+                for index, made, n, form in zip(first.args, args, source.shape, self._forms[source], strict=True)
+            ])  # fmt: skip
         if isinstance(first, Op):
             self._expect([n.op.name for n in nodes])  # type: ignore[attr-defined]
             return first.rebuild(args)
@@ -331,6 +334,10 @@ class _Merger:
             self._expect([n.name for n in nodes])  # type: ignore[attr-defined]
             return first
         raise UnevenError("an extent is a symbol")
+
+    def _is_inside(self, index: Expr, made: Expr, form: Form) -> bool:
+        """Whether an index has nothing to do with what the run tells: it is inside where its conditions say so."""
+        return not form.varies and not made.reads and not any(self._made[a][1].varies for a in index.axes)
 
     def _exprs(self, rows: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
         self._expect([len(r) for r in rows])
