@@ -95,14 +95,16 @@ def main() -> None:
             exact = tilewright.compile(path, shapes={n: a.shape for n, a in inputs.items()}, **chosen)
             seconds, alone, error = compared(ranged, exact, inputs, arguments.rounds)
             rows.append({"size": size, "ranged": seconds, "exact": alone, "ratio": seconds / alone, "error": error})
-            print(f"{size:5d}  {seconds * 1e3:9.3f} ms  {alone * 1e3:9.3f} ms  {seconds / alone:5.2f}  {error:.1e}", flush=True)
+            both = f"{seconds * 1e3:9.3f} ms  {alone * 1e3:9.3f} ms"
+            print(f"{size:5d}  {both}  {seconds / alone:5.2f}  {error:.1e}", flush=True)
         ratios = [row["ratio"] for row in rows]
         bytes_of = folder_bytes(ranged, Path(temporary) / "ranged"), folder_bytes(exact, Path(temporary) / "exact")
         print(f"geometric mean {statistics.geometric_mean(ratios):.3f}, worst {max(ratios):.3f}; {ranged.compilations} "
               f"compiled forms; {bytes_of[0] / bytes_of[1]:.2f} times the bytes of one size; this process spent "
               f"{own_seconds:.1f} s on them")  # fmt: skip
     if arguments.results is not None:
-        arguments.results.write_text(json.dumps({"model": arguments.model, "range": [low, high], "rows": rows}, indent=1))
+        told = {"model": arguments.model, "range": [low, high], "rows": rows}
+        arguments.results.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -143,9 +143,9 @@ def compile(
 
     `shapes` settles what the model leaves open: an input's name to its shape, or a dimension's name to a number; a
     shape may also say another size than the file fixes, which nodes that do not fit it refuse by name. What stays open
-    is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `dynamic` gives
-    ranges to dimensions that vary, and the model is compiled for all sizes in them at once: {"batch": (1, 64)}, or
-    {"x": {0: (1, 64)}} for axis 0 of input x (docs/shapes.md). `tune`
+    is settled by the first call: the result is then an `OpenModel`, which compiles for what it is given. `dynamic`
+    gives ranges to dimensions that vary, and the model is compiled for all sizes in them at once: {"batch": (1, 64)},
+    or {"x": {0: (1, 64)}} for axis 0 of input x (docs/shapes.md). `tune`
     is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
     `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
     take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready. The

@@ -20,6 +20,7 @@ from tests.frontend.torch_programs import Interpreted
 from tilewright import OptionError
 from tilewright.errors import InternalError
 from tilewright.integrations.torch_backend import tilewright as dynamo_backend
+from tilewright.ir.forms.graph import Room
 from tilewright.pytorch import backend
 
 
@@ -219,24 +220,48 @@ def test_changes_in_place_and_views(compiled: Any, parts: list[Any]) -> None:
 
 
 @torch.no_grad()
-def test_open_dimensions_are_compiled_for_the_sizes_that_come(compiled: Any, parts: list[Any]) -> None:
+def test_open_dimensions_are_compiled_for_all_sizes_around_those_that_come(compiled: Any, parts: list[Any]) -> None:
     net = Net().eval()
     fast = compiled(net, dynamic=True)
-    for rows in (4, 6, 4, 9, 6):
+    for rows in (4, 6, 2, 9, 8, 17, 1):
         x = torch.randn(rows, 5)
         agree(fast(x), net(x))
-    assert [v.shape[0] for graph in parts for v in graph.inputs] == [4, 6, 9]
+    rooms = [None if graph.part is None else graph.part.rooms for graph in parts]
+    assert rooms == [(Room(2, 8),), (Room(9, 64),), None]
+
+
+@torch.no_grad()
+def test_numbers_that_are_arguments_are_left_to_the_run(compiled: Any, parts: list[Any]) -> None:
+    def scaled(x: torch.Tensor, times: int) -> torch.Tensor:
+        return x * times + 1
+
+    fast, x = compiled(scaled, dynamic=True), torch.randn(3, 3)
+    for times in (3, 5, 8):
+        agree(fast(x, times), scaled(x, times))
+    assert len(parts) == 1
+
+
+@torch.no_grad()
+def test_what_differs_in_more_than_numbers_is_compiled_for_the_sizes_that_come(compiled: Any, parts: list[Any]) -> None:
+    def uneven(x: torch.Tensor) -> torch.Tensor:
+        return x[::2] * 2
+
+    fast = compiled(uneven, dynamic=True)
+    for rows in (5, 8, 5):
+        x = torch.randn(rows, 1)
+        agree(fast(x), uneven(x))
+    assert [graph.inputs[0].shape[0] for graph in parts if graph.part is None] == [5, 8]
 
 
 @torch.no_grad()
 def test_sizes_are_bounded(compiled: Any, parts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "MOST_SHAPES", 2)
-    fast = compiled(torch.relu, dynamic=True)
+    fast = compiled(lambda x: x[::2] * 2, dynamic=True)
     with pytest.warns(UserWarning, match="more than 2 sizes of one graph"):
         for rows in (4, 6, 9):
-            agree(fast(torch.full((rows, 3), -1.0)), torch.zeros(rows, 3))
+            agree(fast(torch.ones(rows, 3)), torch.full((-(-rows // 2), 3), 2.0))
     fast(torch.ones(9, 3))
-    assert len(parts) == 3
+    assert len([graph for graph in parts if graph.part is None]) == 3
 
 
 @torch.no_grad()

@@ -175,8 +175,8 @@ def compile_ranges(
             model = compile_graph(family.exact(tuple(room.low for room in rooms))) if is_one else compile_open(
                 family.open(rooms))  # fmt: skip
         except CutError as error:
-            raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; leave "
-                             f"out dynamic= and what comes is compiled for") from error  # fmt: skip
+            raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; "
+                             f"leave out dynamic= and what comes is compiled for") from error  # fmt: skip
         except (ModelError, UnsupportedError) as error:
             halves = list(product(*map(_halves, rooms)))
             if len(halves) == 1:
@@ -184,8 +184,10 @@ def compile_ranges(
             waiting = [*halves, *waiting]
             if len(made) + len(waiting) > _MOST_VARIANTS:
                 sizes = "; ".join(map(str, spans))
-                raise ModelError(f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, "
-                                 f"since {error}; leave out dynamic= and each is compiled when it comes") from error  # fmt: skip
+                raise ModelError(
+                    f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, since "
+                    f"{error}; leave out dynamic= and each is compiled when it comes"
+                ) from error
             continue
         made.append(Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model))
     return made

@@ -73,8 +73,9 @@ def _opened(source: Any, takes: list[OpenPort], spans: tuple[Span, ...], places:
         left = next((k for k, n in enumerate(largest) if not isinstance(n, int)), None)
         if left is not None or port.shape is None:
             what = "its shape" if left is None else f"axis {left} ({largest[left] or 'without a name'})"
-            raise OpenShapeError(f"input {port.name!r}: {what} stays open; settle it with shapes=, or give dynamic= its "
-                                 f"range")  # fmt: skip
+            raise OpenShapeError(
+                f"input {port.name!r}: {what} stays open; settle it with shapes=, or give dynamic= its range"
+            )
         full[port.name] = tuple(n for n in largest if isinstance(n, int))
         if axes:
             forms[port.name] = tuple(

@@ -103,7 +103,8 @@ class RoomModel(LateModel[OpenPort]):
 
     def at(self, numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Run the model on arrays in order, where the caller knows the numbers."""
-        return self._run_at(numbers, self._with_room(numbers, [as_array(v, n) for v, n in zip(values, self._names, strict=True)]))
+        arrays = [as_array(value, name) for value, name in zip(values, self._names, strict=True)]
+        return self._run_at(numbers, self._with_room(numbers, arrays))
 
     def _results(self, values: list[Any]) -> list[Any]:
         return self._run_at(*self._given(values))
@@ -133,8 +134,10 @@ class RoomModel(LateModel[OpenPort]):
         for port, array in zip(self._takes, arrays, strict=True):
             shape = tuple(f.at(numbers) for f in port.forms)
             if array.shape != shape or array.dtype != port.dtype:
-                raise InputError(f"input {port.name!r} must be {port.dtype.name} of shape {shape} beside the other inputs, "
-                                 f"not {array.dtype.name} of shape {array.shape}")  # fmt: skip
+                raise InputError(
+                    f"input {port.name!r} must be {port.dtype.name} of shape {shape} beside the other inputs, not "
+                    f"{array.dtype.name} of shape {array.shape}"
+                )
         return [padded(array, room) for array, room in zip(arrays, self._shapes, strict=True)]
 
     def _held(self) -> Sequence[Compiled]:

@@ -62,8 +62,8 @@ def ended(
     kernel: Kernel, ends: Mapping[Buffer, Sequence[Ends | None]], held: Mapping[Place, Sequence[Ends | None]],
     numbers: Buffer,
 ) -> Kernel:  # fmt: skip
-    """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell; the
-    same kernel where none does."""
+    """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell;
+    the same kernel where none does."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For) or kernel.body[0].kind is not ForKind.PARALLEL:
         return kernel
     limits = {b: [None if e is None else _value(e, numbers) for e in axes] for b, axes in ends.items()}
@@ -140,8 +140,8 @@ class _Ending(Unroller):
                 if self._reads[target] > here[target]:
                     return None
                 continue
-            ends = [_turn(i, loop.axis, inner, limit) for i, limit in zip(place, self._limits.get(target, ()), strict=False)
-                    if limit is not None]  # fmt: skip
+            pairs = zip(place, self._limits.get(target, ()), strict=False)
+            ends = [_turn(i, loop.axis, inner, limit) for i, limit in pairs if limit is not None]
             known = [e for e in ends if e is not None]
             if not known:
                 return None

@@ -75,7 +75,8 @@ def settled(graph: Graph, numbers: Sequence[int]) -> Graph:
     for name, extents in part.begins.items():
         constants[name] = constants[name][tuple(slice(f.at(numbers)) for f in extents)]
     decided = {k: filled(a, forms[k], numbers) if k in forms else a for k, a in part.decided.items()}
-    return replace(graph, inputs=inputs, constants=constants, part=replace(part, decided=decided, rooms=(), forms={}, begins={}))
+    known = replace(part, decided=decided, rooms=(), forms={}, begins={})
+    return replace(graph, inputs=inputs, constants=constants, part=known)
 
 
 def sample_numbers(rooms: Sequence[Room]) -> list[tuple[int, ...]]:

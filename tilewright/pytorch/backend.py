@@ -23,7 +23,7 @@ from tilewright.errors import InternalError
 from tilewright.frontend.pytorch.aliases import may_overlap, overlapping
 from tilewright.frontend.pytorch.fx import decompositions
 from tilewright.frontend.pytorch.tensors import constant_of
-from tilewright.ir.forms.graph import Graph
+from tilewright.ir.forms.graph import Graph, Room
 from tilewright.pytorch.calls import Build
 from tilewright.pytorch.open_sizes import OpenRun, Symbols, open_run
 from tilewright.pytorch.partition import Run, compile_parts, copied, plain_graph
@@ -140,6 +140,7 @@ class Specialised:
         self.sizes = [k for k, n in enumerate(_placeholders(self.graph)) if _is_open(n)]
         self.symbols = Symbols.of(_placeholders(self.graph)) if self.sizes else None
         self.open_runs: list[tuple[OpenRun, Entry]] = []  # for all numbers in their rooms
+        self.refused: set[tuple[Room, ...]] = set()  # rooms that there is no one model for
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple([_size(args[k]) for k in self.sizes]) if self.sizes else ()
@@ -189,7 +190,8 @@ class Specialised:
 
     def _opened(self, args: Sequence[Any]) -> Entry | None:
         """The graph for all numbers around those of a call; None where it is compiled for these alone."""
-        if self.symbols is None:
+        rooms = None if self.symbols is None else self.symbols.rooms(args)
+        if self.symbols is None or rooms is None or rooms in self.refused:
             return None
         constants = self._constants(args)
 
@@ -199,12 +201,13 @@ class Specialised:
             return plain_graph(traced, {nodes[p]: constant_of(x, nodes[p].name) for p, x in constants.items()})
 
         start = time.perf_counter()
-        run = open_run(self.symbols, args, graph_at, self.build)
+        run = open_run(self.symbols, rooms, args, graph_at, self.build)
         if run is None:
+            self.refused.add(rooms)
             return None
         seconds = time.perf_counter() - start
-        rooms = " and ".join(f"{room.low} to {room.high}" for room in run.rooms)
-        log_compiled(f"compiled a graph of torch.compile for sizes {rooms}, in {seconds:.2f} s", seconds)
+        told = " and ".join(f"{room.low} to {room.high}" for room in rooms)
+        log_compiled(f"compiled a graph of torch.compile for sizes {told}, in {seconds:.2f} s", seconds)
         made = Entry(run, tuple((place, x, x._version) for place, x in constants.items()))
         self.open_runs.append((run, made))
         return made

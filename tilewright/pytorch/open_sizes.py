@@ -63,6 +63,13 @@ class Symbols:
         return tuple(int(args[place]) if axis is None else args[place].shape[axis]
                      for place, axis in self.tellers.values())  # fmt: skip
 
+    def rooms(self, args: Sequence[Any]) -> tuple[Room, ...] | None:
+        """Around the numbers of a call; None where it is compiled for these alone."""
+        rooms = tuple(room for room in map(room_around, self.numbers(args)) if room is not None)
+        tensors = [args[k] for k, shape in self.shapes.items() if isinstance(shape, list)]
+        is_plain = all(t.is_cpu and t.is_contiguous() for t in tensors)
+        return rooms if is_plain and len(rooms) == len(self.tellers) else None
+
     def args(self, given: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
         """Arguments like those given, of other sizes."""
         values = dict(zip(self.tellers, numbers, strict=True))
@@ -106,23 +113,21 @@ class OpenRun:
         return [tensor_of(result) for result in results]
 
 
-def open_run(symbols: Symbols, args: Sequence[Any], graph_at: GraphAt, build: Build) -> OpenRun | None:
-    """The graph for all numbers around those of a call; None where it is compiled for these alone."""
-    rooms = tuple(room for room in map(room_around, symbols.numbers(args)) if room is not None)
-    tensors = [args[k] for k, shape in symbols.shapes.items() if isinstance(shape, list)]
-    if len(rooms) < len(symbols.tellers) or not all(t.is_cpu and t.is_contiguous() for t in tensors):
-        return None
+def open_run(
+    symbols: Symbols, rooms: tuple[Room, ...], args: Sequence[Any], graph_at: GraphAt, build: Build
+) -> OpenRun | None:
+    """The graph for all numbers in rooms; None where it differs in more than these."""
+    takes: list[Sequence[int]] = []
+
+    def at(numbers: tuple[int, ...]) -> Graph:
+        graph, places = graph_at(symbols.args(args, numbers))
+        takes.append(places)
+        return graph
+
     try:
-        takes: list[Sequence[int]] = []
-
-        def at(numbers: tuple[int, ...]) -> Graph:
-            graph, places = graph_at(symbols.args(args, numbers))
-            takes.append(places)
-            return graph
-
         graph = opened(at, rooms)
         if any(places != takes[0] for places in takes):
             return None
         return OpenRun(symbols, rooms, build(with_rooms(graph, rooms)), takes[0])  # type: ignore[arg-type]
     except (UnsupportedError, ModelError):
-        return None  # what is compiled for the numbers themselves may do
+        return None

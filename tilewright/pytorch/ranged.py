@@ -189,7 +189,9 @@ class RangedModule:
 def compile_ranged(module: torch.nn.Module, example: Any, read: ReadSpans, build: BuildRanges) -> RangedModule:
     """A module compiled for inputs like the example, of all sizes that `read` finds."""
     if example is None:
-        raise OptionError("a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,), dynamic=...)")
+        raise OptionError(
+            "a torch.nn.Module needs inputs to follow it with: tilewright.compile(module, (x,), dynamic=...)"
+        )
     args = () if isinstance(example, Mapping) else tuple(example) if isinstance(example, tuple | list) else (example,)
     return RangedModule(module, args, dict(example) if isinstance(example, Mapping) else {}, read, build)
 

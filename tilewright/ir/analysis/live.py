@@ -35,7 +35,9 @@ def needed(program: Program) -> Needs:
         for tensor, ends in _read(compute, found, program.inputs[-1]):
             _join(found, tensor, ends)
     made = {t for c in program.computes for t in c.outputs if isinstance(c, Map | Reduce)}
-    return {t: tuple(_telling(e, n) for e, n in zip(ends, t.shape, strict=True)) for t, ends in found.items() if t in made}
+    return {
+        t: tuple(_telling(e, n) for e, n in zip(ends, t.shape, strict=True)) for t, ends in found.items() if t in made
+    }
 
 
 def _join(found: dict[Tensor, list[Ends | None]], tensor: Tensor, ends: list[Ends | None]) -> None:

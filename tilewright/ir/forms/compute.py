@@ -201,8 +201,8 @@ class Program:
     # copies made for a better order or without padding: never composed into their readers; the planner may pack them
     staged: tuple[Tensor, ...] = ()
     remarks: tuple[str, ...] = ()  # what was decided about it, and why: for people alone
-    # of every output, where a run tells its extents: how far they go, by the numbers in the last input; what lies behind
-    # is nobody's
+    # of every output, where a run tells its extents: how far they go, by the numbers in the last input; what lies
+    # behind is nobody's
     ends: tuple[tuple[Form, ...], ...] = ()
 
     def layout(self, tensor: Tensor) -> Layout:

@@ -1,0 +1,77 @@
+"""How far tensors are needed where a run tells the extents of the outputs, and loops that end there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.analysis.live import needed
+from tilewright.ir.forms.graph import Form, Graph, Part, Room
+from tilewright.ir.text.parse import parse_program
+from tilewright.ir.text.text import loops_text, program_text
+from tilewright.ops.lower import lower
+from tilewright.options import Options
+from tilewright.target import machine
+
+N = helper.make_node
+OPEN = Form(0, (1,))
+
+
+def graph(nodes: list[onnx.NodeProto], **constants: np.ndarray) -> Graph:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in ("x", "y")]
+    given = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", ports[:1], [helper.make_empty_tensor_value_info("y")], given),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    made = load(model, {"n": 64})
+    return replace(made, part=Part(rooms=(Room(9, 64),), forms={"x": (OPEN, Form(8))}))
+
+
+def ends(nodes: list[onnx.NodeProto], **constants: np.ndarray) -> dict[str, list[object]]:
+    found = needed(lower(graph(nodes, **constants)))
+    return {t.name: [None if e is None else set(e) for e in axes] for t, axes in found.items()}
+
+
+def test_rows_are_needed_as_far_as_the_output_has_them() -> None:
+    found = ends([N("Relu", ["x"], ["r"]), N("Neg", ["r"], ["y"])])
+    assert found["r"] == [{OPEN}, None] and found["y"] == [{OPEN}, None]
+
+
+def test_a_sum_over_rows_needs_those_that_there_are() -> None:
+    found = ends([N("Relu", ["x"], ["r"]), N("ReduceSum", ["r", "a"], ["y"])], a=np.array([0]))
+    assert found["r"] == [{OPEN}, None]
+
+
+def test_rows_that_are_moved_are_counted_where_they_are() -> None:
+    nodes = [N("Relu", ["x"], ["r"]), N("Slice", ["r", "two", "end"], ["y"])]
+    assert ends(nodes, two=np.array([2]), end=np.array([1 << 40]))["r"] == [{OPEN}, None]
+    flat = [N("Relu", ["x"], ["r"]), N("Reshape", ["r", "flat"], ["y"])]
+    assert ends(flat, flat=np.array([-1]))["r"] == [{OPEN}, None]
+
+
+def test_what_data_choose_is_needed_whole() -> None:
+    cast = N("Cast", ["x"], ["i"], to=TensorProto.INT64)
+    assert ends([N("Relu", ["x"], ["r"]), cast, N("GatherElements", ["r", "i"], ["y"])])["r"] == [None, None]
+
+
+def test_programs_say_how_far_outputs_go_as_text() -> None:
+    program = lower(graph([N("Relu", ["x"], ["y"])]))
+    text = program_text(program)
+    assert "ends (0, 1) (8)" in text
+    assert program_text(parse_program(text, {})) == text
+
+
+def test_loops_end_with_what_a_run_needs() -> None:
+    weight = np.ones((8, 32), np.float32)
+    made = graph([N("MatMul", ["x", "w"], ["p"]), N("Relu", ["p"], ["y"])], w=weight)
+    stopped = build(made, machine("neoverse_n1"), Options(stop_after="loops"))
+    assert stopped.loops is not None
+    assert "numbers[0]" in loops_text(stopped.loops)
+    plain = build(replace(made, part=None), machine("neoverse_n1"), Options(stop_after="loops"))
+    assert plain.loops is not None and "numbers" not in loops_text(plain.loops)
