@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from tilewright.ir.analysis.live import Ends
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -20,13 +21,17 @@ from tilewright.ir.forms.expr import (
     as_expr,
     cast,
     const,
+    flattened,
+    is_op,
     load,
     loads,
     lt,
     maximum,
     minimum,
+    replace_nodes,
     substitute,
     var,
+    walk,
 )
 from tilewright.ir.forms.graph import Form
 from tilewright.ir.forms.loops import (
@@ -48,29 +53,44 @@ from tilewright.ir.forms.tensor import Layout
 from tilewright.lower.access import Place
 from tilewright.lower.unroll import Env, Unroller
 
+_NEUTRAL = {"add": 0.0, "max": float("-inf"), "min": float("inf")}
 Limits = Mapping[Buffer, Sequence[Expr | None]]  # how far each storage axis of what is stored is needed
 
 
-def storage_ends(layout: Layout, ends: Sequence[Ends | None]) -> tuple[Ends | None, ...]:
-    """By storage axis, where one is a logical axis as it is."""
-    whole = [p.axis for p in layout.order]
-    return tuple(ends[p.axis] if p.step == 1 and p.size is None and whole.count(p.axis) == 1 else None
-                 for p in layout.order)  # fmt: skip
+@dataclass(frozen=True)
+class StorageEnd:
+    """How far a storage axis is needed that counts in steps along a logical one."""
+
+    ends: Ends
+    step: int
+
+    def limit(self, numbers: Buffer, low: Expr) -> Expr:
+        """The first place that is not needed, counted from the logical place `low`."""
+        return (_value(self.ends, numbers) - low + (self.step - 1)) // self.step
+
+
+def storage_ends(layout: Layout, ends: Sequence[Ends | None]) -> tuple[StorageEnd | None, ...]:
+    """By storage axis: of those that a logical axis is split into, the outermost tells."""
+    found = []
+    for part in layout.order:
+        end = ends[part.axis] if part.size is None else None
+        found.append(None if end is None else StorageEnd(end, part.step))
+    return tuple(found)
 
 
 def ended(
-    kernel: Kernel, ends: Mapping[Buffer, Sequence[Ends | None]], held: Mapping[Place, Sequence[Ends | None]],
+    kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]], held: Mapping[Place, Sequence[Ends | None]],
     numbers: Buffer,
 ) -> Kernel:  # fmt: skip
     """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell;
     the same kernel where none does."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For) or kernel.body[0].kind is not ForKind.PARALLEL:
         return kernel
-    limits = {b: [None if e is None else _value(e, numbers) for e in axes] for b, axes in ends.items()}
+    limits = {b: [None if e is None else e.limit(numbers, const(0)) for e in axes] for b, axes in ends.items()}
     for place, axes in held.items():
         # from where the part begins that is held
         lows = [place.lows[part.axis] for part in place.layout.order] if place.lows else []
-        local = [None if e is None else _value(e, numbers) - low
+        local = [None if e is None else e.limit(numbers, low)
                  for e, low in zip(storage_ends(place.layout, axes), lows, strict=False)]  # fmt: skip
         limits[place.buffer] = [*[None] * len(place.prefix), *local]
     grid = kernel.body[0]
@@ -109,47 +129,87 @@ class _Ending(Unroller):
         self.shortened = 0
         self._limits = limits
         self._reads = _counted(statements(kernel.body))
+        self._holds: dict[Expr, None] = {}  # conditions that loops around fulfil by where they end
 
     def loop(self, stmt: For, env: Env) -> tuple[Stmt, ...]:
         end = self.first_dead(stmt) if stmt.kind is ForKind.SERIAL else None
         if end is None and not (isinstance(stmt.axis.extent, Expr) and env):
             return (For(stmt.axis, stmt.kind, self.body(stmt.body, env)),)
         extent = as_expr(stmt.axis.extent)
+        fulfilled: list[Expr] = []
         if end is not None:
             self.shortened += 1
             extent = maximum(minimum(extent, end), 0)
+            fulfilled = [c for c in _conditions(stmt.body) if all(_is_below(p, stmt.axis, end) for p in flattened(c, "and"))]
         axis = Axis(stmt.axis.name, simplify(substitute(extent, env)))
-        return (For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)})),)
+        self._holds.update(dict.fromkeys(fulfilled))
+        made = For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)}))
+        for condition in fulfilled:
+            self._holds.pop(condition, None)
+        return (made,)
+
+    def value(self, value: Expr, env: Env) -> Expr:
+        chosen = {n: n.args[1] for n in walk(value) if is_op(n, "select") and n.args[0] in self._holds}
+        return super().value(replace_nodes(value, chosen) if chosen else value, env)
 
     def first_dead(self, loop: For) -> Expr | None:
-        """The turn from which on nothing that a loop does is needed: all it stores lies behind. None where that is not
-        known, or what it leaves for others would be missing."""
+        """The turn from which on nothing that a loop does is needed: all it stores lies behind, or changes nothing.
+        None where that is not known, or what it leaves for others would be missing."""
         inside = list(statements(loop.body))
         inner = {s.axis for s in inside if isinstance(s, For)}
-        written = [s for s in inside if isinstance(s, Store | Instruction)]
         own = {s.buffer for s in inside if isinstance(s, Alloc)}
         here = _counted(inside)
-        found: Expr | None = None
-        for stmt in written:
-            if isinstance(stmt, Instruction) and stmt.name in HINTS:
+        found: list[Expr] = []
+        for stmt in inside:
+            if not isinstance(stmt, Store | Instruction) or (isinstance(stmt, Instruction) and stmt.name in HINTS):
                 continue
             target, place = (stmt.buffer, stmt.indices) if isinstance(stmt, Store) else _destination(stmt)
             if target in own:
                 continue
-            if target.memory is not Memory.GLOBAL and target not in self._limits:
-                if self._reads[target] > here[target]:
-                    return None
-                continue
+            is_seen = target.memory is Memory.GLOBAL or target in self._limits or self._reads[target] > here[target]
             pairs = zip(place, self._limits.get(target, ()), strict=False)
             ends = [_turn(i, loop.axis, inner, limit) for i, limit in pairs if limit is not None]
+            ends += [_neutral_from(stmt, loop.axis, inner)] if isinstance(stmt, Store) else []
             known = [e for e in ends if e is not None]
-            if not known:
+            if known:
+                found.append(reduce(minimum, known))
+            elif is_seen or isinstance(stmt, Store) and target in stmt_loads(stmt):
                 return None
-            end = known[0]
-            for other in known[1:]:
-                end = minimum(end, other)
-            found = end if found is None or found is end else maximum(found, end)
-        return None if found is None else simplify(found)
+        return simplify(reduce(maximum, dict.fromkeys(found))) if found else None
+
+
+def stmt_loads(stmt: Stmt) -> list[Buffer]:
+    return [node.source for e in stmt_exprs(stmt) for node in loads(e)]
+
+
+def _conditions(body: Iterable[Stmt]) -> list[Expr]:
+    """Those that choose what is stored."""
+    stores = [s for s in statements(tuple(body)) if isinstance(s, Store)]
+    return list(dict.fromkeys(n.args[0] for s in stores for n in walk(s.value) if is_op(n, "select")))
+
+
+def _is_below(condition: Expr, axis: Axis, end: Expr) -> bool:
+    """Whether it says that an axis is where a loop of it ends."""
+    return is_op(condition, "lt") and simplify(condition.args[0]) is var(axis) and simplify(condition.args[1]) is end
+
+
+def _neutral_from(stmt: Store, axis: Axis, inner: set[Axis]) -> Expr | None:
+    """The turn from which on a store leaves what was there: it combines it with what is neutral then."""
+    value = stmt.value
+    if not isinstance(value, Op) or value.op.name not in _NEUTRAL or load(stmt.buffer, stmt.indices) not in value.args:
+        return None
+    added = next((a for a in value.args if a is not load(stmt.buffer, stmt.indices)), None)
+    if added is None or not is_op(added, "select"):
+        return None
+    condition, _, otherwise = added.args
+    if not isinstance(otherwise, Const) or otherwise.value != _NEUTRAL[value.op.name]:
+        return None
+    for part in flattened(condition, "and"):
+        if is_op(part, "lt") and axis not in part.args[1].axes and inner.isdisjoint(part.args[1].axes):
+            turn = _turn(part.args[0], axis, inner, part.args[1])
+            if turn is not None:
+                return turn
+    return None
 
 
 def _counted(body: Iterable[Stmt]) -> Counter[Buffer]:
