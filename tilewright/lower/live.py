@@ -11,7 +11,7 @@ from functools import reduce
 from tilewright.ir.analysis.live import Ends
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.bounds import bounds
+from tilewright.ir.forms.bounds import bounds, upper
 from tilewright.ir.forms.expr import (
     Axis,
     Const,
@@ -49,7 +49,7 @@ from tilewright.ir.forms.loops import (
     statements,
     stmt_exprs,
 )
-from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Place
 from tilewright.lower.unroll import Env, Unroller
 
@@ -69,29 +69,29 @@ class StorageEnd:
         return (_value(self.ends, numbers) - low + (self.step - 1)) // self.step
 
 
-def storage_ends(layout: Layout, ends: Sequence[Ends | None]) -> tuple[StorageEnd | None, ...]:
-    """By storage axis: of those that a logical axis is split into, the outermost tells."""
+def storage_ends(tensor: Tensor, layout: Layout, ends: Sequence[Ends | None]) -> tuple[StorageEnd | None, ...]:
+    """By storage axis: of those that a logical axis is split into, the outermost tells, and one that has it all."""
     found = []
     for part in layout.order:
-        end = ends[part.axis] if part.size is None else None
+        has_all = part.size is None or (part.step == 1 and part.size >= upper(tensor.shape[part.axis]))
+        end = ends[part.axis] if has_all else None
         found.append(None if end is None else StorageEnd(end, part.step))
     return tuple(found)
 
 
 def ended(
-    kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]], held: Mapping[Place, Sequence[Ends | None]],
-    numbers: Buffer,
+    kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]],
+    held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer,
 ) -> Kernel:  # fmt: skip
     """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell;
     the same kernel where none does."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For) or kernel.body[0].kind is not ForKind.PARALLEL:
         return kernel
     limits = {b: [None if e is None else e.limit(numbers, const(0)) for e in axes] for b, axes in ends.items()}
-    for place, axes in held.items():
+    for place, axes in held:
         # from where the part begins that is held
         lows = [place.lows[part.axis] for part in place.layout.order] if place.lows else []
-        local = [None if e is None else e.limit(numbers, low)
-                 for e, low in zip(storage_ends(place.layout, axes), lows, strict=False)]  # fmt: skip
+        local = [None if e is None else e.limit(numbers, low) for e, low in zip(axes, lows, strict=False)]
         limits[place.buffer] = [*[None] * len(place.prefix), *local]
     grid = kernel.body[0]
     ending = _Ending(limits, kernel)

@@ -140,10 +140,11 @@ def _ended(state: _State, binding: Binding, ends: Mapping[str, tuple[Ends | None
         kernel, arguments = replace(kernel, params=(*kernel.params, numbers)), (*arguments, told.name)
     tensors = {t.name: t for t in all_tensors(state.program)}
     of_buffers = {
-        buffer: storage_ends(state.layout(tensors[name]), ends[name])
+        buffer: storage_ends(tensors[name], state.layout(tensors[name]), ends[name])
         for buffer, name in zip(kernel.params, arguments, strict=True) if name in ends
     }  # fmt: skip
-    held = {place: state.needs[t] for t, place in binding.held.items() if t in state.needs}
+    held = [(place, storage_ends(t, place.layout, state.needs[t])) for t, place in binding.held.items()
+            if t in state.needs]  # fmt: skip
     made = ended(kernel, of_buffers, held, kernel.params[arguments.index(told.name)])
     return binding if made is kernel else Binding(made, arguments)
 
