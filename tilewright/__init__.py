@@ -2,6 +2,7 @@
 
 from tilewright.api import Model, Port, Profile, compile, load
 from tilewright.dynamic.open_model import OpenModel
+from tilewright.dynamic.ranged_model import RangedModel
 from tilewright.dynamic.staged_model import StagedModel
 from tilewright.errors import (
     BudgetError,
@@ -39,6 +40,7 @@ __all__ = [
     "Options",
     "Port",
     "Profile",
+    "RangedModel",
     "StagedModel",
     "TilewrightError",
     "ToolError",

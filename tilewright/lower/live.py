@@ -140,7 +140,8 @@ class _Ending(Unroller):
         if end is not None:
             self.shortened += 1
             extent = maximum(minimum(extent, end), 0)
-            fulfilled = [c for c in _conditions(stmt.body) if all(_is_below(p, stmt.axis, end) for p in flattened(c, "and"))]
+            fulfilled = [condition for condition in _conditions(stmt.body)
+                         if all(_is_below(part, stmt.axis, end) for part in flattened(condition, "and"))]  # fmt: skip
         axis = Axis(stmt.axis.name, simplify(substitute(extent, env)))
         self._holds.update(dict.fromkeys(fulfilled))
         made = For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)}))
@@ -173,13 +174,9 @@ class _Ending(Unroller):
             known = [e for e in ends if e is not None]
             if known:
                 found.append(reduce(minimum, known))
-            elif is_seen or isinstance(stmt, Store) and target in stmt_loads(stmt):
+            elif is_seen or (isinstance(stmt, Store) and target in _read(stmt)):
                 return None
         return simplify(reduce(maximum, dict.fromkeys(found))) if found else None
-
-
-def stmt_loads(stmt: Stmt) -> list[Buffer]:
-    return [node.source for e in stmt_exprs(stmt) for node in loads(e)]
 
 
 def _conditions(body: Iterable[Stmt]) -> list[Expr]:
