@@ -78,21 +78,19 @@ _LOG = logging.getLogger("tilewright")
 @overload
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
-    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
-    threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
-) -> Model | OpenModel | RangedModel | StagedModel: ...  # fmt: skip
+) -> Model | OpenModel | StagedModel: ...  # fmt: skip
 
 
 @overload
 def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, mesh: str,
-    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
-    threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
@@ -104,14 +102,35 @@ def compile(
 @overload
 def compile(
     model: torch.nn.Module, example_inputs: Any, *,
-    shapes: Shapes | None = ..., dynamic: Mapping[Any, Any] | None = ..., target: str | None = ...,
-    threads: int | None = ..., precision: str | None = ...,
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
     denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
-) -> CompiledModule | RangedModule: ...  # fmt: skip
+) -> CompiledModule: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, dynamic: Mapping[Any, Any],
+    shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    options: Options | None = ...,
+) -> RangedModel: ...  # fmt: skip
+
+
+@overload
+def compile(
+    model: torch.nn.Module, example_inputs: Any, *, dynamic: Mapping[Any, Any],
+    target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
+    schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
+    options: Options | None = ...,
+) -> RangedModule: ...  # fmt: skip
 
 
 def compile(

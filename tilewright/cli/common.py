@@ -18,6 +18,7 @@ from tilewright import errors
 from tilewright.api import Array, Model, Port, compile, load
 from tilewright.cli.progress import working
 from tilewright.dynamic.open_model import OpenModel
+from tilewright.dynamic.ranged_model import RangedModel
 from tilewright.dynamic.staged_model import Border, StagedModel
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import InputError, OptionError
@@ -34,7 +35,7 @@ from tilewright.options import (
     Watch,
 )
 
-AnyModel = Model | OpenModel | StagedModel
+AnyModel = Model | OpenModel | RangedModel | StagedModel
 PIPE_WIDTH = 240
 
 

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright.calls.arguments import as_array, bind
+from tilewright.calls.arguments import Array, Port, as_array, bind, random_arrays
 from tilewright.dynamic.model import Compiled, LateModel
 from tilewright.dynamic.saved_ranges import save
 from tilewright.dynamic.spans import Places, Span, covering
@@ -63,6 +63,10 @@ class RangedModel(LateModel[OpenPort]):
         places: Places, kept: Sequence[Ranged],
     ) -> None:  # fmt: skip
         super().__init__(name, inputs, outputs)
+        told = {place for axes in places.values() for place in axes.values()}
+        untold = next((span for place, span in enumerate(spans) if place not in told), None)
+        if untold is not None:
+            raise ModelError(f"no input that the model reads has the dimension {untold.name!r}; leave it out of dynamic=")
         self._spans = tuple(spans)
         self._places = places
         self._kept = tuple(kept)
@@ -104,6 +108,16 @@ class RangedModel(LateModel[OpenPort]):
         """Time each kernel call: the median over `repeat` runs."""
         values = bind(self._names, args, named)
         return self._for(values).model.profile(*values, repeat=repeat)
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs of the largest sizes to try the model on."""
+        high = {span.name: span.high for span in self._spans}
+        ports = []
+        for port in self._inputs:
+            assert port.dtype is not None and port.shape is not None  # or there would be no ranges
+            shape = tuple(high[n] if isinstance(n, str) else n for n in port.shape if n is not None)
+            ports.append(Port(port.name, port.dtype, shape))
+        return random_arrays(ports, seed)
 
     def explain(self) -> str:
         """What became of the model for each range."""
