@@ -66,7 +66,7 @@ class RangedModel(LateModel[OpenPort]):
         told = {place for axes in places.values() for place in axes.values()}
         untold = next((span for place, span in enumerate(spans) if place not in told), None)
         if untold is not None:
-            raise ModelError(f"no input that the model reads has the dimension {untold.name!r}: leave it out of dynamic")
+            raise ModelError(f"no input that the model reads has the dimension {untold.name!r}: leave it out")
         self._spans = tuple(spans)
         self._places = places
         self._kept = tuple(kept)
