@@ -41,11 +41,12 @@ class Symbols:
         shapes: dict[int, Any] = {}
         for place, node in enumerate(placeholders):
             value = node.meta.get("val")
+            extents: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
             if isinstance(value, torch.SymInt):
                 shapes[place] = value.node.expr
                 found: list[tuple[Any, int | None]] = [(value.node.expr, None)]
-            elif isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape):
-                shapes[place] = [n.node.expr if isinstance(n, torch.SymInt) else n for n in value.shape]
+            elif any(isinstance(n, torch.SymInt) for n in extents):
+                shapes[place] = [n.node.expr if isinstance(n, torch.SymInt) else n for n in extents]
                 found = [(e, axis) for axis, e in enumerate(shapes[place]) if not isinstance(e, int)]
             elif isinstance(value, torch.Tensor) or value is None:
                 continue
