@@ -158,7 +158,7 @@ class RangedModule:
     def model(self) -> RangedCallee:
         """What is compiled, as a function of the tensors."""
         model: Any = self._call.model
-        return model  # type: ignore[no-any-return]
+        return model
 
     @property
     def variants(self) -> Sequence[Any]:
